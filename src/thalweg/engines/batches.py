@@ -270,13 +270,12 @@ def call_stage(
         elif name in batch.measured:
             value = batch.measured[name]
             given[name] = value if len(rows) == len(value) else value[list(rows)]
+        elif rule.is_of_lines and name in SIZES and not stage.of_matrices:
+            given[name] = sizes_beside(batch.shape)[name]  # before scalars, as kernels have it
         else:
             try:
                 given[name] = batch.scalar(name, columns, rows, shape)
             except KeyError:
-                if rule.is_of_lines and name in SIZES and not stage.of_matrices:
-                    given[name] = sizes_beside(batch.shape)[name]
-                    continue
                 known = {**columns.shared[batch.dtype], **columns.separate}
                 if name in asked.needed:
                     made = {**batch.made, **batch.measured}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg.engines import layout
 from thalweg.engines.arrays import Float64
-from thalweg.engines.batches import COUNT, asked_by, check_asked, check_found
+from thalweg.engines.batches import Batch, alike, asked_by, run_stage
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.codegen_short import LANES, SIDE, Short, stream_of_pass
 from thalweg.engines.cpu.group import Group
@@ -22,10 +22,10 @@ from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import scalar_rows
 from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg.engines.engine import Call, Columns, Request, Stages
-from thalweg.engines.fused_stage import SIZES, read_stage
+from thalweg.engines.fused_stage import read_stage
 from thalweg.engines.lines import view_of
 from thalweg.engines.measuring import Tree
-from thalweg.engines.transcribe import place_of, transcribe
+from thalweg.engines.transcribe import transcribe
 from thalweg.formula import Formula, Rule
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure, Stage
@@ -59,7 +59,7 @@ def work_of(rule: Rule) -> Work | None:
     for each in rule.passes:
         if isinstance(each, Stage) and not isinstance(each, FusedStage):
             own = _end_sweep(sweeps, own)
-            if not sweeps or not _is_of_variables(rule, each):
+            if not sweeps or not _is_of_variables(rule, each, own):
                 return None
             sweeps[-1][1].append(each)
         elif isinstance(each, FusedStage):
@@ -90,11 +90,15 @@ def _is_of_lines(each: Measure | FusedStage) -> bool:
     return isinstance(each, FusedStage) or each.over != "variable"
 
 
-def _is_of_variables(rule: Rule, stage: Stage) -> bool:
-    """Whether a stage sees numbers of variables alone, and makes of them what it does once."""
+def _is_of_variables(rule: Rule, stage: Stage, own: Sequence[Measure | FusedStage]) -> bool:
+    """Whether a stage sees numbers of variables alone, none of which a measure among `own` reads.
+
+    These are taken anew after it, when a number that it has changed is another one.
+    """
     asked = {name for several in asked_by(stage) for name in several}
-    slots = (slot.name for slot in rule.shaped_slots)
-    return stage.every == 1 and asked.isdisjoint({*rule.vectors, *rule.made, *slots, COUNT})
+    numbers = asked & {each.makes for each in rule.passes if isinstance(each, Measure)}
+    read = (transcribe(each.function).scalars for each in own if isinstance(each, Measure))
+    return asked.isdisjoint(rule.vectors) and all(numbers.isdisjoint(names) for names in read)
 
 
 def find_short(asked: Request, homes: Sequence[str]) -> list[bool]:
@@ -161,6 +165,11 @@ class ShortGroup(Group):
         chunks = dense_chunks(own.sizes, chunk)
         self._row = np.zeros(len(members), np.int64)
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), self._row)
+        self._batches: list[tuple[list[int], Batch]] = []  # for stages, with the rows of members
+        for rows in alike(rule, [asked.variables[index] for index in members]):
+            batch = Batch(rule, asked.variables, [members[row] for row in rows])
+            batch.vectors.clear()  # they are the kernels' own
+            self._batches.append((rows, batch))
         self._numbers: dict[str, Float64] = {}
         self._blocks: Float64 = np.empty((0, 0))
         self._tree = Tree(np.zeros(0, np.int64))
@@ -222,21 +231,24 @@ class ShortGroup(Group):
     def run_passes(self, columns: Columns) -> None:
         """Measure variables, and run stages over what was measured."""
         self._numbers = {}
+        for _, batch in self._batches:
+            batch.measured.clear()
         for slot, copy in self._staged:
             copy.copy_(slot)
-        measured: dict[str, Float64] = {}
         for (own, stages), launches in zip(self._work.sweeps, self._sweeps, strict=True):
             for each in launches:
                 each.kernel.run_on_threads(*each.aim(self._scalars_for(each, columns), self.flush))
             for each in own:
                 if isinstance(each, Measure) and each.over == "variable":
-                    place = self._rule.passes.index(each)
-                    measured[each.makes] = self._tree.combine(self._blocks[place]) + 0.0
-            for stage in stages:
-                measured |= self._run_stage(stage, measured, columns)
-            # As formulas have them.
-            with np.errstate(over="ignore"):
-                self._numbers = {k: x.astype(self.dtype).astype(float) for k, x in measured.items()}
+                    found = self._tree.combine(self._blocks[self._rule.passes.index(each)]) + 0.0
+                    for rows, batch in self._batches:
+                        batch.give(each.makes, torch.from_numpy(found[rows]).view(-1, 1, 1, 1))
+                    self._numbers[each.makes] = np.empty(len(self.members))
+            for rows, batch in self._batches:
+                for stage in stages:
+                    run_stage(self._rule, stage, batch, columns, _no_slot)
+                for name, value in batch.measured.items():  # as formulas have them
+                    self._numbers[name][rows] = value.reshape(-1).to(batch.kind).numpy()
 
     def _scalars_for(self, each: _Launch, columns: Columns) -> Float64:
         """The scalars of a kernel: one row, or one for each member."""
@@ -248,36 +260,6 @@ class ShortGroup(Group):
         others = [name for name in names if name not in self._numbers]
         own = {name: self._numbers[name] for name in names if name in self._numbers}
         return {**super()._scalars_of(others, columns), **own}
-
-    def _run_stage(
-        self, stage: Stage, measured: dict[str, Float64], columns: Columns
-    ) -> dict[str, Float64]:
-        """What a stage makes of numbers of variables."""
-        asked, given = asked_by(stage), dict[str, Any]()
-        views = np.array(self._views, np.float64)
-        sizes = dict(zip(SIZES, (views[:, 1], views[:, 2], views.prod(1)), strict=True))
-        shared, separate = columns.shared[self.dtype], columns.separate
-        for name in (*asked.needed, *asked.optional):
-            if name in measured:
-                given[name] = _beside(measured[name])
-            elif name in separate:
-                given[name] = _beside(np.asarray(separate[name][self.members], np.float64))
-            elif name in shared:
-                given[name] = float(shared[name])
-            elif name in sizes:
-                given[name] = _beside(sizes[name])
-            elif name in asked.needed:
-                known = {**shared, **separate}
-                check_asked(f"Stage {place_of(stage.function)}", name, measured, known, self._rule)
-        title = f"Stage {place_of(stage.function)} of rule {self._rule.name!r}"
-        try:
-            with torch.autocast("cpu", enabled=False):
-                found = stage.call(given)
-        except Exception as error:
-            error.add_note(f"This is {title}.")
-            raise
-        check_found(self._rule, title, found, given, measured)
-        return {name: value.double().reshape(-1).numpy() for name, value in found.items()}
 
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
@@ -314,6 +296,5 @@ class _Launch:
         return argument, launch.threads_for(slices, self._table.elements)
 
 
-def _beside(values: Any) -> Tensor:
-    """A number of each variable, as stages see it."""
-    return torch.from_numpy(np.ascontiguousarray(values)).view(-1, 1, 1, 1)
+def _no_slot(member: int, place: int) -> Tensor:
+    raise RuntimeError("stages over numbers of variables see no slots")
