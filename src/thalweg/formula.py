@@ -463,7 +463,8 @@ def sqrt(x: Any) -> Any:
     # Torch's own is not, on the CPU.
     if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, torch.float64):
         if x.device.type == "cpu" and not x.requires_grad:
-            return torch.as_tensor(np.sqrt(x.resolve_neg().numpy()))
+            with np.errstate(invalid="ignore"):
+                return torch.as_tensor(np.sqrt(x.resolve_neg().numpy()))
         return x.double().sqrt().to(x.dtype)
     return _namespace(x).sqrt(x)
 
