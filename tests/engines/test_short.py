@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from thalweg import FusedStage, Hyper, Measure, Rule, RuleError, Slot, Stage, ch
 from thalweg.engines.cpu import find_short
 from thalweg.engines.cpu.codegen_short import LANES
 from thalweg.formula import (
+    absolute,
     exp,
     gradient_squares,
     like_update,
@@ -422,3 +424,128 @@ def test_a_row_may_see_the_length_of_its_variable() -> None:
     )
     params, grads = [numbers((50, 3, 3), 1)], [[numbers((50, 3, 3), 2)]]
     assert_same(*(after(rule, each, params, grads) for each in ("cpu", "reference")))
+
+
+def plain_stage(*, rows, columns):
+    return rows * 2, columns / 3
+
+
+def plain_update(var, grad, *, rows, columns, learning_rate):
+    return var - learning_rate * grad * rows * columns
+
+
+def counted_stage(*, rows, columns, row_count):
+    return rows * row_count, columns
+
+
+def line_stage(*, rows, columns, line0, line1):
+    return columns * 2 + 1, rows + line0 * 2, line1 / 3 + (rows + line0 * 2)
+
+
+def halved(*, length, element_count):
+    return {"length": length * 0.5 / math.sqrt(element_count)}
+
+
+def seeing_update(var, grad, *, rows, length, learning_rate):
+    return var - learning_rate * grad * rows / length
+
+
+def choosing_update(var, grad, memory, *, rows, columns):
+    return var, memory + where(rows > 0, 1.0, 0.0) + where(columns > 0, 2.0, 0.0)
+
+
+def gradient_sizes(var, grad):
+    return absolute(grad)
+
+
+SUMS = (
+    Measure(gradient_squares, makes="rows", over="row"),
+    Measure(gradient_squares, makes="columns", over="column"),
+)
+RATE = Hyper("learning_rate", 0.1)
+ODD_RULES = {
+    "no slot of rows": Rule(
+        name="Slotless",
+        passes=(*SUMS, FusedStage(plain_stage, makes=("rows", "columns"))),
+        update=plain_update,
+        hypers=(RATE,),
+    ),
+    "a hyper named as a size": Rule(
+        name="Counted",
+        passes=(*SUMS, FusedStage(counted_stage, makes=("rows", "columns"))),
+        update=plain_update,
+        hypers=(RATE, Hyper("row_count", 17.0)),
+    ),
+    "slots named as statements": Rule(
+        name="Lines",
+        passes=(*SUMS, FusedStage(line_stage, makes=("columns", "line0", "line1"))),
+        update=plain_update,
+        hypers=(RATE,),
+        slots=(Slot("line0", per="row"), Slot("line1", per="row")),
+    ),
+    "sizes are numbers": Rule(
+        name="Sizes",
+        passes=(SUMS[0], Measure(gradient_squares, makes="length"), Stage(halved)),
+        update=seeing_update,
+        hypers=(RATE,),
+    ),
+    "a stage changes what a row has seen": Rule(
+        name="Changing",
+        passes=(
+            Measure(gradient_squares, makes="length"),
+            Measure(gradient_share, makes="rows", over="row"),
+            Stage(halved),
+        ),
+        update=seeing_update,
+        hypers=(RATE,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_RULES)
+def test_odd_rules_have_the_bits_of_the_reference(name: str, found: Any) -> None:
+    rule, shapes = ODD_RULES[name], ((40, 3, 3), (4, 5))
+    check_rule(rule)
+    params = [numbers(shape, 1) for shape in shapes]
+    grads = [[numbers(shape, 2 + step) for shape in shapes] for step in range(2)]
+    here = after(rule, "cpu", params, grads)
+    assert_same(here, after(rule, "reference", params, grads))
+    assert not torch.equal(here[0], params[0])
+    assert found[0] == ([] if "has seen" in name else [True, True])
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16], ids=str)
+def test_slots_of_other_types_keep_the_bits_of_the_reference(kind: Any) -> None:
+    both = []
+    for engine in ("cpu", "reference"):
+        param = numbers((40, 3, 3), 1).requires_grad_()
+        with thalweg.engine(engine):
+            made = optim.RuleOptimizer([param], RULES["wide"])
+            for step in range(3):
+                param.grad = numbers((40, 3, 3), 2 + step)
+                made.step()
+                if step == 0:
+                    own = made.state[param]
+                    own |= {name: own[name].to(kind) for name in ("memory", "tops", "sides")}
+        both.append(kept(made, [param]))
+    assert_same(*both)
+
+
+def test_choices_see_no_denormals() -> None:
+    rule = Rule(
+        name="Choosing",
+        passes=tuple(
+            Measure(gradient_sizes, makes=f"{each}s", over=each, reduce="largest")
+            for each in ("row", "column")
+        ),
+        update=choosing_update,
+        slots=(Slot("memory"),),
+    )
+    for denormals, seen in (("flush", 0.0), ("keep", 3.0)):
+        for engine in ("cpu", "reference"):
+            with thalweg.engine(engine, denormals=denormals):
+                param = thalweg.Variable(torch.ones(40, 3, 3))
+                made = RuleOptimizer(rule)
+                made.apply_gradients([(torch.full((40, 3, 3), 1e-42), param)])
+                memory = made.get_slot(param, "memory")
+            assert (memory == seen).all(), (denormals, engine)

@@ -186,6 +186,7 @@ class Short:
         self._read: set[int] = set()
         self._seen: dict[str, _Values] = {}  # what elements see of rows and columns,
         self._made: dict[str, _Values] = {}  # and what stages have made of slots, which they do not
+        self._narrowed: set[str] = set()  # names of what elements see, in their type
         # What is done to matrix `lane`, in parts that treat denormals in one way each.
         self._parts: list[tuple[bool, list[str]]] = []
 
@@ -239,7 +240,8 @@ class Short:
             before = {name for _, own in names[:number] for name in own}
             kept = [name for name in made if any(name in read for read, _ in names[number + 1 :])]
             for name in kept:
-                self._reserve(f"kept_{name}", 1)
+                room = self._room if name in self._narrowed else "lanes"
+                self._reserve(f"kept_{name}", 1, room)
             loop = [
                 "for lane in range(count):",
                 *(f"    {name} = kept_{name}[lane]" for name in given if name in before),
@@ -355,11 +357,24 @@ class Short:
 
     # Arithmetic
 
-    def _of_element(self, names: Iterable[str], row: int, column: int) -> dict[str, str]:
+    def _narrow(self, names: Iterable[str]) -> dict[str, _Values]:
+        """What elements see of rows and columns, in the type of the arithmetic.
+
+        It is rounded where denormals are kept, and goes through the stack in this type: LLVM would
+        compare what is wider in its place, in which no number of the type is denormal.
+        """
+        found = {name: _Values(f"seen_{name}", self._seen[name].of) for name in names}
+        for name, each in found.items():
+            lines = range(self._count_of(each.of))
+            self._narrowed |= {each.at(k) for k in lines}
+            self._do([f"{each.at(k)} = {STAGE_LITERAL}({self._seen[name].at(k)})" for k in lines])
+        return found
+
+    @staticmethod
+    def _of_element(seen: Mapping[str, _Values], row: int, column: int) -> dict[str, str]:
         """What an element is given of its row and column."""
         places = {"row": row, "column": column}
-        seen = {name: self._seen[name] for name in names}
-        return {k: f"{STAGE_LITERAL}({each.at(places[each.of])})" for k, each in seen.items()}
+        return {name: each.at(places[each.of]) for name, each in seen.items()}
 
     def _each_element(self) -> Iterator[tuple[int, int, int]]:
         """The number of each element, with its row and column."""
@@ -374,11 +389,12 @@ class Short:
         own = _Measured(number, formulas, self._stages, self._plain, scalars, kinds)
         self._definitions += own.define(self._compute)
         self._read |= {*own.read}
+        seen = self._narrow(own.vectors)
         lines, totals = list[str](), list[str]()
         values = {formula: f"value{number}_{k}" for k, formula in enumerate(formulas)}
         for k, row, column in self._each_element():
             targets = ", ".join(f"{name}_{k}" for name in values.values())
-            call = own.call(self._of_element(own.vectors, row, column))
+            call = own.call(self._of_element(seen, row, column))
             lines += [f"i = lane + {k * LANES}", f"{targets} = {call}"]
         for each in measures:
             found = self._reduced(each, values[each.function])
@@ -439,9 +455,10 @@ class Short:
             if name not in kinds:
                 self._seen[name] = made
                 continue
-            # Later stages see it as it is stored.
-            self._made[name] = stored = _Values(f"{title}_{name}", made.of)
-            rounded = _ROUNDED.get(kinds[name], f"{kinds[name]}({{}})")
+            # Later stages see it as it is stored, in no wider a type than that of the arithmetic.
+            self._made[name] = stored = _Values(f"{title}_new_{name}", made.of)
+            kind = kinds[name] if kinds[name] != "float64" else self._compute
+            rounded = _ROUNDED.get(kind, f"{kind}({{}})")
             lines += [
                 f"{stored.at(k)} = {rounded.format(made.at(k))}"
                 for k in range(self._count_of(made.of))
@@ -464,10 +481,9 @@ class Short:
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
         self._definitions.append(of_update(element.define_functions()))
-        lines: list[str] = []
+        seen, lines = self._narrow(update.vectors), list[str]()
         for k, row, column in self._each_element():
-            seen = self._of_element(update.vectors, row, column)
-            own = map(of_update, element.update_element(seen))
+            own = map(of_update, element.update_element(self._of_element(seen, row, column)))
             lines += [f"i = lane + {k * LANES}", *own]
         self._do(lines, flush=True)
 
