@@ -294,7 +294,7 @@ def call_stage(
             for name, value in given.items()
         }
         bound = bind_stage(stage.function, kind, batch.device)
-        call = partial(_call_fused, stage, bound, batch.shape)
+        call = partial(_call_fused, stage, bound, batch)
     try:
         with torch.autocast(batch.device.type, enabled=False):
             found = call(given)
@@ -318,10 +318,11 @@ def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
 
 
 def _call_fused(
-    stage: FusedStage, bound: Any, shape: Sequence[int], given: Mapping[str, Any]
+    stage: FusedStage, bound: Any, batch: Batch, given: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What a fused stage returns, of as many matrices at once as a cache has room for."""
-    size = max(1, _PIECE // max(shape[1:]))
+    """What a fused stage returns, on the CPU of so many matrices at once as a cache has room for."""
+    shape = batch.shape
+    size = max(1, _PIECE // max(shape[1:])) if batch.device.type == "cpu" else shape[0]
     if shape[0] <= size:
         return dict(zip(stage.makes, bound(**given), strict=True))
     found: dict[str, Tensor] = {}
