@@ -320,7 +320,7 @@ def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
 def _call_fused(
     stage: FusedStage, bound: Any, batch: Batch, given: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What a fused stage returns, on the CPU of so many matrices at once as a cache has room for."""
+    """What a fused stage returns; on the CPU of as many matrices at once as a cache holds."""
     shape = batch.shape
     size = max(1, _PIECE // max(shape[1:])) if batch.device.type == "cpu" else shape[0]
     if shape[0] <= size:
