@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines.arrays import Float64
+from thalweg.engines import layout
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.composite import CompositeStep
 from thalweg.engines.cuda.available import takes_device
@@ -26,6 +28,7 @@ from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
+_DTYPE_OF = attrgetter("dtype")
 _NOTHING = torch.empty(0)  # what is measured of a variable without elements
 
 
@@ -239,10 +242,6 @@ def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
     ]
 
 
-def _kind_of(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype
-
-
 def _bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
@@ -285,6 +284,10 @@ class StagedStep:
         self._last = last[0](self._asked_of(asked, last[1]))
         self._mark_slots: Call = tuple  # of short matrices, once they are known
         self._short = _groups_of(self._last) if asked.short else []
+        self._bounds = layout.runs_of(())  # of their slots
+        self._apart: bool | None = (
+            None  # whether no gradient lies in these; None before it is known
+        )
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -338,6 +341,7 @@ class StagedStep:
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, moved)
         calls = [self._mark_slots] if self._short else list[Call]()
+        calls += [call for _, group in self._short for call in group.write_staged()]
         if not moved:
             return calls
         olds, news = zip(*moved.values(), strict=True)
@@ -370,7 +374,7 @@ class StagedStep:
         try:
             seen: list[Any] | None = [
                 list(map(look, every))
-                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _kind_of, _bytes_of)
+                for look in (id, Tensor.data_ptr, Tensor.size, Tensor.stride, _DTYPE_OF, _bytes_of)
             ]
         except RuntimeError:  # it has no memory
             seen = None
@@ -378,13 +382,22 @@ class StagedStep:
             own = [each[len(self._rule.made) :] for each in self._slots]
             shapes = self._matrices.slot_shapes
             check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
-            self._seen, written = None, list[Tensor]()
-            for members, group in self._short:
-                theirs: list[Sequence[Tensor]] = [slots[members[k]] for k in group.members]
-                group.bind_slots(theirs)
-                written += [slot for each in theirs for slot in each]
+            own = [slots[members[k]] for members, group in self._short for k in group.members]
+            written = [slot for each in own for slot in each]
             self._mark_slots = partial(torch._C._increment_version, written)  # pyright: ignore[reportPrivateUsage]
+            self._bounds, self._apart = layout.runs_of(written), None
             self._seen = seen
+        self._bind_short(slots)
+
+    def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Have kernels of short matrices know slots, and whether gradients lie in them."""
+        apart = all(group.reads_apart_from(self._bounds) for _, group in self._short)
+        if apart == self._apart:
+            return
+        self._apart = None
+        for members, group in self._short:
+            group.bind_slots([slots[members[k]] for k in group.members], apart)
+        self._apart = apart
 
     def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:
         try:

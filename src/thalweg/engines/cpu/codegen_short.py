@@ -33,6 +33,7 @@ from thalweg.ground.passes import Measure
 SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
 LANES = 32  # matrices side by side
 
+_HELPER = re.compile(rf"\b{FUNCTION_PREFIX}{HELPER_PREFIX}")
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
 
 _KERNEL = """
@@ -440,13 +441,17 @@ class Short:
         for name, (placeholder, _) in formula.given.items():
             known[placeholder] = self._made.get(name, self._seen[name])
         lines: list[str] = []
+        own = {each.name for each in formula.statements}  # conditions among them are no numbers
         for each in formula.statements:
             target = known[each.name] = _Values(f"{title}_{each.name}", each.of)
             for line in range(self._count_of(each.of)):
                 if each.over:
                     value = self._mean_of(each, known, literal)
                 else:
-                    texts = {name: f"{literal}({x.at(line)})" for name, x in known.items()}
+                    texts = {
+                        name: x.at(line) if name in own else f"{literal}({x.at(line)})"
+                        for name, x in known.items()
+                    }
                     value = writer.text_of(_Named(texts).visit(copy.deepcopy(each.value)))
                 lines.append(f"{target.at(line)} = {value}")
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
@@ -526,8 +531,8 @@ class _StageWriter(FormulaWriter):
         self._prefix, self._in_type = FUNCTION_PREFIX + prefix + HELPER_PREFIX, in_type
 
     def text_of(self, node: ast.AST) -> str:
-        text = super().text_of(node).replace(FUNCTION_PREFIX + HELPER_PREFIX, self._prefix)
-        return self._in_type(text)
+        text = super().text_of(node)
+        return self._in_type(_HELPER.sub(self._prefix, text))
 
 
 def _names_of(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:

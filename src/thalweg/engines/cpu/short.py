@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.arrays import Float64
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.batches import Batch, alike, asked_by, run_stage
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.codegen_short import LANES, SIDE, Short, stream_of_pass
@@ -175,17 +175,27 @@ class ShortGroup(Group):
         self._tree = Tree(np.zeros(0, np.int64))
         self._sweeps: list[list[_Launch]] = []
         self._last: list[_Launch] = []
-        self._staged: list[tuple[Tensor, Tensor]] = []  # slots that do not lie line after line
+        self._staged: list[tuple[Tensor, Tensor]] = []  # slots that are written later
 
-    def bind_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Have kernels read and write these slots of rows and columns, of each member."""
+    def reads_apart_from(self, bounds: Int64) -> bool:
+        """Whether no gradient reaches into memory with these bounds."""
+        lengths = np.array(self._sizes, np.int64) * self._gradient.itemsize
+        return layout.lie_apart(self.table.base[:, 1], lengths, bounds)
+
+    def bind_slots(self, slots: Sequence[Sequence[Tensor]], apart: bool) -> None:
+        """Have kernels read and write these slots of rows and columns, of each member.
+
+        Args:
+            slots: The slots.
+            apart: Whether no gradient lies in them; else all are written once all are read.
+        """
         first = len(self._types)
         self._staged = []
         kinds: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
         for member, own in enumerate(slots):
             view = self._views[member]
             for place, slot in enumerate(own):
-                if not (slot.is_contiguous() and layout.is_aligned(slot)):
+                if not (apart and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged[-1][1]
                 self.table.base[member, first + place] = slot.data_ptr()
@@ -273,7 +283,11 @@ class ShortGroup(Group):
         for each in self._last:
             each.scalars = self._scalars_for(each, columns)
             calls.append(each.kernel.bind_argument(*each.aim(each.scalars, self.flush)))
-        return [*calls, *(partial(slot.copy_, copy) for slot, copy in self._staged)]
+        return calls
+
+    def write_staged(self) -> list[Call]:
+        """What writes slots that do not lie line after line, once all kernels have run."""
+        return [partial(slot.copy_, copy) for slot, copy in self._staged]
 
 
 class _Launch:
