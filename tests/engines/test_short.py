@@ -117,7 +117,51 @@ def rule_of(*stages: Any, reduce: Any = "sum", before: bool = True) -> Rule:
     )
 
 
+def without_slots(var, grad, *, rows, columns, learning_rate):
+    return var - learning_rate * grad / (rows + columns + 1)
+
+
+def kept_share(value, weight):
+    return value * (1 - weight)
+
+
+@like_update
+def typed_stage(*, rows, columns, line0, _f_helper0, row_count, beta):
+    """Numbers of a type, conditions that have names, and slots that are named as kernels name."""
+    above = (rows > 1) & (line0 < 3)
+    either = above | (beta > 0.5)
+    factor = where(columns > mean_over_columns(columns), 0.1, 0.7)
+    line0 = kept_share(line0, 0.9) + rows / 3
+    _f_helper0 = _f_helper0 * factor + columns * (0.1 + 0.2)
+    row_count = kept_share(row_count, beta) + line0
+    return row_count, line0, _f_helper0, where(either, rows, line0), where(factor > 0.5, 2, columns)
+
+
+def typed_update(var, grad, *, rows, columns, line0, _f_helper0, row_count, learning_rate):
+    return var - learning_rate * grad * rows / (columns + line0 + _f_helper0 + row_count + 1)
+
+
+LINES = (
+    Measure(gradient_squares, makes="rows", over="row"),
+    Measure(gradient_squares, makes="columns", over="column"),
+)
+TYPED = Rule(
+    name="Typed",
+    passes=(
+        *LINES,
+        FusedStage(typed_stage, makes=("line0", "row_count", "_f_helper0", "rows", "columns")),
+    ),
+    update=typed_update,
+    hypers=(Hyper("learning_rate", 0.1), Hyper("beta", 0.7)),
+    slots=(
+        Slot("line0", 0.5, per="row"),
+        Slot("_f_helper0", per="column"),
+        Slot("row_count", per="row"),
+    ),
+)
 RULES = {
+    "no slots": Rule(name="Bare", passes=LINES, update=without_slots),
+    "typed": TYPED,
     "wide": rule_of(wide_stage),
     "narrow": rule_of(narrow_stage, reduce="largest"),
     "both": rule_of(narrow_stage, wide_stage),
@@ -282,6 +326,68 @@ def test_a_step_that_fails_between_sweeps_has_changed_nothing() -> None:
         made.step()
     assert_same([param.detach()], [before])
     assert not any(each.any() for each in kept(made, [param])[1:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dtype: Any) -> None:
+    both = []
+    for engine in ("cpu", "reference"):
+        param = numbers((40, 3, 3), 1, dtype).requires_grad_()
+        param.grad = numbers((40, 3, 3), 2, dtype)
+        with thalweg.engine(engine):
+            made = optim.RuleOptimizer([param], RULES["both"])
+            made.step()
+            own = made.state[param]
+            own["tops"], own["sides"] = own["tops"].double(), own["sides"].double()
+            made.step()
+        both.append(kept(made, [param]))
+    assert_same(*both)
+
+
+@pytest.mark.parametrize("first", [0, 240, 400, 600])
+def test_a_gradient_may_lie_where_slots_do(first: int) -> None:
+    both = []
+    for engine in ("cpu", "reference"):
+        param = numbers((100, 3, 3), 1).requires_grad_()
+        param.grad = numbers((100, 3, 3), 2)
+        with thalweg.engine(engine):
+            made = optim.RuleOptimizer([param], RULES["wide"])
+            for step in range(2):
+                made.step()
+                memory, own = numbers((900,), 3 + step), made.state[param]
+                memory[first : first + 300] = own["tops"].view(-1)
+                own["tops"] = memory[first : first + 300].view(100, 3, 1)
+                param.grad = memory.view(100, 3, 3)
+                made.step()
+                param.grad = numbers((100, 3, 3), 2)
+        both.append(kept(made, [param]))
+    assert_same(*both)
+
+
+def test_a_slot_that_has_become_another_type_in_place_is_looked_at() -> None:
+    param = numbers((9, 3, 3), 1).requires_grad_()
+    param.grad = numbers((9, 3, 3), 2)
+    made = optim.RuleOptimizer([param], RULES["wide"])
+    made.step()
+    slot = made.state[param]["tops"]
+    slot.data = slot.data.view(torch.int32)
+    with pytest.raises(TypeError, match=r"'tops' of .* is int32"):
+        made.step()
+
+
+def counted(*, rows, columns, row_count):
+    return rows * row_count, columns
+
+
+def test_a_size_is_no_hyperparameter_of_a_fused_stage() -> None:
+    rule = Rule(
+        name="Counted",
+        passes=(*LINES, FusedStage(counted, makes=("rows", "columns"))),
+        update=without_slots,
+        hypers=(Hyper("learning_rate", 0.1), Hyper("row_count", 3.0)),
+    )
+    with pytest.raises(RuleError, match="asks for row_count, which is a size, and a scalar"):
+        check_rule(rule)
 
 
 def asks_for_one(row_count, *, rows, columns):
