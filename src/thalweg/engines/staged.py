@@ -382,8 +382,9 @@ class StagedStep:
             own = [each[len(self._rule.made) :] for each in self._slots]
             shapes = self._matrices.slot_shapes
             check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
-            own = [slots[members[k]] for members, group in self._short for k in group.members]
-            written = [slot for each in own for slot in each]
+            written: list[Tensor] = []
+            for members, group in self._short:
+                written += [slot for k in group.members for slot in slots[members[k]]]
             self._mark_slots = partial(torch._C._increment_version, written)  # pyright: ignore[reportPrivateUsage]
             self._bounds, self._apart = layout.runs_of(written), None
             self._seen = seen
