@@ -384,7 +384,8 @@ class StagedStep:
             check_shaped_slots(self._rule, self._variables, own, slots, shapes, self._titles)
             written: list[Tensor] = []
             for members, group in self._short:
-                written += [slot for k in group.members for slot in slots[members[k]]]
+                places: list[int] = group.members
+                written += [slot for k in places for slot in slots[members[k]]]
             self._mark_slots = partial(torch._C._increment_version, written)  # pyright: ignore[reportPrivateUsage]
             self._bounds, self._apart = layout.runs_of(written), None
             self._seen = seen
