@@ -160,7 +160,7 @@ TYPED = Rule(
     ),
 )
 RULES = {
-    "no slots": Rule(name="Bare", passes=LINES, update=without_slots),
+    "bare": Rule(name="Bare", passes=LINES, update=without_slots),
     "typed": TYPED,
     "wide": rule_of(wide_stage),
     "narrow": rule_of(narrow_stage, reduce="largest"),
@@ -344,23 +344,27 @@ def test_slots_wider_than_the_arithmetic_are_rounded_as_the_reference_rounds(dty
     assert_same(*both)
 
 
+@pytest.mark.parametrize("shape", [(100, 3, 3), (100, 9)], ids=str)
 @pytest.mark.parametrize("first", [0, 240, 400, 600])
-def test_a_gradient_may_lie_where_slots_do(first: int) -> None:
+def test_a_gradient_may_lie_where_slots_do(first: int, shape: Any) -> None:
+    """That of the very parameter, or of one whose matrices are large."""
     both = []
     for engine in ("cpu", "reference"):
-        param = numbers((100, 3, 3), 1).requires_grad_()
-        param.grad = numbers((100, 3, 3), 2)
+        params = [numbers(each, 1).requires_grad_() for each in ((100, 3, 3), shape)]
+        for param in params:
+            param.grad = numbers(param.shape, 2)
         with thalweg.engine(engine):
-            made = optim.RuleOptimizer([param], RULES["wide"])
+            made = optim.RuleOptimizer(params, RULES["wide"])
             for step in range(2):
                 made.step()
-                memory, own = numbers((900,), 3 + step), made.state[param]
+                memory, own = numbers((900,), 3 + step), made.state[params[0]]
                 memory[first : first + 300] = own["tops"].view(-1)
                 own["tops"] = memory[first : first + 300].view(100, 3, 1)
-                param.grad = memory.view(100, 3, 3)
+                params[shape == (100, 9)].grad = memory.view(shape)
                 made.step()
-                param.grad = numbers((100, 3, 3), 2)
-        both.append(kept(made, [param]))
+                for param in params:
+                    param.grad = numbers(param.shape, 2)
+        both.append(kept(made, params))
     assert_same(*both)
 
 
@@ -540,10 +544,6 @@ def plain_update(var, grad, *, rows, columns, learning_rate):
     return var - learning_rate * grad * rows * columns
 
 
-def counted_stage(*, rows, columns, row_count):
-    return rows * row_count, columns
-
-
 def line_stage(*, rows, columns, line0, line1):
     return columns * 2 + 1, rows + line0 * 2, line1 / 3 + (rows + line0 * 2)
 
@@ -575,12 +575,6 @@ ODD_RULES = {
         passes=(*SUMS, FusedStage(plain_stage, makes=("rows", "columns"))),
         update=plain_update,
         hypers=(RATE,),
-    ),
-    "a hyper named as a size": Rule(
-        name="Counted",
-        passes=(*SUMS, FusedStage(counted_stage, makes=("rows", "columns"))),
-        update=plain_update,
-        hypers=(RATE, Hyper("row_count", 17.0)),
     ),
     "slots named as statements": Rule(
         name="Lines",

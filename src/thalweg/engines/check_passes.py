@@ -93,7 +93,7 @@ def _try_stage(
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
             there[name] = torch.rand(2, *sides, generator=dice, dtype=torch.float64)
         if of_lines:
-            there |= sizes_beside(shape)
+            there = sizes_beside(shape) | there  # a slot of such a name comes first
         there |= {name: float(each) for name, each in known.items() if name not in there}
         given = {
             name: cut_into(there[name], heads) if heads > 1 else there[name]

@@ -139,6 +139,8 @@ class _Reader(ast.NodeTransformer):
                 raise self._refuse(
                     f"asks for {name}, which is of no row and no column: a Stage may ask for it"
                 )
+            elif name in SIZES and name in (*(each.name for each in rule.hypers), *rule.powers):
+                raise self._refuse(f"asks for {name}, which is a size, and a scalar of the rule")
             else:
                 self._names[LOCAL_PREFIX + name] = LOCAL_PREFIX + name, ""
                 scalars.append(name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.arrays import Float64, Int64
+from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.composite import CompositeStep
 from thalweg.engines.cuda.available import takes_device
@@ -232,14 +232,12 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _groups_of(ready: Any) -> list[tuple[Sequence[int], Any]]:
-    """The groups of a plan that run passes, each with the positions of its plan's variables."""
+    """The groups of a plan on the CPU, each with the positions of its plan's variables."""
     if isinstance(ready, CompositeStep):
         found = [(own, part) for own, part in ready.parts if isinstance(part, DensePlan)]
     else:
         found = [(range(len(ready.variables)), ready)]
-    return [
-        (own, each) for own, plan in found for each in plan.groups if hasattr(each, "run_passes")
-    ]
+    return [(own, each) for own, plan in found for each in plan.groups if hasattr(each, "table")]
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -283,7 +281,9 @@ class StagedStep:
         self._passes = [plan(self._asked_of(asked, each)) for plan, each in passes]
         self._last = last[0](self._asked_of(asked, last[1]))
         self._mark_slots: Call = tuple  # of short matrices, once they are known
-        self._short = _groups_of(self._last) if asked.short else []
+        groups = _groups_of(self._last) if asked.short else []
+        self._short = [(own, group) for own, group in groups if hasattr(group, "run_passes")]
+        self._readers = [group for _, group in groups]
         self._bounds = layout.runs_of(())  # of their slots
         self._apart: bool | None = (
             None  # whether no gradient lies in these; None before it is known
@@ -393,7 +393,10 @@ class StagedStep:
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Have kernels of short matrices know slots, and whether gradients lie in them."""
-        apart = all(group.reads_apart_from(self._bounds) for _, group in self._short)
+        apart = all(
+            layout.lie_apart(each.table.base[:, 1], each.bytes, self._bounds)
+            for each in self._readers
+        )
         if apart == self._apart:
             return
         self._apart = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines import layout
-from thalweg.engines.arrays import Float64, Int64
+from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, asked_by, run_stage
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.codegen_short import LANES, SIDE, Short, stream_of_pass
@@ -176,11 +176,6 @@ class ShortGroup(Group):
         self._sweeps: list[list[_Launch]] = []
         self._last: list[_Launch] = []
         self._staged: list[tuple[Tensor, Tensor]] = []  # slots that are written later
-
-    def reads_apart_from(self, bounds: Int64) -> bool:
-        """Whether no gradient reaches into memory with these bounds."""
-        lengths = np.array(self._sizes, np.int64) * self._gradient.itemsize
-        return layout.lie_apart(self.table.base[:, 1], lengths, bounds)
 
     def bind_slots(self, slots: Sequence[Sequence[Tensor]], apart: bool) -> None:
         """Have kernels read and write these slots of rows and columns, of each member.
