@@ -15,7 +15,7 @@ from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import FusedStage, Hyper, Measure, Rule, RuleError, Slot, Stage, check_rule, optim
 from thalweg.engines.cpu import find_short
-from thalweg.engines.cpu.codegen_short import LANES
+from thalweg.engines.cpu.codegen_lanes import LANES
 from thalweg.formula import (
     absolute,
     exp,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from thalweg.engines.codegen import Kernel, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, name_kernel
 from thalweg.engines.cpu.codegen_measure import Elements
+from thalweg.engines.cpu.codegen_reduction import Reduction
 from thalweg.engines.cpu.codegen_vectors import SHORT, spread_name, spread_vectors
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
 from thalweg.engines.measuring import LANES
-from thalweg.engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import Formula
 from thalweg.ground.passes import Measure
 
@@ -112,43 +112,23 @@ def KERNEL_NAME(argument):
 """
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True)
+class _Kept(Reduction):
     """What is kept of one formula in the course of a tile.
 
     Attributes:
         value: The number of its value.
-        reduce: How values become one.
         targets: The numbers of the measures of each "row", "column" and "variable", where there
             are some: two may be alike.
     """
 
     value: int
-    reduce: str
     targets: dict[str, list[int]]
 
     @property
     def has_columns(self) -> bool:
         """Whether columns are added up."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
-
-    @property
-    def zero(self) -> str:
-        """What lanes begin with."""
-        return "0.0" if self.reduce == "sum" else "-1e999"
-
-    def join(self, one: str, other: str) -> str:
-        """Both in one."""
-        if self.reduce == "sum":
-            return f"({one} + {other})"
-        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
-
-    def fold(self, values: list[str]) -> str:
-        """Values in the least power of two of places, folded to one."""
-        values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
-        while len(values) > 1:
-            half = len(values) // 2
-            values = list(map(self.join, values[:half], values[half:]))
-        return values[0]
 
 
 def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
@@ -157,7 +137,7 @@ def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...],
     kept: dict[tuple[int, str], _Kept] = {}
     for number, each in enumerate(measures):
         index = formulas.index(each.function)
-        own = kept.setdefault((index, each.reduce), _Kept(index, each.reduce, {}))
+        own = kept.setdefault((index, each.reduce), _Kept(each.reduce, index, {}))
         own.targets.setdefault(each.over, []).append(number)
     return formulas, [*kept.values()]
 

@@ -9,31 +9,27 @@ own Python.
 
 from __future__ import annotations
 
-import ast
-import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
-from thalweg.engines.codegen import FormulaWriter, Kernel, Update, indent_by
+from thalweg.engines.codegen import Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import HEADER, STORAGE, Element, name_kernel
-from thalweg.engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
-from thalweg.engines.fused_stage import SIZES, Statement, read_stage
-from thalweg.engines.transcribe import (
-    FUNCTION_PREFIX,
-    HELPER_PREFIX,
-    LITERAL,
-    LOCAL_PREFIX,
-    transcribe,
+from thalweg.engines.cpu.codegen_lanes import (
+    LANES,
+    SIDE,
+    put_together,
+    reduce_values,
+    take_apart,
 )
+from thalweg.engines.cpu.codegen_measure import STAGE_LITERAL, Elements, of_update
+from thalweg.engines.cpu.codegen_stage import StageWriter, Values
+from thalweg.engines.fused_stage import SIZES, read_stage
+from thalweg.engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, transcribe
 from thalweg.formula import Formula, Rule, is_like_update
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure
 
-SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
-LANES = 32  # matrices side by side
-
-_HELPER = re.compile(rf"\b{FUNCTION_PREFIX}{HELPER_PREFIX}")
 _NAMES, _ASSIGNED = re.compile(r"\w+"), re.compile(r"(\w+(?:, \w+)*) = ")
 
 _KERNEL = """
@@ -82,23 +78,6 @@ def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
     Before those of passes there are those of streams, and of slots of rows and columns.
     """
     return len(storage) + len(rule.shaped_slots) + place
-
-
-class _Values(NamedTuple):
-    """What matrix `lane` has of rows, columns, or as a whole: a local name each.
-
-    Attributes:
-        name: What these names begin with.
-        of: "row", "column" or "matrix"; "" for a scalar, of which it is the text.
-    """
-
-    name: str
-    of: str
-
-    def at(self, line: int) -> str:
-        """That of a row, or of a column; that of the matrix."""
-        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.of]
-        return self.name + place
 
 
 class _Measured(Elements):
@@ -174,7 +153,8 @@ class Short:
     ) -> None:
         self._rule, self._passes, self._stages = rule, passes, stages
         self._storage, self._lines, self._compute = storage, lines, compute
-        (self._rows, self._columns), self._flush = sides, flush
+        self._sides, self._flush = sides, flush
+        self._counts = {"row": sides[0], "column": sides[1], "matrix": 1, "": 1}
         self._room = "numbers" if compute == "float32" else "lanes"
         self._plain = (compute,) * len(storage)
         self._update = update and Update(update, self._plain, stages, vectors=rule.vectors)
@@ -185,8 +165,8 @@ class Short:
             HEADER.format(literal=STAGE_LITERAL, compute=compute),
         ]
         self._read: set[int] = set()
-        self._seen: dict[str, _Values] = {}  # what elements see of rows and columns,
-        self._made: dict[str, _Values] = {}  # and what stages have made of slots, which they do not
+        self._seen: dict[str, Values] = {}  # what elements see of rows and columns,
+        self._made: dict[str, Values] = {}  # and what stages have made of slots, which they do not
         self._narrowed: set[str] = set()  # names of what elements see, in their type
         # What is done to matrix `lane`, in parts that treat denormals in one way each.
         self._parts: list[tuple[bool, list[str]]] = []
@@ -276,9 +256,6 @@ class Short:
         self._rooms[name] = f"{room}({count * LANES})"
         return name
 
-    def _count_of(self, of: str) -> int:
-        return {"row": self._rows, "column": self._columns}.get(of, 1)
-
     # Memory
 
     def _read_slots(self) -> list[str]:
@@ -286,12 +263,12 @@ class Short:
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
             of = str(slot.per)
-            count, stored = self._count_of(of), STORAGE[self._lines[place]]
+            count, stored = self._counts[of], STORAGE[self._lines[place]]
             name = self._reserve(f"slot_{slot.name}", count, self._room)
             stream = len(self._storage) + place
             lines.append(self._point_at(stream, self._lines[place], count))
-            lines += self._take_apart(f"x{stream}", name, (1, count), stored.load)
-            self._seen[slot.name] = values = _Values(f"own_{slot.name}", of)
+            lines += take_apart(f"x{stream}", name, (1, count), stored.load, "")
+            self._seen[slot.name] = values = Values(f"own_{slot.name}", of)
             self._do([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
         return lines
 
@@ -300,87 +277,58 @@ class Short:
         lines: list[str] = []
         for place, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._made:
-                count, stored = self._count_of(str(slot.per)), STORAGE[self._lines[place]]
+                count, stored = self._counts[str(slot.per)], STORAGE[self._lines[place]]
                 name, made = self._reserve(f"new_{slot.name}", count), self._made[slot.name]
                 self._do([f"{name}[lane + {k * LANES}] = {made.at(k)}" for k in range(count)])
                 target = f"x{len(self._storage) + place}"
-                lines += self._put_together(name, target, (1, count), stored.save)
+                lines += put_together(name, target, (1, count), stored.save, "")
         return lines
 
     def _read_stream(self, stream: int) -> list[str]:
-        sides, kind = (self._rows, self._columns), self._storage[stream]
-        name = self._reserve(f"p{stream}", self._rows * self._columns, self._room)
+        kind, count = self._storage[stream], prod(self._sides)
+        name = self._reserve(f"p{stream}", count, self._room)
         load = f"{STAGE_LITERAL}({STORAGE[kind].load})"
-        pointer = self._point_at(stream, kind, self._rows * self._columns)
-        return [pointer, *self._take_apart(f"x{stream}", name, sides, load)]
+        pointer, spare = self._point_at(stream, kind, count), self._reserve_spare()
+        return [pointer, *take_apart(f"x{stream}", name, self._sides, load, spare)]
 
     def _write_stream(self, stream: int) -> list[str]:
-        sides, save = (self._rows, self._columns), STORAGE[self._storage[stream]].save
-        return self._put_together(f"p{stream}", f"x{stream}", sides, save)
+        save, spare = STORAGE[self._storage[stream]].save, self._reserve_spare()
+        return put_together(f"p{stream}", f"x{stream}", self._sides, save, spare)
+
+    def _reserve_spare(self) -> str:
+        size = prod(self._sides)
+        return self._reserve("spare", size, self._room) if size > SIDE else ""
 
     def _point_at(self, stream: int, kind: str, count: int) -> str:
         stored = STORAGE[kind]
         at = f"base[place + {stream}] + first * {count * stored.size}"
         return f"x{stream} = {stored.pointer}({at})"
 
-    def _take_apart(self, source: str, target: str, sides: tuple[int, int], load: str) -> list[str]:
-        """Have lanes hold what lies matrix by matrix, in two steps where matrices are too large."""
-        (rows, columns), lanes = sides, LANES
-        if rows * columns <= SIDE:
-            return _lanes_from(source, target, rows * columns, lanes, load, "count")
-        spare = self._reserve("spare", rows * columns, self._room)
-        lines = _lanes_from(source, spare, columns, rows * lanes, load, f"count * {rows}")
-        for column in range(columns):
-            lines.append("for i in range(count):")
-            lines += [
-                f"    {target}[i + {(row * columns + column) * lanes}] ="
-                f" {spare}[i * {rows} + {column * rows * lanes + row}]"
-                for row in range(rows)
-            ]
-        return lines
-
-    def _put_together(
-        self, source: str, target: str, sides: tuple[int, int], save: str
-    ) -> list[str]:
-        """The way back."""
-        (rows, columns), lanes = sides, LANES
-        if rows * columns <= SIDE:
-            return _lanes_to(source, target, rows * columns, lanes, save, "count")
-        spare, lines = self._reserve("spare", rows * columns, self._room), list[str]()
-        for column in range(columns):
-            lines.append("for i in range(count):")
-            lines += [
-                f"    {spare}[i * {rows} + {column * rows * lanes + row}] ="
-                f" {source}[i + {(row * columns + column) * lanes}]"
-                for row in range(rows)
-            ]
-        return [*lines, *_lanes_to(spare, target, columns, rows * lanes, save, f"count * {rows}")]
-
     # Arithmetic
 
-    def _narrow(self, names: Iterable[str]) -> dict[str, _Values]:
+    def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
         """What elements see of rows and columns, in the type of the arithmetic.
 
         It is rounded where denormals are kept, and goes through the stack in this type: LLVM would
         compare what is wider in its place, in which no number of the type is denormal.
         """
-        found = {name: _Values(f"seen_{name}", self._seen[name].of) for name in names}
+        found = {name: Values(f"seen_{name}", self._seen[name].of) for name in names}
         for name, each in found.items():
-            lines = range(self._count_of(each.of))
+            lines = range(self._counts[each.of])
             self._narrowed |= {each.at(k) for k in lines}
             self._do([f"{each.at(k)} = {STAGE_LITERAL}({self._seen[name].at(k)})" for k in lines])
         return found
 
     @staticmethod
-    def _of_element(seen: Mapping[str, _Values], row: int, column: int) -> dict[str, str]:
+    def _of_element(seen: Mapping[str, Values], row: int, column: int) -> dict[str, str]:
         """What an element is given of its row and column."""
         places = {"row": row, "column": column}
         return {name: each.at(places[each.of]) for name, each in seen.items()}
 
     def _each_element(self) -> Iterator[tuple[int, int, int]]:
         """The number of each element, with its row and column."""
-        for number in range(self._rows * self._columns):
-            yield number, number // self._columns, number % self._columns
+        for number in range(prod(self._sides)):
+            yield number, *divmod(number, self._sides[1])
 
     def _measure(self, number: int, measures: list[Measure]) -> list[str]:
         """Take measures; returns what leaves those of variables in memory."""
@@ -398,88 +346,48 @@ class Short:
             call = own.call(self._of_element(seen, row, column))
             lines += [f"i = lane + {k * LANES}", f"{targets} = {call}"]
         for each in measures:
-            found = self._reduced(each, values[each.function])
+            found = reduce_values(each, values[each.function], self._sides)
             if each.over != "variable":
-                self._seen[each.makes] = made = _Values(f"measured_{each.makes}", each.over)
+                self._seen[each.makes] = made = Values(f"measured_{each.makes}", each.over)
                 lines += [f"{made.at(k)} = {value} + 0.0" for k, value in enumerate(found)]
                 continue
             total = self._reserve(f"total_{each.makes}", 1)
-            lines.append(f"{total}[lane] = {_fold(each, found)}")
+            lines.append(f"{total}[lane] = {found[0]}")
             stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(each))
             text = _COMBINE.format(total=total, stream=stream, lanes=LANES)
             totals += text.strip().splitlines()
         self._do(lines, flush=bool(self._stages))
         return totals
 
-    def _reduced(self, each: Measure, values: str) -> list[str]:
-        """What becomes of the values of each line: they are added as `engines/lines.py` says."""
-        rows, columns = range(self._rows), range(self._columns)
-        if each.over == "row":
-            return [
-                _fold(each, [f"{values}_{row * self._columns + k}" for k in columns])
-                for row in rows
-            ]
-        found: list[str] = []
-        for column in columns:
-            total = _zero(each)
-            for row in rows:
-                total = _join(each, total, f"{values}_{row * self._columns + column}")
-            found.append(total)
-        return found
-
     def _run_stage(self, stage: FusedStage) -> None:
         """Run a fused stage."""
         formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         is_narrow = is_like_update(stage.function)
-        literal, letter = (STAGE_LITERAL, "t") if is_narrow else (LITERAL, "s")
-        writer = _StageWriter(f"{title}_", of_update if is_narrow else str)
-        self._definitions += map(writer.text_of, formula.helpers)
-        known = {name: _Values(f"{letter}{place}", "") for name, place in self._place.items()}
-        for name, count in zip(SIZES, (self._rows, self._columns), strict=False):
-            known[name] = _Values(str(count), "")
-        known = {LOCAL_PREFIX + name: each for name, each in known.items()}
+        literal, in_type = (STAGE_LITERAL, of_update) if is_narrow else (LITERAL, str)
+        writer = StageWriter(title, formula, literal, in_type, self._counts)
+        self._definitions += writer.define_helpers()
+        letter = "t" if is_narrow else "s"
+        known = {name: Values(f"{letter}{place}", "") for name, place in self._place.items()}
+        for name, count in zip(SIZES, self._sides, strict=False):
+            known[name] = Values(str(count), "")
+        given = {LOCAL_PREFIX + name: each for name, each in known.items()}
         for name, (placeholder, _) in formula.given.items():
-            known[placeholder] = self._made.get(name, self._seen[name])
-        lines: list[str] = []
-        own = {each.name for each in formula.statements}  # conditions among them are no numbers
-        for each in formula.statements:
-            target = known[each.name] = _Values(f"{title}_{each.name}", each.of)
-            for line in range(self._count_of(each.of)):
-                if each.over:
-                    value = self._mean_of(each, known, literal)
-                else:
-                    texts = {
-                        name: x.at(line) if name in own else f"{literal}({x.at(line)})"
-                        for name, x in known.items()
-                    }
-                    value = writer.text_of(_Named(texts).visit(copy.deepcopy(each.value)))
-                lines.append(f"{target.at(line)} = {value}")
+            given[placeholder] = self._made.get(name, self._seen[name])
+        lines, results = writer.write(given)
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
-        for name, result in zip(stage.makes, formula.results, strict=True):
-            made = known[result]
+        for name, made in zip(stage.makes, results, strict=True):
             if name not in kinds:
                 self._seen[name] = made
                 continue
             # Later stages see it as it is stored, in no wider a type than that of the arithmetic.
-            self._made[name] = stored = _Values(f"{title}_new_{name}", made.of)
+            self._made[name] = stored = Values(f"{title}_new_{name}", made.of)
             kind = kinds[name] if kinds[name] != "float64" else self._compute
             rounded = _ROUNDED.get(kind, f"{kind}({{}})")
             lines += [
                 f"{stored.at(k)} = {rounded.format(made.at(k))}"
-                for k in range(self._count_of(made.of))
+                for k in range(self._counts[made.of])
             ]
         self._do(lines)
-
-    def _mean_of(self, each: Statement, known: Mapping[str, _Values], literal: str) -> str:
-        """The mean over all lines of a matrix, as `formula.mean_over_rows` has it."""
-        (name,) = (node.id for node in ast.walk(each.value) if isinstance(node, ast.Name))
-        count = self._count_of(each.over)
-        values = [f"{literal}({known[name].at(line)})" for line in range(count)]
-        while len(values) > 1:
-            rest = values[len(values) - len(values) % 2 :]
-            pairs = zip(values[::2], values[1::2], strict=False)
-            values = [*(f"({a} + {b})" for a, b in pairs), *rest]
-        return f"({values[0]} + {literal}(0.0)) / {literal}({count})"
 
     def _update_elements(self, update: Update) -> None:
         """Update the elements."""
@@ -509,32 +417,6 @@ def _grouped(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[M
     return found
 
 
-class _Named(ast.NodeTransformer):
-    """An expression in which names stand for texts."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self._texts = texts
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._texts.get(node.id, node.id), ast.Load())
-
-
-class _StageWriter(FormulaWriter):
-    """Writes a stage, whose helpers have names of their own.
-
-    Args:
-        prefix: What these begin with.
-        in_type: Has a text be in the type of the stage.
-    """
-
-    def __init__(self, prefix: str, in_type: Callable[[str], str]) -> None:
-        self._prefix, self._in_type = FUNCTION_PREFIX + prefix + HELPER_PREFIX, in_type
-
-    def text_of(self, node: ast.AST) -> str:
-        text = super().text_of(node)
-        return self._in_type(_HELPER.sub(self._prefix, text))
-
-
 def _names_of(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
     """The names that lines read before they give them to something, and those that they give."""
     given, made = dict[str, None](), dict[str, None]()
@@ -544,48 +426,3 @@ def _names_of(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
         given |= dict.fromkeys(name for name in read if name not in made)
         made |= dict.fromkeys(target[1].split(", ") if target else ())
     return given, made
-
-
-def _lanes_from(
-    source: str, target: str, count: int, lanes: int, load: str, length: str
-) -> list[str]:
-    return [
-        f"for i in range({length}):",
-        *(
-            f"    {target}[i + {k * lanes}] = {load.format(f'{source}[i * {count} + {k}]')}"
-            for k in range(count)
-        ),
-    ]
-
-
-def _lanes_to(
-    source: str, target: str, count: int, lanes: int, save: str, length: str
-) -> list[str]:
-    return [
-        f"for i in range({length}):",
-        *(
-            f"    {target}[i * {count} + {k}] = {save.format(f'{source}[i + {k * lanes}]')}"
-            for k in range(count)
-        ),
-    ]
-
-
-def _zero(each: Measure) -> str:
-    return "0.0" if each.reduce == "sum" else "-1e999"
-
-
-def _join(each: Measure, one: str, other: str) -> str:
-    if each.reduce == "sum":
-        return f"({one} + {other})"
-    return f"{FUNCTION_PREFIX}maximum({one}, {other})"
-
-
-def _fold(each: Measure, values: list[str]) -> str:
-    """Values in the least power of two of places, folded to one."""
-    values = values + [_zero(each)] * ((1 << (len(values) - 1).bit_length()) - len(values))
-    while len(values) > 1:
-        half = len(values) // 2
-        values = [
-            _join(each, one, other) for one, other in zip(values[:half], values[half:], strict=True)
-        ]
-    return values[0]

@@ -16,7 +16,8 @@ from thalweg.engines import layout
 from thalweg.engines.arrays import Float64
 from thalweg.engines.batches import Batch, alike, asked_by, run_stage
 from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.codegen_short import LANES, SIDE, Short, stream_of_pass
+from thalweg.engines.cpu.codegen_lanes import LANES, SIDE
+from thalweg.engines.cpu.codegen_short import Short, stream_of_pass
 from thalweg.engines.cpu.group import Group
 from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.measure import scalar_rows
