@@ -460,12 +460,8 @@ def _namespace(*values: Any) -> Any:
 
 def sqrt(x: Any) -> Any:
     """Square root, correctly rounded."""
-    # Torch's own is not, on the CPU.
-    if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, torch.float64):
-        if x.device.type == "cpu" and not x.requires_grad:
-            with np.errstate(invalid="ignore"):
-                return torch.as_tensor(np.sqrt(x.resolve_neg().numpy()))
-        return x.double().sqrt().to(x.dtype)
+    if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
+        return x.double().sqrt().float()  # torch's own is not, on the CPU
     return _namespace(x).sqrt(x)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,12 +49,21 @@ _MEANS = {
 }
 
 
+def _sqrt(x: Tensor) -> Tensor:
+    """The root, correctly rounded, as torch's own is not on the CPU."""
+    if x.device.type != "cpu":
+        return formula.sqrt(x)
+    with np.errstate(invalid="ignore"):
+        return torch.as_tensor(np.sqrt(x.numpy()))
+
+
 _TORCH: dict[str, Callable[..., Any]] = {
+    "sqrt": _sqrt,
     "square": square,
     **{
         each.__name__: each
         for each in (
-            formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
+            formula.absolute, formula.sign, formula.where, formula.maximum,
             formula.minimum, formula.wide, formula.narrow, mean_over_rows, mean_over_columns,
         )
     },
