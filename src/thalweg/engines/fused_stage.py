@@ -54,7 +54,7 @@ def _sqrt(x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return formula.sqrt(x)
     with np.errstate(invalid="ignore"):
-        return torch.as_tensor(np.sqrt(x.numpy()))
+        return torch.as_tensor(np.sqrt(np.from_dlpack(x)))
 
 
 _TORCH: dict[str, Callable[..., Any]] = {
