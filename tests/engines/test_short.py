@@ -503,6 +503,16 @@ def test_a_stage_that_is_no_formula_of_lines_is_refused(said: str) -> None:
         check_rule(rule)
 
 
+def test_such_a_stage_is_refused_over_large_matrices_too() -> None:
+    stage = FusedStage(mixes, makes=("rows", "columns"))
+    rule = Rule(name="Refused", passes=(*LINES, stage), update=without_slots, hypers=TYPED.hypers)
+    param = thalweg.Variable(numbers((9, 9), 1))
+    before = param.numpy().copy()
+    with pytest.raises(RuleError, match="mixes rows and columns"):
+        RuleOptimizer(rule).apply_gradients([(numbers((9, 9), 2), param)])
+    assert (param.numpy() == before).all()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.arrays import Int64
+from thalweg.ground.pairs import join_pairs, pairs_of
 from thalweg.ground.passes import Measure
 
 TILE_ROWS, TILE_COLUMNS = 64, 1024
@@ -138,28 +139,8 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     return combine_tiles(tiles.reshape(-1), 0, reduce).view(1, 1, 1)
 
 
-def pairs_of(partial: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
-    """Of what tiles have, neighbours along a dimension, at first, then those of their sums, ..."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    count, step, before = partial.shape[dim], 1, (slice(None),) * dim
-    while step < count:
-        left, right = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
-        pairs.append((partial[*before, left], partial[*before, right]))
-        step *= 2
-    return pairs
-
-
-def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str) -> None:
-    """Have the first of all tiles hold what all have; the others are lost."""
-    for left, right in pairs:
-        if reduce == "sum":
-            left.add_(right)
-        else:
-            torch.maximum(left, right, out=left)
-
-
 def combine_tiles(partial: Tensor, dim: int, reduce: str) -> Tensor:
-    """What tiles have along a dimension, in one; see `join_pairs`."""
+    """What tiles have along a dimension, in one, beside memory that is lost; see `join_pairs`."""
     join_pairs(pairs_of(partial, dim), reduce)
     return partial.narrow(dim, 0, 1) + 0.0
 

@@ -17,6 +17,7 @@ from thalweg.engines.batches import Batch, alike, run_stage
 from thalweg.engines.composite import CompositeStep
 from thalweg.engines.cuda.available import takes_device
 from thalweg.engines.engine import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
+from thalweg.engines.fused_stage import read_stage
 from thalweg.engines.given import check_given
 from thalweg.engines.matrices import check_shaped_slots, shape_beside, shaped_like
 from thalweg.engines.plan import DensePlan
@@ -24,6 +25,7 @@ from thalweg.engines.spread import sweeps_of, updates_of
 from thalweg.engines.transcribe import place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
+from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure, Pass, Stage
 from thalweg.ground.switches import no_grad
 
@@ -267,6 +269,9 @@ class StagedStep:
         self._variables, self._titles = list(asked.variables), asked.titles
         self._stages = asked.stages
         self._seen: list[Any] | None = None
+        for each in rule.passes:
+            if isinstance(each, FusedStage):
+                read_stage(rule, each)  # it may be refused, whatever computes it
         self._matrices: Matrices = (asked.matrices or WholeMatrices)(asked)
         self._are_short = bool(asked.short) and all(asked.short)
         made = self._matrices.made

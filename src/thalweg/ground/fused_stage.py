@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from thalweg.errors import RuleError
+from thalweg.ground.pairs import join_pairs, pairs_of
 from thalweg.ground.passes import Stage
 
 
@@ -22,11 +22,11 @@ class FusedStage(Stage):
     elements. Of large matrices torch's functions compute it. The bits are the same.
 
     Args:
-        function: A formula of what a matrix has of rows and columns, `(*, names...) -> values`, in
-            float64, or `like_update`: of measures of "row" and "column", slots per="row" and
-            "column", and scalars;
-            `mean_over_rows` and `mean_over_columns` make one number of those of a matrix. It has
-            neither `exp`, `log` nor `power`, whose last bits are other ones in torch.
+        function: A formula, `(*, names...) -> values`, in float64 or `like_update`, of what a
+            matrix has of rows and columns: of measures of "row" and "column", slots per="row" and
+            per="column", and scalars. `mean_over_rows` and `mean_over_columns` make one number of
+            those of a matrix. It has neither `exp`, `log` nor `power`, whose last bits are other
+            ones in torch.
         makes: What each value becomes, of the names that it is given.
 
     Raises:
@@ -67,10 +67,6 @@ def mean_over_columns(values: Tensor) -> Tensor:
 
 
 def _mean_over(values: Tensor, dim: int) -> Tensor:
-    count = values.shape[dim]
-    while values.shape[dim] > 1:
-        pairs, rest = values.shape[dim] // 2, values.shape[dim] % 2
-        first, second = values.narrow(dim, 0, 2 * pairs).unflatten(dim, (pairs, 2)).unbind(dim)
-        last = values.narrow(dim, 2 * pairs, rest)
-        values = torch.cat([first + second, last], dim) if rest else first + second
-    return (values + 0.0) / count
+    total = values.clone()
+    join_pairs(pairs_of(total, values.dim() + dim), "sum")
+    return (total.narrow(dim, 0, 1) + 0.0) / values.shape[dim]

@@ -6,6 +6,8 @@ same to many matrices at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thalweg.engines.cpu.codegen_reduction import Reduction
 from thalweg.ground.passes import Measure
 
@@ -25,10 +27,14 @@ def take_apart(
         load: How a number is read.
         spare: Lanes for what is halfway, if there are two steps.
     """
+
+    def move(to: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{to}[{lane}] = {load.format(f'{source}[{place}]')}"
+
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _to_lanes(source, target, rows * columns, LANES, load, "count")
-    lines = _to_lanes(source, spare, columns, rows * LANES, load, f"count * {rows}")
+        return _each_number(rows * columns, LANES, "count", move(target))
+    lines = _each_number(columns, rows * LANES, f"count * {rows}", move(spare))
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
@@ -41,16 +47,20 @@ def put_together(
     source: str, target: str, sides: tuple[int, int], save: str, spare: str
 ) -> list[str]:
     """The way back: `source` are the lanes."""
+
+    def move(of: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{target}[{place}] = {save.format(f'{of}[{lane}]')}"
+
     rows, columns = sides
     if rows * columns <= SIDE:
-        return _from_lanes(source, target, rows * columns, LANES, save, "count")
+        return _each_number(rows * columns, LANES, "count", move(source))
     lines: list[str] = []
     for column in range(columns):
         lines.append("for i in range(count):")
         lines += [
             f"    {spare}[{here}] = {source}[{there}]" for here, there in _each(sides, column)
         ]
-    return [*lines, *_from_lanes(spare, target, columns, rows * LANES, save, f"count * {rows}")]
+    return [*lines, *_each_number(columns, rows * LANES, f"count * {rows}", move(spare))]
 
 
 def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
@@ -62,28 +72,16 @@ def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
     ]
 
 
-def _to_lanes(
-    source: str, target: str, count: int, lanes: int, load: str, length: str
-) -> list[str]:
-    return [
-        f"for i in range({length}):",
-        *(
-            f"    {target}[i + {k * lanes}] = {load.format(f'{source}[i * {count} + {k}]')}"
-            for k in range(count)
-        ),
-    ]
+def _each_number(count: int, lanes: int, length: str, move: Callable[[str, str], str]) -> list[str]:
+    """Move `count` numbers of each matrix, of which each comes to lie `lanes` further on.
 
-
-def _from_lanes(
-    source: str, target: str, count: int, lanes: int, save: str, length: str
-) -> list[str]:
-    return [
-        f"for i in range({length}):",
-        *(
-            f"    {target}[i * {count} + {k}] = {save.format(f'{source}[i + {k * lanes}]')}"
-            for k in range(count)
-        ),
-    ]
+    Args:
+        count, lanes: Both.
+        length: Of the loop.
+        move: Makes a statement of the place in lanes, and of that where matrices follow each other.
+    """
+    places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
+    return [f"for i in range({length}):", *(f"    {move(*each)}" for each in places)]
 
 
 def reduce_values(each: Measure, values: str, sides: tuple[int, int]) -> list[str]:

@@ -1,6 +1,6 @@
 """Variables whose matrices have few rows and columns, in kernels that take many side by side."""
 
-# torch's _increment_version and from_numpy have no types.
+# torch.from_numpy has no types.
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 

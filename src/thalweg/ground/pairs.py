@@ -1,0 +1,28 @@
+"""Numbers that are added in pairs of neighbours, and their sums likewise, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def pairs_of(partial: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
+    """Neighbours along a dimension, at first, then those of their sums, and so on; views."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    count, step, before = partial.shape[dim], 1, (slice(None),) * dim
+    while step < count:
+        left, right = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
+        pairs.append((partial[*before, left], partial[*before, right]))
+        step *= 2
+    return pairs
+
+
+def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str) -> None:
+    """Have the first of all hold what all have; the others are lost."""
+    for left, right in pairs:
+        if reduce == "sum":
+            left.add_(right)
+        else:
+            torch.maximum(left, right, out=left)
