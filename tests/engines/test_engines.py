@@ -40,7 +40,7 @@ from rulebook import (
 from shared_examples import check_examples
 from thalweg import optim, sign, where
 from thalweg.engines import Selection, current
-from thalweg.engines.cpu import group, machine_code, store
+from thalweg.engines.cpu import group, machine_code, store, team
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -497,6 +497,27 @@ def test_adam_is_vectorised(dtype):
     assert "vfmadd" not in assembly
     assert ("prefetchw" in assembly) == bool(machine_code.tuning().prefetch)
     assert "zmm" in assembly or " avx512f " not in _flags()
+
+
+@pytest.mark.parametrize(("numbers", "looks"), [("range", True), ("each", False)])
+def test_each_says_that_turns_are_apart(numbers, looks):
+    source = f"""
+def added(argument):
+    words = int64_pointer(address_of(argument))
+    p, q = float32_pointer(words[0]), float32_pointer(words[1])
+    for k in range(words[2]):
+        for i in {numbers}(k, words[3]):
+            p[i] = p[i] + (q[i] if q[i] > float32(0) else float32(1))
+"""
+    module = str(machine_code._optimize_module("added", source, briefly=False))
+    assert "vector.body" in module
+    assert ("vector.memcheck" in module) == looks
+    address = machine_code.compile_in_memory("added", source)
+    found, given = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
+    words = np.array([found.ctypes.data, given.ctypes.data, 1, 67], np.int64)
+    team.run_on_team(address, words.ctypes.data, 1)
+    wanted = np.arange(67, dtype=np.float32) + np.where(given > 0, given, np.float32(1))
+    assert found.tolist() == wanted.tolist()
 
 
 def test_what_does_not_divide_is_not_prefetched():

@@ -227,7 +227,7 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
     gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
-        return ["for i in range(length):", *inner]
+        return ["for i in each(length):", *inner]
     sizes = [STORAGE[kind].size for kind in storage]
     blocks = [f"for begin in range(0, length, {BLOCK}):"]
     for size in dict.fromkeys(sizes):
@@ -235,7 +235,7 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
         blocks.append(f"    for line in range({first}, {first} + {BLOCK * size}, {LINE}):")
         places = [index for index, each in enumerate(sizes) if each == size]
         blocks += [f"        prefetch(at{index} + line)" for index in places]
-    blocks.append(f"    for i in range(begin, min(begin + {BLOCK}, length)):")
+    blocks.append(f"    for i in each(begin, min(begin + {BLOCK}, length)):")
     return blocks + indent_by(inner, 1).splitlines()
 
 

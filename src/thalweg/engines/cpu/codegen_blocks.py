@@ -192,7 +192,7 @@ def _each_element(element: Element) -> list[str]:
         with importing:
             from thalweg.engines.cpu.codegen_vectors import each_line
         return each_line(element, "(offset + begin)", "count")
-    return ["for i in range(count):", *indent_by(element.update_element(), 1).splitlines()]
+    return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
 
 
 def _is_whole(codec: Codec) -> bool:

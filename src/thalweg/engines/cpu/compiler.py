@@ -1,9 +1,10 @@
 """Kernels, written in a little of Python, become LLVM's intermediate code.
 
 Their language has numbers, pointers and contiguous arrays; assignments, `if`, `while`, and `for`
-over a `range`; the functions of `primitives`, and functions of the text itself, which are written
-out where they are called. A name keeps its kind, but where the code is straight. Arithmetic of
-integers is of 64 bits, and nothing is checked: no index, no division.
+over a `range`, or over `each` number of one where no turn needs what another has written; the
+functions of `primitives`, and functions of the text itself, which are written out where they are
+called. A name keeps its kind, but where the code is straight. Arithmetic of integers is of 64 bits,
+and nothing is checked: no index, no division.
 """
 
 # llvmlite has no types.
@@ -34,6 +35,13 @@ _OF_INTEGERS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_",
     ast.BitXor: "xor", ast.LShift: "shl", ast.RShift: "ashr", ast.FloorDiv: "udiv",
 }  # fmt: skip
+
+
+class _Distinct(ir.MDValue):
+    """Metadata that is none other, however alike."""
+
+    def descr(self, buf: list[str]) -> None:
+        buf.append(f"distinct !{{ {', '.join(each.get_reference() for each in self.operands)} }}\n")
 
 
 @dataclass
@@ -203,11 +211,32 @@ class _Compiler:
         self._builder.cbranch(self._builder.icmp_signed("<", now, end), body, after)
         self._builder.position_at_end(body)
         self._assign_name(node.target.id, Value(now, INT64))
+        written = len(self.code.function.blocks)
         self._write_block(body, node.body, following)
+        inner = [body, *self.code.function.blocks[written:]]
         self._builder.position_at_end(following)
         self._builder.store(self._builder.add(now, step, flags=["nsw"]), counter)
-        self._builder.branch(head)
+        again = self._builder.branch(head)
+        if node.iter.func.id == "each":
+            self._set_apart(again, inner)
         self._builder.position_at_end(after)
+
+    def _set_apart(self, again: Any, blocks: list[Any]) -> None:
+        """Tell LLVM that turns of a loop need nothing of each other, which it would look for.
+
+        Args:
+            again: Its jump to the next turn.
+            blocks: What is done in a turn.
+        """
+        module = self.code.module
+        group = _Distinct(module, (), str(len(module.metadata)))
+        for instruction in (each for block in blocks for each in block.instructions):
+            if instruction.opname in ("load", "store"):
+                instruction.set_metadata("llvm.access.group", group)
+        accesses = module.add_metadata(["llvm.loop.parallel_accesses", group])
+        loop = _Distinct(module, (), str(len(module.metadata)))
+        loop.operands = loop, accesses
+        again.set_metadata("llvm.loop", loop)
 
     # Expressions
 

@@ -61,9 +61,17 @@ CLIPPING = 49  # the block of `look_norm`
 PROGRAMS = 50  # what makes scalars of kernels: see `program.py`
 RULE_MEASURES = 52  # launches that measure what a rule asks for,
 RULE_MEASURED = 54  # and the blocks of `look_measures`
-BLOCK = 56
+TEAM = 56  # what calls the look at parts on several threads; 0 if one looks at all
+TEAM_ROUTINE = 57  # the address of that look
+TEAM_SIZE = 58
+LOOKED_AT = 59  # the word of the records that it is for
+TICKET = 60  # which part is the next
+DIFFERS = 61  # out: whether anything was found
+BLOCK = 62
 
 AHEAD = 8  # tensors
+PART = 64  # records that a thread looks at before it asks for more
+MANY = 512  # tensors, from which on all threads look: they wait for memory
 
 # Bytes of a record.
 MEASURED = 96  # begins with what is called
@@ -332,6 +340,53 @@ def column_differs(column, words):
     return 0
 
 
+def first_that_differs(block, which, begin, end):
+    """What is not as it was in the first of these tensors or gradients in which anything is."""
+    if which == GRADIENTS:
+        for k in range(begin, end):
+            found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)
+            if found != 0:
+                return found
+        return 0
+    last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
+    for k in range(begin, end):
+        record = int64_pointer(block[TENSORS + 1] + TENSOR * k)
+        ahead = int64_pointer(min(address_of(record) + AHEAD * TENSOR, last))
+        prefetch_to_read(ahead[IMPL] + 64)
+        prefetch_to_read(ahead[IMPL] + 128)
+        prefetch_to_read(ahead[STORAGE])
+        found = tensor_differs(block, record)
+        if found != 0:
+            return found
+    return 0
+
+
+def look_at_parts(block):
+    """Look at one part after the other; several threads do it at once, and call nothing of Python.
+
+    The thread that called them waits here, with the lock of Python.
+    """
+    which = block[LOOKED_AT]
+    ticket = int64_pointer(address_of(block) + 8 * TICKET)
+    begin = PART * take_ticket(ticket)
+    while begin < block[which]:
+        if first_that_differs(block, which, begin, min(begin + PART, block[which])) != 0:
+            block[DIFFERS] = 1
+        begin = PART * take_ticket(ticket)
+
+
+def any_differs(block, which):
+    """What is not as it was among all tensors or gradients; 0 if everything is."""
+    if block[TEAM] != 0 and (
+        which == TENSORS or block[PAIRS] == 0
+    ):  # which Python's functions read
+        block[LOOKED_AT], block[TICKET], block[DIFFERS] = which, 0, 0
+        call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
+        if block[DIFFERS] == 0:
+            return 0
+    return first_that_differs(block, which, 0, block[which])  # the first, whoever found one
+
+
 def look(block):
     """What is not as it was; 0 if everything is."""
     if lists_differ(block):
@@ -343,16 +398,9 @@ def look(block):
             return OTHER_PAIRS
         if call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]:
             return OTHER_PAIRS
-    last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
-    for k in range(block[TENSORS]):
-        record = int64_pointer(block[TENSORS + 1] + TENSOR * k)
-        ahead = int64_pointer(min(address_of(record) + AHEAD * TENSOR, last))
-        prefetch(ahead[IMPL] + 64)
-        prefetch(ahead[IMPL] + 128)
-        prefetch(ahead[STORAGE])
-        found = tensor_differs(block, record)
-        if found != 0:
-            return found
+    found = any_differs(block, TENSORS)
+    if found != 0:
+        return found
     for k in range(block[WATCHED]):
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
         if bits_of(watch) != watch[2]:
@@ -361,11 +409,7 @@ def look(block):
         column = block[COLUMNS + 1] + COLUMN * k
         if column_differs(column, int64_pointer(column)):
             return WRITTEN_BY_OTHERS
-    for k in range(block[GRADIENTS]):
-        found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)
-        if found != 0:
-            return found
-    return 0
+    return any_differs(block, GRADIENTS)
 
 
 def launch_all(block, which):

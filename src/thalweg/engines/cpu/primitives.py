@@ -185,12 +185,12 @@ def _reserve_lanes(code: Code, count: Value) -> Value:
     return Value(memory, pointer_to(FLOAT64))
 
 
-def _prefetch_line(code: Code, address: Value) -> None:
-    """Ask for the cache line at an address, to be written soon."""
+def _prefetch_line(writes: int, code: Code, address: Value) -> None:
+    """Ask for the cache line at an address: 1 takes it from other cores, to be written soon."""
     kinds = [_BYTE, _I32, _I32, _I32]
     function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
-    write_high_data = [ir.Constant(_I32, value) for value in (1, 3, 1)]
-    code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *write_high_data])
+    how = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
+    code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *how])
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
@@ -543,7 +543,8 @@ PRIMITIVES: dict[str, Function] = {
     **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
     "address_of": _address_of,
     "lanes": _reserve_lanes,
-    "prefetch": _prefetch_line,
+    "prefetch": partial(_prefetch_line, 1),
+    "prefetch_to_read": partial(_prefetch_line, 0),
     "take_ticket": _take_ticket,
     "call": _call_address,
     "call_float32": partial(_call_of_numbers, FLOAT32),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.engines import probe
 from thalweg.engines.arrays import Int64
-from thalweg.engines.cpu import adding, look, look_measures, look_norm, program, store
+from thalweg.engines.cpu import adding, look, look_measures, look_norm, program, store, team
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
 from thalweg.engines.probe import Layout
@@ -32,6 +32,11 @@ _MAIN = """
 def LOOK_NAME(argument):
     called = int64_pointer(address_of(argument))
     called[CALLED_RESULT] = step(called)
+"""
+_MAIN_OF_PARTS = """
+
+def LOOK_NAME(argument):
+    look_at_parts(int64_pointer(address_of(argument)))
 """
 _MAIN_OF_NORM = """
 
@@ -64,6 +69,12 @@ def _address_of(main: str, *files: str) -> int:
 def routine() -> Callable[[Any], None]:
     """The compiled look."""
     return _ENTRY(_address_of(_MAIN, look.__file__, program.__file__))
+
+
+@cache
+def parts_routine() -> int:
+    """The address of the compiled look at parts of what there is."""
+    return _address_of(_MAIN_OF_PARTS, look.__file__, program.__file__)
 
 
 @cache
@@ -211,6 +222,7 @@ class Snapshot:
         block[look.CLASS_OF_LISTS], block[look.CLASS_OF_TUPLES] = id(list), id(tuple)
         block[look.CLASS_OF_GRADIENTS] = id(Tensor)
         block[look.CLIPPING] = clipping
+        self._is_long = len(self._tensors) >= look.MANY
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
@@ -284,6 +296,13 @@ class Snapshot:
         record[look.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask
         record[look.GRADIENT_KEYS] = _at(grad._cdata, layout.keys)
 
+    def _call_team(self) -> None:
+        """Have all threads that torch has now look at what there is."""
+        size, block = team.team_size(), self.block
+        caller = team.parallel_address() if size > 1 else 0
+        block[look.TEAM], block[look.TEAM_SIZE] = caller, size
+        block[look.TEAM_ROUTINE] = parts_routine() if caller else 0
+
     @property
     def taken(self) -> int:
         """How many steps were taken by it."""
@@ -305,6 +324,8 @@ class Snapshot:
             part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
             then: Functions in C that belong to the step, and return None.
         """
+        if self._is_long:
+            self._call_team()
         # Its own for each call, for the same reason.
         given = _GIVEN(
             self._address,
