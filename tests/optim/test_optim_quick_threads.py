@@ -87,6 +87,9 @@ def test_every_tensor_and_gradient_is_looked_at(
         give(own, step)
         assert found.take() == 0
         assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
+        # Each thread asks once more than there are parts for it.
+        asked = [-(-COUNT // look.PART) + count, look.GRADIENTS] if count > 1 else [0, 0]
+        assert [found.block[look.TICKET], found.block[look.LOOKED_AT]] == asked
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in FOUND:
         for param in own:
@@ -103,7 +106,7 @@ def test_every_tensor_and_gradient_is_looked_at(
 
 
 @pytest.mark.parametrize(("options", "calls"), OPTIONS, ids=str)
-def test_whatever_changes_a_step_over_few_is_noticed_by_several_threads(
+def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
     options: dict[str, Any],
     calls: int,
     threads: Callable[[int], None],
@@ -111,13 +114,17 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_several_threads(
 ) -> None:
     threads(2)
     monkeypatch.setattr(look, "MANY", 1)
+    calls_of_team: list[int] = []
+    routine = snapshot.parts_routine
+    monkeypatch.setattr(snapshot, "parts_routine", lambda: calls_of_team.append(1) or routine())
 
     def made(seed: int) -> tuple[Any, list[Parameter]]:
         own = params(5)
         return optim.AdamW(own, lr=0.01, **options), own
 
-    for seed in range(2):
-        assert not differences(made, seed, 12 * calls)
+    for seed in range(8):
+        assert not differences(made, seed, 5 * calls)
+    assert calls_of_team
 
 
 def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
@@ -129,6 +136,10 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             give(own, step, {COUNT - 1} if step == 3 else set())
             opt.step()
+            if (quick := opt._own.quick) is not None and quick.taken:
+                block = quick.snapshot.block
+                count = torch.get_num_threads()
+                assert [block[look.TEAM] != 0, block[look.TEAM_SIZE]] == [count > 1, count]
         assert taken(opt) > 1
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
@@ -143,6 +154,9 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         for step in range(6):
             give(own, step)
             opt.apply_gradients([(param.grad, param) for param in own])
+        quick = opt._plans.now().quick
+        assert quick.taken > 1
+        assert quick._found.snapshot.block[look.LOOKED_AT] == (look.TENSORS if count > 1 else 0)
         results.append(own)
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)

@@ -377,9 +377,9 @@ def look_at_parts(block):
 
 def any_differs(block, which):
     """What is not as it was among all tensors or gradients; 0 if everything is."""
-    if block[TEAM] != 0 and (
-        which == TENSORS or block[PAIRS] == 0
-    ):  # which Python's functions read
+    # Pairs are read by Python's functions, which are for the thread that has the lock.
+    is_shared = which == TENSORS or block[PAIRS] == 0
+    if block[TEAM] != 0 and is_shared:
         block[LOOKED_AT], block[TICKET], block[DIFFERS] = which, 0, 0
         call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
         if block[DIFFERS] == 0:
