@@ -146,6 +146,21 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
         assert torch.equal(one, other)
 
 
+def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_find_runtime", lambda: None)
+    monkeypatch.setattr(team, "team_size", lambda: 4)
+    team.gomp_parallel.cache_clear()
+    try:
+        own = params(COUNT)  # few elements, which one thread updates anyway
+        opt = optim.Adam(own)
+        for step in range(6):
+            give(own, step)
+            opt.step()
+        assert taken(opt) > 1
+    finally:
+        team.gomp_parallel.cache_clear()
+
+
 def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
     results: list[list[Parameter]] = []
     for count in (1, 2):

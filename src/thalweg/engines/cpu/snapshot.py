@@ -299,7 +299,7 @@ class Snapshot:
     def _set_team(self) -> None:
         """Have all threads that torch has now take part in the look."""
         size, block = team.team_size(), self.block
-        caller = team.parallel_address() if size > 1 else 0
+        caller = team.parallel_address() if size > 1 and team.has_runtime() else 0
         block[look.TEAM], block[look.TEAM_SIZE] = caller, size
         block[look.TEAM_ROUTINE] = parts_routine() if caller else 0
 
