@@ -296,10 +296,17 @@ class Snapshot:
         record[look.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask
         record[look.GRADIENT_KEYS] = _at(grad._cdata, layout.keys)
 
+    def _has_threads(self) -> bool:
+        """Whether kernels of the step have several threads, which then have to come anyway."""
+        return bool(self.launches[:, 2].any())
+
     def _set_team(self) -> None:
-        """Have all threads that torch has now take part in the look."""
+        """Have all threads that torch has now take part in the look, if they come anyway.
+
+        Where others use the cores, to wait for a thread costs far more than a look.
+        """
         size, block = team.team_size(), self.block
-        caller = team.parallel_address() if size > 1 and team.has_runtime() else 0
+        caller = team.parallel_address() if size > 1 and self._has_threads() else 0
         block[look.TEAM], block[look.TEAM_SIZE] = caller, size
         block[look.TEAM_ROUTINE] = parts_routine() if caller else 0
 

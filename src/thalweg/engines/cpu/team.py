@@ -37,11 +37,6 @@ def _find_runtime() -> ctypes.CDLL | None:
     return None
 
 
-def has_runtime() -> bool:
-    """Whether there is one, for work that may be done on one thread without a warning."""
-    return _find_runtime() is not None
-
-
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
     """`GOMP_parallel` of the OpenMP runtime that torch runs on, or None where there is none.
