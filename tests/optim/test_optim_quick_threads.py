@@ -22,6 +22,12 @@ pytestmark = pytest.mark.skipif(
 COUNT = 2 * look.MANY + look.PART // 2  # the last part is no whole one
 
 
+@pytest.fixture
+def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team that comes for kernels, too, however small the tensors."""
+    monkeypatch.setattr(snapshot.Snapshot, "_has_threads", lambda _: True)
+
+
 def _snapshot_of(own: list[Parameter]) -> tuple[snapshot.Snapshot, Any]:
     found = snapshot.snapshot()
     assert found is not None
@@ -72,6 +78,7 @@ FOUND: list[tuple[dict[int, Change], int]] = [
 ]
 
 
+@pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_tensor_and_gradient_is_looked_at(
     count: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -87,6 +94,9 @@ def test_every_tensor_and_gradient_is_looked_at(
         give(own, step)
         assert found.take() == 0
         assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
+        # Each thread asks once more than there are parts for it.
+        asked = [2 * -(-COUNT // look.PART) + count, COUNT] if count > 1 else [0, 0]
+        assert [found.block[look.TICKET], found.block[look.PARTED]] == asked
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in FOUND:
         for param in own:
@@ -102,8 +112,9 @@ def test_every_tensor_and_gradient_is_looked_at(
         assert [param._version for param in own] == versions
 
 
+@pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize(("options", "calls"), OPTIONS, ids=str)
-def test_whatever_changes_a_step_over_few_is_noticed_by_several_threads(
+def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
     options: dict[str, Any],
     calls: int,
     threads: Callable[[int], None],
@@ -111,15 +122,20 @@ def test_whatever_changes_a_step_over_few_is_noticed_by_several_threads(
 ) -> None:
     threads(2)
     monkeypatch.setattr(look, "MANY", 1)
+    calls_of_team: list[int] = []
+    routine = snapshot.parts_routine
+    monkeypatch.setattr(snapshot, "parts_routine", lambda: calls_of_team.append(1) or routine())
 
     def made(seed: int) -> tuple[Any, list[Parameter]]:
         own = params(5)
         return optim.AdamW(own, lr=0.01, **options), own
 
-    for seed in range(2):
-        assert not differences(made, seed, 12 * calls)
+    for seed in range(8):
+        assert not differences(made, seed, 5 * calls)
+    assert calls_of_team
 
 
+@pytest.mark.usefixtures("comes_anyway")
 def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
     results: list[list[torch.Tensor]] = []
     for counts in ([1], [2, 1, 3, 2]):
@@ -129,12 +145,47 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             give(own, step, {COUNT - 1} if step == 3 else set())
             opt.step()
+            if (quick := opt._own.quick) is not None and quick.taken:
+                block = quick.snapshot.block
+                count = torch.get_num_threads()
+                assert [block[look.TEAM] != 0, block[look.TEAM_SIZE]] == [count > 1, count]
         assert taken(opt) > 1
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("length", "comes"), [(6, False), (64, True)])
+def test_a_team_looks_where_it_updates(
+    length: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "team_size", lambda: 2)
+    own = params(COUNT, (length,))
+    opt = optim.Adam(own)
+    for step in range(6):
+        give(own, step)
+        opt.step()
+    assert taken(opt) > 1
+    assert opt._own.quick is not None
+    assert (opt._own.quick.snapshot.block[look.TEAM] != 0) == comes
+
+
+def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_find_runtime", lambda: None)
+    monkeypatch.setattr(team, "team_size", lambda: 4)
+    team.gomp_parallel.cache_clear()
+    try:
+        own = params(COUNT)  # few elements, which one thread updates anyway
+        opt = optim.Adam(own)
+        for step in range(6):
+            give(own, step)
+            opt.step()
+        assert taken(opt) > 1
+    finally:
+        team.gomp_parallel.cache_clear()
+
+
+@pytest.mark.usefixtures("comes_anyway")
 def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
     results: list[list[Parameter]] = []
     for count in (1, 2):
@@ -143,11 +194,17 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         for step in range(6):
             give(own, step)
             opt.apply_gradients([(param.grad, param) for param in own])
+        quick = opt._plans.now().quick
+        assert quick.taken > 1
+        block = quick._found.snapshot.block
+        assert (block[look.TICKET] > count) == (count > 1)
+        assert block[look.PARTED] == 0
         results.append(own)
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
 
+@pytest.mark.usefixtures("comes_anyway")
 @pytest.mark.parametrize("is_sent_home", [True, False])
 def test_a_child_looks_by_itself(
     is_sent_home: bool, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

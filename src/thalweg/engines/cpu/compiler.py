@@ -1,10 +1,10 @@
 """Kernels, written in a little of Python, become LLVM's intermediate code.
 
 Their language has numbers, pointers and contiguous arrays; assignments, `if`, `while`, and `for`
-over a `range`, or over `each` number of one where no turn needs what another has written; the
-functions of `primitives`, and functions of the text itself, which are written out where they are
-called. A name keeps its kind, but where the code is straight. Arithmetic of integers is of 64 bits,
-and nothing is checked: no index, no division.
+over a `range`, or over `each` number of one where no iteration reads or writes what another one
+writes; the functions of `primitives`, and functions of the text itself, which are written out
+where they are called. A name keeps its kind, but where the code is straight. Arithmetic of integers
+is of 64 bits, and nothing is checked: no index, no division.
 """
 
 # llvmlite has no types.
@@ -38,7 +38,13 @@ _OF_INTEGERS = {
 
 
 class _Distinct(ir.MDValue):
-    """Metadata that is none other, however alike."""
+    """Metadata that is none other, however alike; llvmlite, too, takes equal nodes for one."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def descr(self, buf: list[str]) -> None:
         buf.append(f"distinct !{{ {', '.join(each.get_reference() for each in self.operands)} }}\n")
@@ -218,15 +224,15 @@ class _Compiler:
         self._builder.store(self._builder.add(now, step, flags=["nsw"]), counter)
         again = self._builder.branch(head)
         if node.iter.func.id == "each":
-            self._set_apart(again, inner)
+            self._mark_parallel(again, inner)
         self._builder.position_at_end(after)
 
-    def _set_apart(self, again: Any, blocks: list[Any]) -> None:
-        """Tell LLVM that turns of a loop need nothing of each other, which it would look for.
+    def _mark_parallel(self, again: Any, blocks: list[Any]) -> None:
+        """Tell LLVM that iterations of a loop are independent: else it compares addresses before.
 
         Args:
-            again: Its jump to the next turn.
-            blocks: What is done in a turn.
+            again: Its jump to the next iteration.
+            blocks: What is done in one.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))

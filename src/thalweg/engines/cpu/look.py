@@ -64,8 +64,8 @@ RULE_MEASURED = 54  # and the blocks of `look_measures`
 TEAM = 56  # what calls the look at parts on several threads; 0 if one looks at all
 TEAM_ROUTINE = 57  # the address of that look
 TEAM_SIZE = 58
-LOOKED_AT = 59  # the word of the records that it is for
-TICKET = 60  # which part is the next
+PARTED = 59  # how many gradients are among the parts: all, or none
+TICKET = 60  # which part is the next one
 DIFFERS = 61  # out: whether anything was found
 BLOCK = 62
 
@@ -366,25 +366,26 @@ def look_at_parts(block):
 
     The thread that called them waits here, with the lock of Python.
     """
-    which = block[LOOKED_AT]
     ticket = int64_pointer(address_of(block) + 8 * TICKET)
+    tensors, gradients = block[TENSORS], block[PARTED]
+    before = (tensors + PART - 1) & -PART  # gradients come after the last part of tensors
     begin = PART * take_ticket(ticket)
-    while begin < block[which]:
-        if first_that_differs(block, which, begin, min(begin + PART, block[which])) != 0:
+    while begin < before + gradients:
+        which, first, end = TENSORS, begin, tensors
+        if begin >= before:
+            which, first, end = GRADIENTS, begin - before, gradients
+        if first_that_differs(block, which, first, min(first + PART, end)) != 0:
             block[DIFFERS] = 1
         begin = PART * take_ticket(ticket)
 
 
-def any_differs(block, which):
-    """What is not as it was among all tensors or gradients; 0 if everything is."""
-    if block[TEAM] != 0 and (
-        which == TENSORS or block[PAIRS] == 0
-    ):  # which Python's functions read
-        block[LOOKED_AT], block[TICKET], block[DIFFERS] = which, 0, 0
-        call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
-        if block[DIFFERS] == 0:
-            return 0
-    return first_that_differs(block, which, 0, block[which])  # the first, whoever found one
+def team_differs(block):
+    """Whether anything is not as it was among tensors and, if they are parted, gradients."""
+    block[TICKET], block[DIFFERS], block[PARTED] = 0, 0, block[GRADIENTS]
+    if block[PAIRS] != 0:  # which Python's functions read
+        block[PARTED] = 0
+    call(block[TEAM], block[TEAM_ROUTINE], address_of(block), block[TEAM_SIZE], 0)
+    return block[DIFFERS]
 
 
 def look(block):
@@ -398,7 +399,11 @@ def look(block):
             return OTHER_PAIRS
         if call(block[PY_LIST_SIZE], block[PAIRS]) != block[GRADIENTS]:
             return OTHER_PAIRS
-    found = any_differs(block, TENSORS)
+    tensors, gradients = block[TENSORS], block[GRADIENTS]  # that are left to this thread
+    if block[TEAM] != 0:
+        if team_differs(block) == 0:  # else the first is told, whoever found one
+            tensors, gradients = 0, block[GRADIENTS] - block[PARTED]
+    found = first_that_differs(block, TENSORS, 0, tensors)
     if found != 0:
         return found
     for k in range(block[WATCHED]):
@@ -409,7 +414,7 @@ def look(block):
         column = block[COLUMNS + 1] + COLUMN * k
         if column_differs(column, int64_pointer(column)):
             return WRITTEN_BY_OTHERS
-    return any_differs(block, GRADIENTS)
+    return first_that_differs(block, GRADIENTS, 0, gradients)
 
 
 def launch_all(block, which):

@@ -74,7 +74,7 @@ def routine() -> Callable[[Any], None]:
 @cache
 def parts_routine() -> int:
     """The address of the compiled look at parts of what there is."""
-    return _address_of(_MAIN_OF_PARTS, look.__file__, program.__file__)
+    return _address_of(_MAIN_OF_PARTS, look.__file__)
 
 
 @cache
@@ -296,10 +296,17 @@ class Snapshot:
         record[look.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask
         record[look.GRADIENT_KEYS] = _at(grad._cdata, layout.keys)
 
-    def _call_team(self) -> None:
-        """Have all threads that torch has now look at what there is."""
+    def _has_threads(self) -> bool:
+        """Whether kernels of the step have several threads, which then have to come anyway."""
+        return bool(self.launches[:, 2].any())
+
+    def _set_team(self) -> None:
+        """Have all threads that torch has now take part in the look, if they come anyway.
+
+        Where others use the cores, to wait for a thread costs far more than a look.
+        """
         size, block = team.team_size(), self.block
-        caller = team.parallel_address() if size > 1 else 0
+        caller = team.parallel_address() if size > 1 and self._has_threads() else 0
         block[look.TEAM], block[look.TEAM_SIZE] = caller, size
         block[look.TEAM_ROUTINE] = parts_routine() if caller else 0
 
@@ -325,7 +332,7 @@ class Snapshot:
             then: Functions in C that belong to the step, and return None.
         """
         if self._is_long:
-            self._call_team()
+            self._set_team()
         # Its own for each call, for the same reason.
         given = _GIVEN(
             self._address,
