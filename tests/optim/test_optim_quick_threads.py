@@ -148,7 +148,8 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             if (quick := opt._own.quick) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
-                assert [block[look.TEAM] != 0, block[look.TEAM_SIZE]] == [count > 1, count]
+                assert (block[look.TEAM] != 0) == (count > 1)
+                assert block[look.TEAM_SIZE] == (count if count > 1 else 0)
         assert taken(opt) > 1
         results.append([*own, *(x for each in opt.state.values() for x in each.values())])
     for one, other in zip(*results, strict=True):

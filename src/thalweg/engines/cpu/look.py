@@ -125,6 +125,7 @@ CALLED_PAIRS = 1
 CALLED_TAKEN = 2  # how many steps were when this one was begun
 CALLED_RESULT = 3
 CALLED_PART = 4  # which part of a step
+CALLED_TEAM = 5  # what `TEAM`, `TEAM_ROUTINE` and `TEAM_SIZE` are for it
 
 # Parts of a step.
 WHOLE = 0
@@ -468,6 +469,8 @@ def step(called):
     if block[TAKEN] != called[CALLED_TAKEN]:
         return OTHER_STEP
     block[PAIRS] = called[CALLED_PAIRS]
+    for k in range(3):
+        block[TEAM + k] = called[CALLED_TEAM + k]
     block[HAS_MEASURED] = 0
     if called[CALLED_PART] == UPDATE:
         block[HAS_MEASURED] = 1

@@ -25,7 +25,7 @@ from thalweg.engines.probe import Layout
 # How a column or a number that is watched is stored.
 KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 _DIMENSIONS = 5  # that a tensor has in itself
-_GIVEN = ctypes.c_int64 * 5
+_GIVEN = ctypes.c_int64 * 8
 _ENTRY: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
 _MAIN = """
 
@@ -300,15 +300,15 @@ class Snapshot:
         """Whether kernels of the step have several threads, which then have to come anyway."""
         return bool(self.launches[:, 2].any())
 
-    def _set_team(self) -> None:
-        """Have all threads that torch has now take part in the look, if they come anyway.
+    def _team(self) -> tuple[int, int, int]:
+        """What calls all threads that torch has now, the look at parts, and how many; else zeros.
 
-        Where others use the cores, to wait for a thread costs far more than a look.
+        They come if they come anyway: where others use the cores, to wait for a thread costs far
+        more than a look.
         """
-        size, block = team.team_size(), self.block
-        caller = team.parallel_address() if size > 1 and self._has_threads() else 0
-        block[look.TEAM], block[look.TEAM_SIZE] = caller, size
-        block[look.TEAM_ROUTINE] = parts_routine() if caller else 0
+        size = team.team_size() if self._is_long and self._has_threads() else 1
+        caller = team.parallel_address() if size > 1 else 0
+        return (caller, parts_routine(), size) if caller else (0, 0, 0)
 
     @property
     def taken(self) -> int:
@@ -331,8 +331,6 @@ class Snapshot:
             part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
             then: Functions in C that belong to the step, and return None.
         """
-        if self._is_long:
-            self._set_team()
         # Its own for each call, for the same reason.
         given = _GIVEN(
             self._address,
@@ -340,6 +338,7 @@ class Snapshot:
             self.count.value if taken is None else taken,
             0,
             part,
+            *self._team(),
         )
         if then:  # nothing comes between them: `any` stops at what is not as it was
             result = partial(operator.getitem, given, look.CALLED_RESULT)
