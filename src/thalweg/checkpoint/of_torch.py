@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -17,14 +17,14 @@ from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.formula import Rule
+from thalweg.formula import Rule, Slot
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.loading import fitted, setting, warn_of_sums, without_sums
+from thalweg.optim.loading import fitted, setting, taken_apart, warn_of_left
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 
@@ -120,17 +120,16 @@ class OfTorch:
     ) -> Generator[state.Loading]:
         with self._locked(), writable():
             found: list[str] = []
-            own, left = {"state": given["state"], "param_groups": given["groups"]}, False
+            own, left = {"state": given["state"], "param_groups": given["groups"]}, list[str]()
             if self._is_ours:
-                own, left = without_sums(self.optimizer, own)
+                own, left = taken_apart(self.optimizer, own)
                 own = fitted(self.optimizer, own)
             parts = self._prepare_parts(
                 own["state"], own["param_groups"], self._names_by_param(names), found
             )
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
-            if left:
-                warn_of_sums(self.optimizer)
+            warn_of_left(self.optimizer, left)
             yield state.Loading(*parts, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
@@ -198,7 +197,10 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen_slots(made, self.optimizer._own_rule(group, param).slots, param)
+            slots = self.optimizer._own_rule(group, param).slots
+            kinds.widen_slots(made, slots, param)
+            if self.optimizer._around.keeps_as_torch:
+                _narrow_slots(made, slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
@@ -227,6 +229,16 @@ def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
             if (codec := codec_of(slot, param)) is not None:
                 found[slot.name] = likeness_of(codec, param).shape
     return found
+
+
+def _narrow_slots(own: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:
+    """Have slots that options made wider be of their parameter's dtype, as torch loads them."""
+    for slot in slots:
+        value = own.get(slot.name)
+        if slot.is_shaped or slot.scalar or not isinstance(value, Tensor):
+            continue
+        if value.is_floating_point() and (dtype := PLAIN.of(slot, param)).is_floating_point:
+            own[slot.name] = value.to(dtype)
 
 
 def _is_number(value: object) -> bool:

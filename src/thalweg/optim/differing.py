@@ -107,6 +107,17 @@ def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any
     return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
 
 
+def keys_in(given: Mapping[str, Any]) -> set[Any]:
+    """Those that parameters have in a state; what it has under others is the user's."""
+    return {key for group in given["param_groups"] for key in group["params"]}
+
+
+def of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The states of parameters that are in a state, with their keys."""
+    own, keys = given["state"], keys_in(given)
+    return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
+
+
 def unmatched(names: Sequence[object], given: Sequence[object], where: str = "") -> list[str]:
     """Names of parameters that one side alone has."""
     found = [f"{name!r}{where} is missing" for name in names if name not in given]
