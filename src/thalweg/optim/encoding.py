@@ -96,7 +96,7 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
         ours = storage_of(optimizer._rule_of(group))
         if ours == theirs[place]:
             continue
-        for param, key, title in differing.members_of(group, other):
+        for param, key, title in _members_of(optimizer, group, other):
             own = states.get(key)
             if not isinstance(own, Mapping):
                 continue
@@ -105,12 +105,20 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
                 found.append(_refused(place, theirs[place], ours))
                 break
             rule = optimizer._rule_of(group)
-            made = _converted(rule, own, param, theirs[place], title, found)
-            rest = _rest_converted(own, param, theirs[place], ours, optimizer._around.kinds)
+            kinds = optimizer._around.kinds
+            made = _converted(rule, own, param, theirs[place], title, found, kinds)
+            rest = _rest_converted(own, param, theirs[place], ours, kinds)
             states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
     if found:
         raise mismatch(found, type(optimizer).__name__)
     return {**given, "state": states}
+
+
+def _members_of(optimizer: Any, group: Group, saved: Group) -> list[tuple[Tensor, Any, Any]]:
+    """Parameters, keys of their states and titles, as the optimizer matches them."""
+    if hasattr(optimizer, "rule"):
+        return differing.matched(group, saved, [])
+    return differing.members_of(group, saved)
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
@@ -128,11 +136,21 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
 
 
 def _refused(place: int, theirs: Storage, ours: Storage) -> str:
-    names = dict.fromkeys((*theirs, *ours))
+    names = [name for name in {**theirs, **ours} if name != CORRECTION]
     pairs = [(name, theirs.get(name, _PLAIN), ours.get(name, _PLAIN)) for name in names]
-    kept = ", ".join(f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x)
-    how = "load_state_dict(..., convert=True) encodes them again"
-    return f"'{STORAGE}' of group {place}: {kept}; {how}"
+    said = [f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x]
+    found = [f"{', '.join(said)}; convert=True encodes them again"] if said else []
+    if CORRECTION in ours and CORRECTION not in theirs:
+        found.append(
+            f"the state has no corrections, '{CORRECTION}' here; convert=True makes them of its"
+            " masters, or has them begin at 0"
+        )
+    if CORRECTION in theirs and CORRECTION not in ours:
+        found.append(
+            f"the state has corrections of weights, '{CORRECTION}', here there are none;"
+            " convert=True makes masters of them where there are some, or leaves them behind"
+        )
+    return f"'{STORAGE}' of group {place}: {'; '.join(found)}"
 
 
 def _converted(
@@ -142,6 +160,7 @@ def _converted(
     theirs: Storage,
     title: object,
     found: list[str],
+    kinds: StateStorage,
 ) -> dict[str, Tensor]:
     """The slots of a parameter in the codecs of a rule; what is wrong with them is added."""
     made: dict[str, Tensor] = {}
@@ -155,7 +174,10 @@ def _converted(
             continue
         numbers = _decoded(value, param, theirs.get(slot.name))
         codec = codec_of(slot, param)
-        made[slot.name] = numbers if codec is None else encode_tensor(codec, numbers)
+        if codec is not None:
+            made[slot.name] = encode_tensor(codec, numbers)
+        else:  # small ones are of float32 beside others in codecs
+            made[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return made
 
 

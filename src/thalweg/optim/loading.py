@@ -291,7 +291,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     given_of: dict[Tensor, Any] = {}
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         found += optimizer._unfit_options(other, place)
-        for param, key, title in _matched(group, other, found):
+        for param, key, title in differing.matched(group, other, found):
             own, theirs = optimizer.state[param], given["state"].get(key, {})
             calls += setting(own, theirs, title, found, pairs, param, names, begins)
             given_of[param] = theirs
@@ -328,19 +328,6 @@ def _lacking(
         for name in begins
         if name in own and given_of[param].get(name) is None
     ]
-
-
-def _matched(
-    group: dict[str, Any], saved: dict[str, Any], found: list[str]
-) -> list[tuple[Tensor, object, object]]:
-    """Parameters with the keys of their saved states: by name where both have names."""
-    own, theirs = group.get("param_names"), saved.get("param_names")
-    if not own or not theirs or len(theirs) != len(saved["params"]):
-        return differing.members_of(group, saved)
-    keys = dict(zip(theirs, saved["params"], strict=True))
-    found += differing.unmatched(own, theirs)
-    pairs = zip(group["params"], own, strict=True)
-    return [(param, keys[name], name) for param, name in pairs if name in keys]
 
 
 def setting(
