@@ -172,7 +172,7 @@ def _converted(
         if problem := _why_unfit(value, param, theirs.get(slot.name)):
             found.append(f"'{title}/{slot.name}' {problem}")
             continue
-        numbers = _decoded(value, param, theirs.get(slot.name))
+        numbers = decoded(value, param, theirs.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
             made[slot.name] = encode_tensor(codec, numbers)
@@ -201,7 +201,7 @@ def _rest_converted(
         return {}
     if _why_unfit(value, param, theirs[CORRECTION]):
         return rests
-    return {MASTER: _decoded(value, param, theirs[CORRECTION])}
+    return {MASTER: decoded(value, param, theirs[CORRECTION])}
 
 
 def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
@@ -216,41 +216,8 @@ def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
     return flaw(value) or ""
 
 
-def _decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
+def decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
     """The numbers of a slot that fits."""
     if codec is None or value.dtype != torch.uint8:
         return value.detach().float()
     return decode_tensor(CODECS[codec], value, param)
-
-
-def full_precision(optimizer: Any) -> dict[str, Any]:
-    """The state of an optimizer with slots of float32 in place of those in 8 bits.
-
-    An optimizer of the class without `state_storage` loads it, torch's own, too; and one with it by
-    `load_state_dict(state, convert=True)`. With `weights="split"` it has the weights in float32, of
-    24 bits, as `master` in place of `correction`, which is what `masters=True` keeps.
-
-    Args:
-        optimizer: One of `thalweg.optim`.
-
-    Returns:
-        A state of its own, as `state_dict()`.
-
-    Raises:
-        LayoutError: A slot has no memory.
-    """
-    made = optimizer.state_dict()
-    states: dict[Any, Any] = dict(made["state"])
-    groups: Sequence[Group] = optimizer.param_groups
-    for group, told in zip(groups, made["param_groups"], strict=True):
-        theirs = told.pop(STORAGE, {})
-        for param, key, _ in differing.members_of(group, told):
-            own: Mapping[str, Any] = states.get(key, {})
-            named = [name for name in theirs if name in own]
-            if named:
-                found = {name: _decoded(own[name], param, theirs[name]) for name in named}
-                if CORRECTION in found:
-                    found[MASTER] = found.pop(CORRECTION)
-                rest = {name: value for name, value in own.items() if name != CORRECTION}
-                states[key] = {**rest, **found}
-    return {**made, "state": states}
