@@ -74,13 +74,16 @@ def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:
             told[STORAGE] = storage
 
 
-def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
+def fit_storage(
+    optimizer: Any, given: dict[str, Any], convert: bool, values: Mapping[Tensor, Tensor]
+) -> dict[str, Any]:
     """A state as an optimizer keeps it, whose groups say nothing of codecs.
 
     Args:
         optimizer: The optimizer.
         given: The state, of the right form.
         convert: Whether slots that are kept otherwise are converted, or refused.
+        values: What parameters are about to be, of those that are loaded with the state.
 
     Raises:
         CheckpointMismatchError: They are refused, or are not what their groups say.
@@ -107,7 +110,7 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
             rule = optimizer._rule_of(group)
             kinds = optimizer._around.kinds
             made = _converted(rule, own, param, theirs[place], title, found, kinds)
-            rest = _rest_converted(own, param, theirs[place], ours, kinds)
+            rest = _rest_converted(own, param, values.get(param, param), theirs[place], ours, kinds)
             states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
     if found:
         raise mismatch(found, type(optimizer).__name__)
@@ -166,8 +169,11 @@ def _converted(
     made: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = own.get(slot.name)
-        is_coded = slot.storage or slot.name in theirs
-        if not isinstance(value, Tensor) or not is_coded or slot.name == CORRECTION:
+        if not isinstance(value, Tensor) or slot.name == CORRECTION:
+            continue
+        if not (slot.storage or slot.name in theirs):  # which is wider beside a correction
+            is_wider = kinds.is_split != (CORRECTION in theirs) and value.is_floating_point()
+            made |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
         if problem := _why_unfit(value, param, theirs.get(slot.name)):
             found.append(f"'{title}/{slot.name}' {problem}")
@@ -182,7 +188,12 @@ def _converted(
 
 
 def _rest_converted(
-    own: Mapping[str, object], param: Tensor, theirs: Storage, ours: Storage, kinds: StateStorage
+    own: Mapping[str, object],
+    param: Tensor,
+    upper: Tensor,
+    theirs: Storage,
+    ours: Storage,
+    kinds: StateStorage,
 ) -> dict[str, object]:
     """What a state has of a weight beside the parameter, as an optimizer keeps it.
 
@@ -201,7 +212,7 @@ def _rest_converted(
         return {}
     if _why_unfit(value, param, theirs[CORRECTION]):
         return rests
-    return {MASTER: decoded(value, param, theirs[CORRECTION])}
+    return {MASTER: decoded(value, upper, theirs[CORRECTION])}
 
 
 def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:

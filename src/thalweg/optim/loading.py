@@ -53,9 +53,7 @@ def load(
     given, left = taken_apart(optimizer, given)
     given = fitted(optimizer, given, convert)
     loading, lacking = plan(optimizer, given)
-    if lacking:
-        warn(differing.lacking_message(_title(optimizer), lacking), CheckpointWarning)
-    warn_of_left(optimizer, left)
+    warn_of(optimizer, lacking, left)
     restore(loading)
     if optimizer._own.diagnosing is not None:
         optimizer._own.diagnosing.count_anew()
@@ -133,7 +131,12 @@ def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], 
     return leave_behind(optimizer, given)
 
 
-def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict[str, Any]:
+def fitted(
+    optimizer: Any,
+    given: dict[str, Any],
+    convert: bool = False,
+    values: Mapping[Tensor, Tensor] | None = None,
+) -> dict[str, Any]:
     """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
     see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
@@ -145,14 +148,16 @@ def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.encoding import fit_storage
-        return fit_storage(optimizer, given, convert)
+        return fit_storage(optimizer, given, convert, values or {})
     return given
 
 
-def warn_of_left(optimizer: object, left: Iterable[str]) -> None:
-    """Say what is left behind of a state."""
-    for each in left:
-        warn(f"{_title(optimizer)}: {each}", CheckpointWarning)
+def warn_of(optimizer: object, lacking: Collection[str], left: Collection[str]) -> None:
+    """Say what begins anew, of which a state has nothing, and what is left behind of it."""
+    title = _title(optimizer)
+    said = [differing.lacking_message(title, lacking)] if lacking else []
+    for each in (*said, *(f"{title}: {each}" for each in left)):
+        warn(each, CheckpointWarning)
 
 
 def _title(optimizer: Any) -> str:
