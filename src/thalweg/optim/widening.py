@@ -40,9 +40,10 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
     """
     given: object = optimizer
     if not isinstance(given, FusedOptimizer):
+        kind = f"{type(given).__module__}.{type(given).__name__}".removeprefix("builtins.")
         raise InvalidTypeError(
-            "optimizer must be one of thalweg.optim, whose parameters its state is decoded with,"
-            f" not a {type(given).__name__}."
+            "optimizer must be one of thalweg.optim, beside whose parameters its state is read, not"
+            f" a {kind}."
         )
     ours = cast("Any", optimizer)
     made = optimizer.state_dict()
