@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from interrupting import interrupted_at
 from rulebook import assert_same
-from thalweg import optim
+from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
 from torch_inputs import CLASSES
@@ -271,6 +272,60 @@ def test_an_option_that_was_gained_begins_at_the_parameters(case: str) -> None:
     again = getattr(module, name)([torch.nn.Parameter(new.detach().clone())], lr=0.1, **options)
     again.load_state_dict(copy.deepcopy(made.state_dict()))
     assert_same([p.detach() for p in step(again).state], [p.detach() for p in step(made).state])
+
+
+LOST = {
+    "master": (optim, "AdamW", {"masters": True}),
+    "ema": (optim, "AdamW", {"ema_decay": 0.9}),
+    "slow": (optim, "AdamW", {"lookahead": 2}),
+    "radius": (optim, "AdamW", {"sphere": True}),
+    "tensorflow's ema": (tensorflow, "Adam", {"ema_decay": 0.9}),
+}
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize("case", LOST)
+def test_what_an_option_has_kept_is_left_behind(case: str, by_file: bool, tmp_path: Path) -> None:
+    """No step would move it, and a later optimizer with the option would go on with it."""
+    module, name, options = LOST[case]
+    key = case.split()[-1]
+    values = torch.linspace(-1, 2, 6).reshape(SHAPE).to(torch.bfloat16)
+    saved, made = (
+        getattr(module, name)({"w": torch.nn.Parameter(values.clone())}.items(), **each)
+        for each in (options, {})
+    )
+    assert key in step(saved).state_dict()["state"][0]
+    if by_file:
+        checkpoint.save(tmp_path / "run", optimizer=saved)
+
+    def load() -> None:
+        if by_file:
+            checkpoint.restore(tmp_path / "run", optimizer=made, check_arguments=False)
+        else:
+            made.load_state_dict(saved.state_dict())
+
+    with pytest.warns(CheckpointWarning, match=f"{name}: .* has '{key}', which is left behind"):
+        load()
+    assert key not in step(made).state_dict()["state"][0]
+    saved.load_state_dict(saved.state_dict())  # without a word
+
+
+@pytest.mark.parametrize(("key", "case"), [(each, LOST[each]) for each in list(LOST)[:3]])
+def test_what_torchs_own_has_made_narrow_begins_anew(key: str, case: Any) -> None:
+    module, name, options = case
+    values = torch.linspace(-1, 2, 6).reshape(SHAPE).to(torch.bfloat16)
+    saved, made = (
+        getattr(module, name)([torch.nn.Parameter(values.clone())], **options) for _ in range(2)
+    )
+    plain = torch.optim.AdamW([torch.nn.Parameter(values.clone())])
+    plain.load_state_dict(step(saved).state_dict())
+    assert plain.state_dict()["state"][0][key].dtype == torch.bfloat16
+    with (
+        pytest.warns(CheckpointWarning, match=f"'{key}' .* of 16 bits, .* is left behind"),
+        pytest.warns(CheckpointWarning, match=f"no '{key}', which begins at the parameters"),
+    ):
+        made.load_state_dict(step(plain).state_dict())
+    assert step(made).state_dict()["state"][0][key].dtype == torch.float32
 
 
 @pytest.mark.parametrize("option", ["accumulate", "clip_grad_norm", "wide_sums"])

@@ -458,6 +458,19 @@ def test_states_of_other_bits(
     assert_same(everything(steps(plain, 2, 2)), everything(went_on))
 
 
+@pytest.mark.parametrize("home", ["optim", "tensorflow"])
+def test_full_precision_tells_nothing_of_bits_and_has_slots_of_float32(home: str) -> None:
+    made = trained(maker(home, "Adam"), torch.bfloat16, count=2)
+    state = optim.full_precision(made)
+    assert not {"round", "seed"} & {*state["param_groups"][0]}
+    dtypes = {each.dtype for own in state["state"].values() for each in own.values() if each.dim()}
+    assert dtypes == {torch.float32}
+    assert "master" not in state["state"][0]
+    wide = maker(home, "Adam", round=None, seed=0)(params_of(torch.float32))
+    wide.load_state_dict(state)
+    steps(wide, 2, 1)
+
+
 def test_files_of_other_bits_are_refused(tmp_path: Path) -> None:
     made = trained(maker("optim", "Adam"), torch.bfloat16, count=2)
     own = dict(zip("abcd", params(made), strict=True))

@@ -17,7 +17,7 @@ from thalweg import checkpoint, optim
 from thalweg.engines import engine
 from thalweg.engines.codecs.records import decode_tensor
 from thalweg.engines.codecs.split8 import SPLIT8
-from thalweg.errors import CheckpointMismatchError
+from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
 
 SIZES: list[Any] = [1, 33, (64, 64), 4097, (1 << 16) + 257]
@@ -351,7 +351,9 @@ def loaded(own: Own, options: dict[str, Any], state: Any, **keywords: bool) -> O
 def test_a_state_without_corrections_is_refused_or_begins_at_parameters() -> None:
     own = trained(adam(weights=None))
     state = own[1].state_dict()
-    with pytest.raises(CheckpointMismatchError, match="'correction' is in float32, here in split8"):
+    with pytest.raises(
+        CheckpointMismatchError, match=r"the state has no corrections, .*convert=True"
+    ):
         loaded(own, {"weights": "split"}, state)
     other = loaded(own, {"weights": "split"}, state, convert=True)
     assert_same(weights_of(other), [param.detach().float() for param in own[0]])
@@ -361,9 +363,10 @@ def test_a_state_without_corrections_is_refused_or_begins_at_parameters() -> Non
 
 def test_a_state_with_corrections_is_refused_or_loses_them() -> None:
     own = trained(adam())
-    with pytest.raises(CheckpointMismatchError, match="'correction' is in split8"):
+    with pytest.raises(CheckpointMismatchError, match=r"the state has corrections .*convert=True"):
         loaded(own, {}, own[1].state_dict())
-    other = loaded(own, {}, own[1].state_dict(), convert=True)
+    with pytest.warns(CheckpointWarning, match="lower bits of weights, .* are left behind"):
+        other = loaded(own, {}, own[1].state_dict(), convert=True)
     assert "correction" not in other[1].state[other[0][0]]
     trained(other, 1)
 
@@ -372,13 +375,27 @@ def test_a_state_with_corrections_is_refused_or_loses_them() -> None:
 def test_masters_have_the_same_weights_there_and_back(how: str) -> None:
     own = trained(adam())
     is_full = how == "full_precision"
-    state = optim.full_precision(own[1]) if is_full else own[1].state_dict()
+    state = optim.full_precision(own[1], masters=True) if is_full else own[1].state_dict()
     other = loaded(own, {"masters": True}, state, convert=not is_full)
     masters = [other[1].state[param]["master"] for param in other[0]]
     assert_same(masters, weights_of(own))
     back = loaded(other, {"weights": "split"}, other[1].state_dict(), convert=True)
     assert_same(weights_of(back), masters)
     assert_equal(trained(own, seed=9), trained(back, seed=9))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, optim.AdamW])
+def test_a_float32_model_goes_on_with_the_weights_of_a_split_one(make: Any) -> None:
+    own = trained(adam())
+    plain = optim.full_precision(own[1])
+    assert all({*each} == {"step", "exp_avg", "exp_avg_sq"} for each in plain["state"].values())
+    state = optim.full_precision(own[1], masters=True)
+    params = [torch.nn.Parameter(each.pop("master")) for each in state["state"].values()]
+    assert_same([param.detach() for param in params], weights_of(own))
+    other = make(params, lr=1e-4)
+    other.load_state_dict(state)  # without a word
+    trained((params, other), 1)
+    assert {*other.state[params[0]]} == {"step", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize(

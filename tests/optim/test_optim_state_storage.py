@@ -338,6 +338,27 @@ def test_another_storage_is_refused_or_converted(theirs: Any, ours: Any) -> None
     trained(other, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_of_tensorflows_are_converted_by_names(dtype: torch.dtype) -> None:
+    sizes = {"small": 10, "w": LEAST, "b": LEAST + 1}
+    own, other, back = (
+        dict(zip(names, params_of([sizes[name] for name in names], dtype), strict=True))
+        for names in ([*sizes], [*sizes][::-1], [*sizes])
+    )
+    saved = tensorflow.Adam(own.items(), state_storage="8bit")
+    trained(([*own.values()], saved))
+    plain = tensorflow.Adam(other.items())
+    plain.load_state_dict(saved.state_dict(), convert=True)
+    for name, param in other.items():
+        assert plain.state[param]["m"].dtype == dtype
+        assert plain.state[param]["m"].shape == own[name].shape
+    trained(([*other.values()], plain), 1)
+    again = tensorflow.Adam(back.items(), state_storage="8bit")
+    again.load_state_dict(plain.state_dict(), convert=True)
+    assert again.state[back["w"]]["m"].dtype == torch.uint8
+    trained(([*back.values()], again), 1)
+
+
 def test_full_precision_is_what_torchs_own_takes() -> None:
     own = trained(adam())
     state = optim.full_precision(own[1])
@@ -353,6 +374,12 @@ def test_full_precision_is_what_torchs_own_takes() -> None:
     for param, other in zip(own[0], again[0], strict=True):
         for name in NATURAL:
             assert torch.equal(own[1].state[param][name], again[1].state[other][name])
+
+
+@pytest.mark.parametrize("given", [{}, torch.optim.AdamW([torch.ones(1)]), None])
+def test_full_precision_is_of_optimizers_of_ours(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"one of thalweg.optim, .* not a .*{type(given).__name__}"):
+        optim.full_precision(given)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ class CheckpointManager:
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
         check_arguments: bool = True,
+        convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
         """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
@@ -217,7 +218,7 @@ class CheckpointManager:
         Args:
             step: Optional. The number of the checkpoint.
             optimizer, variables, module: As there.
-            check_arguments: As there.
+            check_arguments, convert: As there.
             progress: As there.
 
         Raises:
@@ -239,6 +240,7 @@ class CheckpointManager:
             variables=variables,
             module=module,
             check_arguments=check_arguments,
+            convert=convert,
             progress=progress,
         )
 
@@ -249,6 +251,7 @@ class CheckpointManager:
         variables: Variables | Literal[False] | None = None,
         module: torch.nn.Module | None = None,
         check_arguments: bool = True,
+        convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored | None:
         """Go on from the latest checkpoint, or start where there is none.
@@ -281,6 +284,7 @@ class CheckpointManager:
             variables=variables,
             module=module,
             check_arguments=check_arguments,
+            convert=convert,
             progress=progress,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -13,20 +13,26 @@ from torch import Tensor
 
 from thalweg.core import state
 from thalweg.core.groups import Group
+from thalweg.core.options.masters import Masters
+from thalweg.core.options.rounding import Rounding
+from thalweg.core.options.split import SplitWeights
+from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.formula import Rule
+from thalweg.formula import Rule, Slot
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
 from thalweg.optim.differing import is_before_steps, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.loading import fitted, setting, warn_of_sums, without_sums
+from thalweg.optim.loading import fitted, setting, taken_apart, warn_of
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
+_CONVERTED = (StateCodec, SplitWeights, Rounding)
+(SPLIT,) = (each.name for each in SplitWeights.keywords())
 
 
 class OfTorch:
@@ -47,6 +53,8 @@ class OfTorch:
         self.optimizer: Any = optimizer
         self._is_ours = isinstance(optimizer, FusedOptimizer)
         self._has_rule = isinstance(optimizer, RuleOptimizer)
+        self._converts = False
+        self._values: Mapping[str, Any] = {}
         for name in ("state_dict", "load_state_dict"):
             if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):
                 raise InvalidTypeError(
@@ -69,6 +77,15 @@ class OfTorch:
             cls = cls._torch
         depth = 3 if cls.__module__.endswith(".tensorflow") else 2
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
+
+    def convert_to_fit(self, values: Mapping[str, Any]) -> None:
+        """Have a state that is kept otherwise than here be converted, where it would be refused.
+
+        Args:
+            values: Parameters by the names of a file, which are loaded with the state, as weights
+                of three bytes are decoded beside them; those that are not there stay what they are.
+        """
+        self._converts, self._values = True, values
 
     def _locked(self) -> AbstractContextManager[Any]:
         if not self._is_ours:
@@ -120,27 +137,43 @@ class OfTorch:
     ) -> Generator[state.Loading]:
         with self._locked(), writable():
             found: list[str] = []
-            own, left = {"state": given["state"], "param_groups": given["groups"]}, False
+            titles, left, lacking = self._names_by_param(names), list[str](), list[str]()
+            own = {"state": given["state"], "param_groups": self._in_order(given["groups"], titles)}
             if self._is_ours:
-                own, left = without_sums(self.optimizer, own)
-                own = fitted(self.optimizer, own)
-            parts = self._prepare_parts(
-                own["state"], own["param_groups"], self._names_by_param(names), found
-            )
+                own, left = taken_apart(self.optimizer, own)
+                values = {param: self._values.get(name, param) for param, name in titles.items()}
+                own = fitted(self.optimizer, own, self._converts, values)
+            parts = self._prepare_parts(own["state"], own["param_groups"], titles, found, lacking)
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
-            if left:
-                warn_of_sums(self.optimizer)
+            if self._is_ours:
+                warn_of(self.optimizer, lacking, left)
             yield state.Loading(*parts, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
+    def _in_order(self, saved: list[Group], titles: Mapping[Tensor, str]) -> list[Group]:
+        """The groups of a file with the parameters in the order that they have here."""
+        made: list[Group] = []
+        for place, other in enumerate(saved):
+            groups = self.optimizer.param_groups[place : place + 1]
+            names = [titles[param] for group in groups for param in group["params"]]
+            is_same = sorted(names) == sorted(other["params"])
+            made.append({**other, "params": names} if is_same else other)
+        return made
+
     def _prepare_parts(
-        self, given: Any, saved: list[Group], titles: Mapping[Tensor, str], found: list[str]
+        self,
+        given: Any,
+        saved: list[Group],
+        titles: Mapping[Tensor, str],
+        found: list[str],
+        lacking: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:
-        """What sets state and groups; differences are added to those found."""
+        """What sets state and groups; differences are added to those found, and what options keep
+        and begins at the parameters to what is lacking."""
         groups: list[Group] = self.optimizer.param_groups
         pairs: list[tuple[Item, Any]] = []
         calls: list[Call] = []
@@ -157,17 +190,41 @@ class OfTorch:
                 faults = self.optimizer._unfit_options(options, index)
             found += faults
             for param, name in zip(group["params"], names, strict=True):
+                theirs = given.get(name, {})
+                begins = self._beginning(param, theirs, name, found, lacking)
                 if self._has_rule:
                     own = self.optimizer.state[param]
-                    calls += setting(own, given.get(name, {}), name, found, pairs, param)
+                    calls += setting(own, theirs, name, found, pairs, param, None, begins)
+                    calls += [partial(own.pop, each, None) for each in begins]
                 elif name in given:
                     own_group = group if faults else options
-                    made[param] = self._prepare_state(param, own_group, given[name], name, found)
+                    made[param] = self._prepare_state(param, own_group, theirs, name, found)
             calls += [partial(group.clear), partial(group.update, options)]
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(own.update, {"state": made}))
         return pairs, calls
+
+    def _beginning(
+        self,
+        param: Tensor,
+        given: Mapping[str, Any],
+        title: str,
+        found: list[str],
+        lacking: list[str],
+    ) -> list[str]:
+        """What options keep of a parameter and a state does not have, if that may be."""
+        if not self._is_ours:
+            return []
+        names = [key for key in self.optimizer._around.keys(param) if key not in given]
+        is_new = is_before_steps(given)
+        if self._converts:
+            lacking += () if is_new else names
+            return names
+        if not (is_new or self._has_rule):
+            how = "convert=True has it begin at the parameter"
+            found += [f"'{title}/{key}' is missing; {how}" for key in names]
+        return []
 
     def _prepare_state(
         self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
@@ -178,9 +235,6 @@ class OfTorch:
             found.append(f"'{title}/step' is of shape {tuple(step.shape)}, not ()")
             return {}
         if self._is_ours:
-            if not is_before_steps(given):
-                lacking = [key for key in self.optimizer._around.keys(param) if key not in given]
-                found += [f"'{title}/{key}' is missing" for key in lacking]
             shapes = _shapes_of(self.optimizer._rule_around(group, param), param)
             for key, value in given.items():
                 wanted = shapes.get(key, param.shape)
@@ -198,7 +252,10 @@ class OfTorch:
             for key, value in given.items()
         }
         if self._is_ours:
-            kinds.widen_slots(made, self.optimizer._own_rule(group, param).slots, param)
+            slots = self.optimizer._own_rule(group, param).slots
+            kinds.widen_slots(made, slots, param)
+            if self.optimizer._around.keeps_as_torch:
+                _narrow_slots(made, slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
@@ -211,6 +268,16 @@ class OfTorch:
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
+
+
+def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of an optimizer without arguments in which another may differ from it where
+    states are converted: masters, too, where either has split weights."""
+    names = {each.name for kind in _CONVERTED for each in kind.keywords()}
+    if any(SPLIT in each["arguments"] for each in (description, other)):
+        names |= {each.name for each in Masters.keywords()}
+    own: Mapping[str, Any] = description["arguments"]
+    return {**description, "arguments": {n: x for n, x in own.items() if n not in names}}
 
 
 def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
@@ -227,6 +294,16 @@ def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
             if (codec := codec_of(slot, param)) is not None:
                 found[slot.name] = likeness_of(codec, param).shape
     return found
+
+
+def _narrow_slots(own: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:
+    """Have slots that options made wider be of their parameter's dtype, as torch loads them."""
+    for slot in slots:
+        value = own.get(slot.name)
+        if slot.is_shaped or slot.scalar or not isinstance(value, Tensor):
+            continue
+        if value.is_floating_point() and (dtype := PLAIN.of(slot, param)).is_floating_point:
+            own[slot.name] = value.to(dtype)
 
 
 def _is_number(value: object) -> bool:

@@ -24,7 +24,7 @@ from thalweg.checkpoint.named import (
     slots_of,
     state_of,
 )
-from thalweg.checkpoint.of_torch import OfTorch
+from thalweg.checkpoint.of_torch import OfTorch, without_converted
 from thalweg.checkpoint.plain import Reader, Writer
 from thalweg.core import state
 from thalweg.core.meshes import any_on_mesh
@@ -238,6 +238,7 @@ def restore(
     variables: Variables | Literal[False] | None = None,
     module: torch.nn.Module | None = None,
     check_arguments: bool = True,
+    convert: bool = False,
     progress: Progress | None = None,
 ) -> Restored:
     """Set a training to what `save` wrote; all of it or nothing.
@@ -253,6 +254,11 @@ def restore(
         check_arguments: Whether the optimizer that is given must have been made with the arguments
             of the one that was saved. Hyperparameters of Keras' optimizers are part of the state,
             and are set.
+        convert: Whether the state of an optimizer of `thalweg.optim` is made what the one that is
+            given keeps, or refused: as `load_state_dict(state, convert=True)` does. Other
+            `state_storage`, `weights`, `round` and `seed` are then no difference of arguments, nor
+            are `masters` in place of split weights; what options keep beside that and the file does
+            not have begins at the parameters, of which a warning tells.
         progress: Optional. Called with the bytes read and the bytes in all.
 
     Returns:
@@ -290,7 +296,10 @@ def restore(
             if places
             else []
         )
-        given = _choose_optimizer(document, optimizer, tensors, check_arguments)
+        given = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
+        if isinstance(given, OfTorch) and convert:
+            values = _read_by_name(reader, document, "variables") if places else {}
+            given.convert_to_fit(values)
         if given is not None:
             loadings += _of_optimizer(given, reader, document, tensors, check_arguments, held)
         copied = Reader(reader.tensors, copies=True)
@@ -334,13 +343,17 @@ def _warn_of_variables(path: str, left: Sequence[str]) -> None:
 
 
 def _choose_optimizer(
-    document: Mapping[str, object], given: object, tensors: Mapping[str, Tensor], check: bool
+    document: Mapping[str, object],
+    given: object,
+    tensors: Mapping[str, Tensor],
+    check: bool,
+    convert: bool,
 ) -> Any:
     """The optimizer that a file's state is for: the one that is given, or a new one; or None."""
     if given is False:
         return None
     if "optimizer" in document:
-        return _find_optimizer(document, given, tensors, check)
+        return _find_optimizer(document, given, tensors, check, convert)
     if given is not None:
         raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
     return None
@@ -383,7 +396,11 @@ def _name_file_in_errors(path: str) -> Generator[None]:
 
 
 def _find_optimizer(
-    document: Mapping[str, Any], given: Any, tensors: Mapping[str, Tensor], check: bool
+    document: Mapping[str, Any],
+    given: Any,
+    tensors: Mapping[str, Tensor],
+    check: bool,
+    convert: bool,
 ) -> object:
     description = document["optimizer"]
     if given is None:
@@ -391,9 +408,16 @@ def _find_optimizer(
     own = described.describe_optimizer(given, tensors)
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     found = described.describe_differences(description, own, loaded)
+    rest = found
+    if isinstance(given, OfTorch):
+        wanted, here = map(without_converted, (description, own), (own, description))
+        rest = described.describe_differences(wanted, here, loaded)
+    if convert:
+        found = rest
     is_other = description["class"] != own["class"]
     if found and (check or is_other):
-        hint = " restore(..., check_arguments=False) goes on with yours." * (not is_other)
+        ways = ["check_arguments=False"] * bool(rest) + ["convert=True"] * (rest != found)
+        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other)
         raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
     return given
 

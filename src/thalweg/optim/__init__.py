@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
-    from thalweg.optim.encoding import full_precision
     from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
     from thalweg.optim.mixed import Mixed
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         ScheduleFreeSGD,
     )
     from thalweg.optim.rule_optimizer import RuleOptimizer
+    from thalweg.optim.widening import full_precision
 
 __all__ = [
     "ADOPT",
@@ -130,7 +130,7 @@ __all__ = [
 _HOMES = {
     **HOMES,
     "Mixed": "mixed",
-    "full_precision": "encoding",
+    "full_precision": "widening",
     "RuleOptimizer": "rule_optimizer",
     "hidden_matrices": "hidden",
 }

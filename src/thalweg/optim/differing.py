@@ -107,6 +107,30 @@ def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any
     return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
 
 
+def keys_in(given: Mapping[str, Any]) -> set[Any]:
+    """Those that parameters have in a state; what it has under others is the user's."""
+    return {key for group in given["param_groups"] for key in group["params"]}
+
+
+def of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The states of parameters that are in a state, with their keys."""
+    own, keys = given["state"], keys_in(given)
+    return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
+
+
+def matched(
+    group: dict[str, Any], saved: dict[str, Any], found: list[str]
+) -> list[tuple[Tensor, Any, Any]]:
+    """Parameters with the keys of their saved states: by name where both have names."""
+    own, theirs = group.get("param_names"), saved.get("param_names")
+    if not own or not theirs or len(theirs) != len(saved["params"]):
+        return members_of(group, saved)
+    keys = dict(zip(theirs, saved["params"], strict=True))
+    found += unmatched(own, theirs)
+    pairs = zip(group["params"], own, strict=True)
+    return [(param, keys[name], name) for param, name in pairs if name in keys]
+
+
 def unmatched(names: Sequence[object], given: Sequence[object], where: str = "") -> list[str]:
     """Names of parameters that one side alone has."""
     found = [f"{name!r}{where} is missing" for name in names if name not in given]

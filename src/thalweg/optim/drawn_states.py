@@ -36,7 +36,7 @@ def fit_rounding(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[s
     own = {name: getattr(optimizer._around.of(Rounding), name) for name in NAMES}
     found = [
         f"'{name}' of group {place} is {shown(group[name])}, here {own[name]!r};"
-        " load_state_dict(..., convert=True) goes on with what is here"
+        " convert=True goes on with what is here"
         for place, group in enumerate(given["param_groups"])
         for name in optimizer._around.others(group)
         if name in own

@@ -74,13 +74,16 @@ def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:
             told[STORAGE] = storage
 
 
-def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
+def fit_storage(
+    optimizer: Any, given: dict[str, Any], convert: bool, values: Mapping[Tensor, Tensor]
+) -> dict[str, Any]:
     """A state as an optimizer keeps it, whose groups say nothing of codecs.
 
     Args:
         optimizer: The optimizer.
         given: The state, of the right form.
         convert: Whether slots that are kept otherwise are converted, or refused.
+        values: What parameters are about to be, of those that are loaded with the state.
 
     Raises:
         CheckpointMismatchError: They are refused, or are not what their groups say.
@@ -96,7 +99,7 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
         ours = storage_of(optimizer._rule_of(group))
         if ours == theirs[place]:
             continue
-        for param, key, title in differing.members_of(group, other):
+        for param, key, title in _members_of(optimizer, group, other):
             own = states.get(key)
             if not isinstance(own, Mapping):
                 continue
@@ -105,12 +108,20 @@ def fit_storage(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[st
                 found.append(_refused(place, theirs[place], ours))
                 break
             rule = optimizer._rule_of(group)
-            made = _converted(rule, own, param, theirs[place], title, found)
-            rest = _rest_converted(own, param, theirs[place], ours, optimizer._around.kinds)
+            kinds = optimizer._around.kinds
+            made = _converted(rule, own, param, theirs[place], title, found, kinds)
+            rest = _rest_converted(own, param, values.get(param, param), theirs[place], ours, kinds)
             states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
     if found:
         raise mismatch(found, type(optimizer).__name__)
     return {**given, "state": states}
+
+
+def _members_of(optimizer: Any, group: Group, saved: Group) -> list[tuple[Tensor, Any, Any]]:
+    """Parameters, keys of their states and titles, as the optimizer matches them."""
+    if hasattr(optimizer, "rule"):
+        return differing.matched(group, saved, [])
+    return differing.members_of(group, saved)
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
@@ -128,11 +139,21 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
 
 
 def _refused(place: int, theirs: Storage, ours: Storage) -> str:
-    names = dict.fromkeys((*theirs, *ours))
+    names = [name for name in {**theirs, **ours} if name != CORRECTION]
     pairs = [(name, theirs.get(name, _PLAIN), ours.get(name, _PLAIN)) for name in names]
-    kept = ", ".join(f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x)
-    how = "load_state_dict(..., convert=True) encodes them again"
-    return f"'{STORAGE}' of group {place}: {kept}; {how}"
+    said = [f"'{n}' is in {one}, here in {x}" for n, one, x in pairs if one != x]
+    found = [f"{', '.join(said)}; convert=True encodes them again"] if said else []
+    if CORRECTION in ours and CORRECTION not in theirs:
+        found.append(
+            f"the state has no corrections, '{CORRECTION}' here; convert=True makes them of its"
+            " masters, or has them begin at 0"
+        )
+    if CORRECTION in theirs and CORRECTION not in ours:
+        found.append(
+            f"the state has corrections of weights, '{CORRECTION}', here there are none;"
+            " convert=True makes masters of them where there are some, or leaves them behind"
+        )
+    return f"'{STORAGE}' of group {place}: {'; '.join(found)}"
 
 
 def _converted(
@@ -142,25 +163,37 @@ def _converted(
     theirs: Storage,
     title: object,
     found: list[str],
+    kinds: StateStorage,
 ) -> dict[str, Tensor]:
     """The slots of a parameter in the codecs of a rule; what is wrong with them is added."""
     made: dict[str, Tensor] = {}
     for slot in rule.element_slots:
         value = own.get(slot.name)
-        is_coded = slot.storage or slot.name in theirs
-        if not isinstance(value, Tensor) or not is_coded or slot.name == CORRECTION:
+        if not isinstance(value, Tensor) or slot.name == CORRECTION:
+            continue
+        if not (slot.storage or slot.name in theirs):  # which is wider beside a correction
+            is_wider = kinds.is_split != (CORRECTION in theirs) and value.is_floating_point()
+            made |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
         if problem := _why_unfit(value, param, theirs.get(slot.name)):
             found.append(f"'{title}/{slot.name}' {problem}")
             continue
-        numbers = _decoded(value, param, theirs.get(slot.name))
+        numbers = decoded(value, param, theirs.get(slot.name))
         codec = codec_of(slot, param)
-        made[slot.name] = numbers if codec is None else encode_tensor(codec, numbers)
+        if codec is not None:
+            made[slot.name] = encode_tensor(codec, numbers)
+        else:  # small ones are of float32 beside others in codecs
+            made[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return made
 
 
 def _rest_converted(
-    own: Mapping[str, object], param: Tensor, theirs: Storage, ours: Storage, kinds: StateStorage
+    own: Mapping[str, object],
+    param: Tensor,
+    upper: Tensor,
+    theirs: Storage,
+    ours: Storage,
+    kinds: StateStorage,
 ) -> dict[str, object]:
     """What a state has of a weight beside the parameter, as an optimizer keeps it.
 
@@ -179,7 +212,7 @@ def _rest_converted(
         return {}
     if _why_unfit(value, param, theirs[CORRECTION]):
         return rests
-    return {MASTER: _decoded(value, param, theirs[CORRECTION])}
+    return {MASTER: decoded(value, upper, theirs[CORRECTION])}
 
 
 def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
@@ -194,41 +227,8 @@ def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
     return flaw(value) or ""
 
 
-def _decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
+def decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
     """The numbers of a slot that fits."""
     if codec is None or value.dtype != torch.uint8:
         return value.detach().float()
     return decode_tensor(CODECS[codec], value, param)
-
-
-def full_precision(optimizer: Any) -> dict[str, Any]:
-    """The state of an optimizer with slots of float32 in place of those in 8 bits.
-
-    An optimizer of the class without `state_storage` loads it, torch's own, too; and one with it by
-    `load_state_dict(state, convert=True)`. With `weights="split"` it has the weights in float32, of
-    24 bits, as `master` in place of `correction`, which is what `masters=True` keeps.
-
-    Args:
-        optimizer: One of `thalweg.optim`.
-
-    Returns:
-        A state of its own, as `state_dict()`.
-
-    Raises:
-        LayoutError: A slot has no memory.
-    """
-    made = optimizer.state_dict()
-    states: dict[Any, Any] = dict(made["state"])
-    groups: Sequence[Group] = optimizer.param_groups
-    for group, told in zip(groups, made["param_groups"], strict=True):
-        theirs = told.pop(STORAGE, {})
-        for param, key, _ in differing.members_of(group, told):
-            own: Mapping[str, Any] = states.get(key, {})
-            named = [name for name in theirs if name in own]
-            if named:
-                found = {name: _decoded(own[name], param, theirs[name]) for name in named}
-                if CORRECTION in found:
-                    found[MASTER] = found.pop(CORRECTION)
-                rest = {name: value for name, value in own.items() if name != CORRECTION}
-                states[key] = {**rest, **found}
-    return {**made, "state": states}

@@ -19,17 +19,13 @@ from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
 from thalweg.optim import differing
-from thalweg.optim.differing import Want, sum_of
+from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import entry_of
+from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
-_LEFT = (
-    "the state that was loaded has sums of gradients that have begun, which are left behind: no"
-    " step takes them without accumulate=."
-)
-
 
 # What sets a state, and which slots of options it has none of.
 Plan = tuple[Loading, list[str]]
@@ -54,13 +50,10 @@ def load(
     """
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
-    given, left = without_sums(optimizer, given)
+    given, left = taken_apart(optimizer, given)
     given = fitted(optimizer, given, convert)
     loading, lacking = plan(optimizer, given)
-    if lacking:
-        warn(differing.lacking_message(_title(optimizer), lacking), CheckpointWarning)
-    if left:
-        warn_of_sums(optimizer)
+    warn_of(optimizer, lacking, left)
     restore(loading)
     if optimizer._own.diagnosing is not None:
         optimizer._own.diagnosing.count_anew()
@@ -127,25 +120,23 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     return given
 
 
-def without_sums(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A state as an optimizer takes it, and whether sums of gradients are left behind.
-
-    Without `accumulate` no step takes them, and they would still be there when a later state is
-    loaded with it.
-    """
-    if optimizer._around.kinds.sums:
-        return given, False
-    states = dict(given["state"])
-    summed = [key for key, own in _of_params(given) if SUM in own]
-    for key in summed:
-        states[key] = {name: each for name, each in states[key].items() if name != SUM}
-        if not states[key]:
-            del states[key]
-    groups = [{n: x for n, x in group.items() if n != COUNT} for group in given["param_groups"]]
-    return {**given, "state": states, "param_groups": groups}, bool(summed)
+def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A state without what only options keep that an optimizer lacks, and what is to be said of it;
+    see `left_behind.leave_behind`."""
+    names = {name for _, own in of_params(given) for name in own}
+    if not (SUM in names or names & KEPT.keys() or any(COUNT in x for x in given["param_groups"])):
+        return given, []
+    with importing:
+        from thalweg.optim.left_behind import leave_behind
+    return leave_behind(optimizer, given)
 
 
-def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict[str, Any]:
+def fitted(
+    optimizer: Any,
+    given: dict[str, Any],
+    convert: bool = False,
+    values: Mapping[Tensor, Tensor] | None = None,
+) -> dict[str, Any]:
     """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
     see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
@@ -157,24 +148,16 @@ def fitted(optimizer: Any, given: dict[str, Any], convert: bool = False) -> dict
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.encoding import fit_storage
-        return fit_storage(optimizer, given, convert)
+        return fit_storage(optimizer, given, convert, values or {})
     return given
 
 
-def warn_of_sums(optimizer: object) -> None:
-    """Say that sums of gradients are left behind."""
-    warn(f"{_title(optimizer)}: {_LEFT}", CheckpointWarning)
-
-
-def _keys(given: Mapping[str, Any]) -> set[Any]:
-    """Those that parameters have in a state; what it has under others is the user's."""
-    return {key for group in given["param_groups"] for key in group["params"]}
-
-
-def _of_params(given: Mapping[str, Any]) -> list[tuple[object, Mapping[str, object]]]:
-    """The states of parameters that are in a state, with their keys."""
-    own, keys = given["state"], _keys(given)
-    return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
+def warn_of(optimizer: object, lacking: Collection[str], left: Collection[str]) -> None:
+    """Say what begins anew, of which a state has nothing, and what is left behind of it."""
+    title = _title(optimizer)
+    said = [differing.lacking_message(title, lacking)] if lacking else []
+    for each in (*said, *(f"{title}: {each}" for each in left)):
+        warn(each, CheckpointWarning)
 
 
 def _title(optimizer: Any) -> str:
@@ -294,7 +277,7 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
             name: each.new_empty((0, 0)) if isinstance(each, Tensor) and each.dim() else each
             for name, each in own.items()
         }
-        for key, own in _of_params(given)
+        for key, own in of_params(given)
     }
     return {**given, "state": {**given["state"], **states}}
 
@@ -313,7 +296,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     given_of: dict[Tensor, Any] = {}
     for place, (group, other) in enumerate(zip(groups, saved, strict=True)):
         found += optimizer._unfit_options(other, place)
-        for param, key, title in _matched(group, other, found):
+        for param, key, title in differing.matched(group, other, found):
             own, theirs = optimizer.state[param], given["state"].get(key, {})
             calls += setting(own, theirs, title, found, pairs, param, names, begins)
             given_of[param] = theirs
@@ -323,7 +306,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
         raise mismatch(found, what)
     for other in saved:
         hypers_of(other, optimizer.rule)
-    keys = _keys(given)
+    keys = keys_in(given)
     users = {key: each for key, each in given["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))
     states = states_of(optimizer.state)
@@ -333,7 +316,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     calls += [partial(own.pop, name) for name, own in lacks]
     gone = {id(own[name]) for name, own in lacks}
     calls += optimizer._own.operands.reading(optimizer, gone)
-    is_new = all(differing.is_before_steps(own) for _, own in _of_params(given))
+    is_new = all(differing.is_before_steps(own) for _, own in of_params(given))
     return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
 
 
@@ -350,19 +333,6 @@ def _lacking(
         for name in begins
         if name in own and given_of[param].get(name) is None
     ]
-
-
-def _matched(
-    group: dict[str, Any], saved: dict[str, Any], found: list[str]
-) -> list[tuple[Tensor, object, object]]:
-    """Parameters with the keys of their saved states: by name where both have names."""
-    own, theirs = group.get("param_names"), saved.get("param_names")
-    if not own or not theirs or len(theirs) != len(saved["params"]):
-        return differing.members_of(group, saved)
-    keys = dict(zip(theirs, saved["params"], strict=True))
-    found += differing.unmatched(own, theirs)
-    pairs = zip(group["params"], own, strict=True)
-    return [(param, keys[name], name) for param, name in pairs if name in keys]
 
 
 def setting(

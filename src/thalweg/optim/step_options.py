@@ -68,6 +68,10 @@ OPTIONS: tuple[type[Option], ...] = (
     Diagnosed,
 )
 KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
+# What options keep in the state of a parameter, with the first of their keywords.
+KEPT = {
+    name: kind.keywords()[0].name for kind in OPTIONS for name in (*kind.begins, *kind.keeps_beside)
+}
 Kind = TypeVar("Kind", bound=Option)
 
 

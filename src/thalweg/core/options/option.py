@@ -37,12 +37,14 @@ class Option:
     Attributes:
         begins: Names of what is kept in the state of a parameter, as entries that begin at the
             parameter's value, such as slots that `rule` adds.
+        keeps_beside: Names of what else the state of a parameter has with it alone.
         changes_state: Whether the state of a parameter is another one with it.
         counts: Whether `scalars` asks for the number of a step. Classes whose rules ask for none
             then keep one in the state of a parameter, too, as `step`, which begins at 0.
     """
 
     begins: ClassVar[tuple[str, ...]] = ()
+    keeps_beside: ClassVar[tuple[str, ...]] = ()
     changes_state: ClassVar[bool] = False
     counts: ClassVar[bool] = False
 

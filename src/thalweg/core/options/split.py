@@ -29,6 +29,7 @@ class SplitWeights(Option):
     """
 
     changes_state = True
+    keeps_beside = ("correction",)
     weights: str | None = None
 
     def __post_init__(self) -> None:

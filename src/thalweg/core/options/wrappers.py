@@ -115,6 +115,7 @@ class Sphere(Wrapper):
     """
 
     changes_state = True
+    keeps_beside = ("radius",)
     without = ("radius", "is 0 and has no sphere, so sphere=True leaves its steps as they are.")
     sphere: bool = False
 
