@@ -12,6 +12,7 @@ from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor,
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import any_on_mesh
+from thalweg.core.options.state_storage import store_slots
 from thalweg.core.options.update_targets import MASTER, StateStorage
 from thalweg.core.state import flaw, mismatch
 from thalweg.engines.codecs.checks import HOMES
@@ -65,6 +66,28 @@ def check_params(optimizer: Any, group: Group) -> None:
                 f"'{title}' is on {param.device}, and its state would keep {said}, which is updated"
                 " on the CPU and on GPUs of CUDA: run there, or without state_storage."
             )
+
+
+def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
+    """Refuse rules of which none has a slot that is encoded.
+
+    Args:
+        storage: As constructors are given it.
+        rules: Those of all groups, by what users call them.
+
+    Raises:
+        InvalidArgumentError: Names them.
+    """
+    if any(store_slots(rule, storage).codecs for rule in rules.values()):
+        return
+    names = dict.fromkeys(slot.name for rule in rules.values() for slot in rule.element_slots)
+    why = "with these options there is none with a number for each element"
+    if names:
+        why = f"8 bits are too few for {', '.join(names)}; a dict names codecs nevertheless"
+    raise InvalidArgumentError(
+        f"{' and '.join(rules)} {'has' if len(rules) == 1 else 'have'} no slots that"
+        f" state_storage={storage!r} may encode: {why}."
+    )
 
 
 def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:

@@ -34,7 +34,7 @@ from thalweg.core.options.wrappers import (
     Sphere,
     TrustRatio,
 )
-from thalweg.errors import RuleError
+from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -172,6 +172,26 @@ class StepOptions:
         for each in self.wrapping:
             rule = each.rule(rule)
         return rule
+
+    def check_rule(self, rule: Rule, title: str) -> None:
+        """Refuse a rule that cannot have what is done beside it.
+
+        Args:
+            rule: The rule.
+            title: What users call it, and messages in place of its name.
+
+        Raises:
+            RuleError, InvalidArgumentError: Says why.
+        """
+        for each in self.wrapping:
+            try:
+                made = each.rule(rule)
+            except (RuleError, InvalidArgumentError) as error:
+                told = str(error).replace(repr(rule.name), title)
+                raise type(error)(told) from error.__cause__
+            if made is not rule:
+                title += f"{',' if ' with ' in title else ' with'} {', '.join(each.on)}"
+            rule = made
 
     def named(self) -> str:
         """What is on, for messages."""
