@@ -267,7 +267,7 @@ def test_parameters_that_no_codec_is_for_are_refused(dtype: torch.dtype) -> None
     params[0].data = params[0].data.double()
     params[0].grad = torch.ones_like(params[0])
     before = [each.clone() for each in tensors_of((params, optimizer))]
-    with pytest.raises(TypeError, match="is float64, and slot 'exp_avg'"):
+    with pytest.raises(TypeError, match="'parameter 0 of group 0' is float64, and slot 'exp_avg'"):
         optimizer.step()
     assert_same(tensors_of((params, optimizer)), before)
 
