@@ -456,6 +456,7 @@ def length(var: Any, grad: Any, m: Any) -> Any:
         (Slot("m", 0.5, positive=True, storage="root8"), {}, ""),
         (Slot("m", storage="zip"), {}, "'zip', which is no codec"),
         (Slot("m", storage="root8"), {}, "never negative, and slot 'm'"),
+        (Slot("m", storage="softsign8", exact=True), {}, "slot 'm' has .*'softsign8', and exact"),
         (
             Slot("m", storage="linear8"),
             {"measures": {"length": length}, "per_variable": lambda length: {}},
