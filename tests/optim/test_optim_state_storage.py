@@ -272,15 +272,22 @@ def test_parameters_that_no_codec_is_for_are_refused(dtype: torch.dtype) -> None
     assert_same(tensors_of((params, optimizer)), before)
 
 
-def test_a_sparse_gradient_is_refused_and_nothing_changes() -> None:
+@pytest.mark.parametrize(
+    ("cls", "own", "said"),
+    [
+        (tensorflow.Adam, {}, "slot 'm' .* give a dense gradient"),
+        (optim.SGD, {"momentum": 0.9}, "SGD with state_storage takes dense ones: leave out"),
+    ],
+)
+def test_a_sparse_gradient_is_refused_and_nothing_changes(cls: Any, own: Any, said: str) -> None:
     params = [torch.nn.Parameter(torch.ones(100, 64))]
-    optimizer = tensorflow.Adam(params, state_storage="8bit")
+    optimizer = cls(params, lr=0.1, state_storage="8bit", **own)
     before = [each.clone() for each in tensors_of((params, optimizer))]
     rows = torch.tensor([[3, 5]])
     params[0].grad = torch.sparse_coo_tensor(
         rows, torch.ones(2, 64), (100, 64), check_invariants=True
     )
-    with pytest.raises(ValueError, match=r"is sparse, and slot 'm' .* give a dense gradient"):
+    with pytest.raises(NotImplementedError, match=f"'parameter 0 of .* is sparse, and {said}"):
         optimizer.step()
     assert_same(tensors_of((params, optimizer)), before)
 

@@ -570,6 +570,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                     " strided or sparse, without capturable=True and differentiable=True; this one"
                     " is torch's."
                 )
+            given = [param for param in self._params() if param.grad is not None]
+            if rows := [param for param in given if is_sparse(param.grad)]:
+                raise NotImplementedError(
+                    f"The gradient of '{titles_in(self.param_groups, rows)[0]}' is sparse, and"
+                    f" {type(self).__name__} with {self._around.named()} takes dense ones: leave"
+                    " out one of them, or update it with an optimizer of its own."
+                )
             raise NotImplementedError(
                 f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"
                 " the CPU, and of GPUs for which there is an engine; this one is torch's."
