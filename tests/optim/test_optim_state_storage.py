@@ -242,6 +242,25 @@ def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> No
         cls(params_of(sizes), lr=0.1, state_storage="8bit")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weights": "split"}, "'correction' in split8: weights='split' is not"),
+        ({"state_storage": "root8"}, ": state_storage is not"),
+        (
+            {"weights": "split", "state_storage": "root8"},
+            ": state_storage and weights='split' is not",
+        ),
+    ],
+)
+def test_the_option_that_dtensors_cannot_have_is_named(
+    options: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thalweg.optim.encoding.any_on_mesh", lambda _: True)
+    with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{said}"):
+        optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
+
+
 def test_groups_without_slots_may_be_beside_others() -> None:
     groups: list[Any] = [{"params": [param]} for param in params_of([LEAST, LEAST])]
     optimizer = optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], state_storage="8bit")

@@ -49,6 +49,8 @@ def check_params(optimizer: Any, group: Group) -> None:
     params = group["params"]
     titles = titles_in(optimizer.param_groups, params)
     said = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
+    options = ["state_storage"] if storage.keys() - {CORRECTION} else []
+    given = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))
     for param, title in zip(params, titles, strict=True):
         if param.dtype not in _COMPUTED:
             accepted = ", ".join(map(dtype_name, _COMPUTED))
@@ -58,13 +60,13 @@ def check_params(optimizer: Any, group: Group) -> None:
             )
         if any_on_mesh([param]):
             raise NotImplementedError(
-                f"'{title}' is a DTensor, and its state would keep {said}: state_storage is not"
+                f"'{title}' is a DTensor, and its state would keep {said}: {given} is not"
                 " defined for parameters that are DTensors."
             )
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
                 f"'{title}' is on {param.device}, and its state would keep {said}, which is updated"
-                " on the CPU and on GPUs of CUDA: run there, or without state_storage."
+                f" on the CPU and on GPUs of CUDA: run there, or without {given}."
             )
 
 

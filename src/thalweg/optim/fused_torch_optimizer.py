@@ -570,8 +570,8 @@ class FusedTorchOptimizer(FusedOptimizer):
                     " strided or sparse, without capturable=True and differentiable=True; this one"
                     " is torch's."
                 )
-            given = [param for param in self._params() if param.grad is not None]
-            if rows := [param for param in given if is_sparse(param.grad)]:
+            pairs = zip(self._gradients(self._params()), self._params(), strict=True)
+            if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
                 raise NotImplementedError(
                     f"The gradient of '{titles_in(self.param_groups, rows)[0]}' is sparse, and"
                     f" {type(self).__name__} with {self._around.named()} takes dense ones: leave"

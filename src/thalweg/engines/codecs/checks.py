@@ -51,6 +51,7 @@ def check_encoded(asked: Request) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    option = "weights='split'" if codec.is_beside else "state_storage"
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
             f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
@@ -63,7 +64,8 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
     if var.device.type not in HOMES:
         raise InvalidArgumentError(
             f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which is updated on"
-            " the CPU and on GPUs of CUDA: run there, or without state_storage."
+            " the CPU and on GPUs of CUDA: run there, or without"
+            f" {option}."
         )
     if isinstance(grad, IndexedSlices):
         raise NotImplementedError(
