@@ -187,8 +187,11 @@ class StepOptions:
             try:
                 made = each.rule(rule)
             except (RuleError, InvalidArgumentError) as error:
-                told = str(error).replace(repr(rule.name), title)
-                raise type(error)(told) from error.__cause__
+                # Quotes stay in "rule 'Name'", which are about formulas.
+                first, *others = str(error).split(repr(rule.name))
+                for rest in others:
+                    first += (repr(title) if first.endswith("ule ") else title) + rest
+                raise type(error)(first) from error.__cause__
             if made is not rule:
                 title += f"{',' if ' with ' in title else ' with'} {', '.join(each.on)}"
             rule = made
