@@ -595,14 +595,16 @@ def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
     return _full_name(getattr(tensor, "_thalweg_name", default))
 
 
+UNNAMED = _full_name("Variable")
+
+
 def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
     """Names for messages; where several have none of their own, their place and shape as well."""
     names = [name_of(tensor) for tensor in tensors]
-    unnamed = _full_name("Variable")
-    if names.count(unnamed) < 2:
+    if names.count(UNNAMED) < 2:
         return names
     return [
-        f"{name} (index {index}, shape {tuple(tensor.shape)})" if name == unnamed else name
+        f"{name} (index {index}, shape {tuple(tensor.shape)})" if name == UNNAMED else name
         for index, (name, tensor) in enumerate(zip(names, tensors, strict=True))
     ]
 

@@ -100,7 +100,8 @@ OPTIONS: dict[str, list[Any]] = {
     "weights": ["split"],
     "diagnostics": [1, 3],
 }
-NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
+# Which not every rule takes, nor every option beside them.
+NARROW = ("state_storage", "weights", "round", "seed")
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
 MEASURE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -781,6 +782,27 @@ def test_show_prints_what_lies_around_a_step() -> None:
 
 def test_show_takes_a_rule_of_the_user() -> None:
     assert "sign(grad)" in invoke("show", "sign.py:SIGN").stdout
+
+
+def test_show_tells_what_rules_say_of_slots_and_which_stages_are_fused() -> None:
+    Path("kept.py").write_text(
+        "from dataclasses import replace\n"
+        "from thalweg.rules import ADAM\n"
+        "m, v = ADAM.slots\n"
+        "KEPT = replace(ADAM, slots=(replace(m, storage='linear8'), v))\n"
+    )
+    shown = invoke("show", "kept.py:KEPT").stdout
+    assert re.search("m +starts at 0, kept in linear8\n", shown)
+    assert re.search("v +starts at 0, never negative\n", shown)
+    assert "Before the update" not in shown
+    shown = invoke("show", "optim:SM3").stdout
+    assert "  Measure of cover, makes rows\n" in shown
+    assert "  FusedStage of keep, makes accumulator_0, accumulator_1\n" in shown
+    told = json.loads(invoke("show", "optim:SM3", "--json").stdout)
+    assert [each["kind"] for each in told["passes"]] == ["Measure", "Measure", "FusedStage"]
+    told = json.loads(invoke("show", "Adagrad", "--json").stdout)
+    assert (told["slots"][0]["positive"], told["slots"][0]["exact"]) == (True, True)
+    assert "  Stage of " in invoke("show", "optim:Muon").stdout
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from thalweg import InvalidArgumentError, LayoutError, optim
 
 REFUSALS = ("LayoutError: ", "InvalidTypeError: ", "CheckpointMismatchError: ")
 NAMES = (
-    "'Variable", "p:0", "q:0", "w:0", "p_1:0", "'p'", "'p/", "/p", "/m'", "'0/", "'parameter 0/",
+    "'Variable", "p:0", "q:0", "w:0", "p_1:0", "'p'", "'p/", "/p", "/m'", "'0/", "parameter 0",
     "Variable:0", "slices", "IndexedSlices", "A tensor of shape", "A value of shape", "lr has",
     "learning_rate has", "momentum has",
 )  # fmt: skip

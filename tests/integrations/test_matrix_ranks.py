@@ -69,7 +69,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(name: str, told: Told) -> No
     *others, last = (each["in_trouble"][name] for each in told)
     assert last["stage"].startswith("ArithmeticError: no eigenvectors | This is Stage")
     assert last["interrupted"].startswith("KeyboardInterrupt: Ctrl-C")
-    assert last["state"].startswith("InvalidArgumentError: 'Variable:0")
+    assert last["state"].startswith("InvalidArgumentError: 'parameter ")
     for found in others:
         raised = "ReplicaMismatchError: rank \\d raised an error in its step: "
         for way, error in (("stage", "Arith"), ("interrupted", "Keyb"), ("state", "InvalidArg")):

@@ -605,8 +605,8 @@ def test_a_sink_that_takes_itself_out_leaves_the_others() -> None:
 
 def test_losses_between_look_at_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     looked, params, file = list[int](), params_of(shapes=((3,),)), io.StringIO()
-    titles = measuring.titles_in
-    monkeypatch.setattr(measuring, "titles_in", lambda *of: looked.append(1) or titles(*of))
+    titles = measuring.names_in
+    monkeypatch.setattr(measuring, "names_in", lambda *of: looked.append(1) or titles(*of))
     made = optim.AdamW(params, diagnostics=Diagnostics(4, [JsonLines(file)]))
     for loss in range(7):
         to(made).log_loss(loss)

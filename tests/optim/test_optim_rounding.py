@@ -536,9 +536,7 @@ def test_float64_beside_slots_of_16_bits_is_refused(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(
-    "cls", [optim.SGD, optim.Adagrad, optim.SparseAdam, tensorflow.Adam, tensorflow.LazyAdam]
-)
+@pytest.mark.parametrize("cls", [optim.SGD, optim.Adagrad, tensorflow.Adam, tensorflow.LazyAdam])
 def test_sparse_gradients_are_refused(cls: Any, accumulate: int) -> None:
     table = Parameter(torch.ones(9, 4))
     made = cls([("table", table)], lr=0.1, accumulate=accumulate, **HOW)

@@ -182,6 +182,16 @@ def test_other_options_have_the_bits_of_the_reference(
     assert all(kept.get(name, torch.float32) == torch.float32 for name in ("ema", "slow", "master"))
 
 
+MEASURING = (
+    optim.LAMB,
+    optim.MARS,
+    optim.Prodigy,
+    optim.StableAdamW,
+    optim.CautiousAdamW,
+    optim.AdamH,
+)
+
+
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
@@ -189,13 +199,29 @@ def test_other_options_have_the_bits_of_the_reference(
         (optim.AdamW, {"state_storage": 8}, "not 8"),
         (optim.AdamW, {"state_storage": {"exp_avg": 8}}, "a text for each"),
         (optim.AdamW, {"state_storage": {"exp_avg": "8bit"}}, "'8bit'; expected: 'float32'"),
-        (optim.AdamW, {"state_storage": {"m": "linear8"}}, "'m'; the slots of 'TorchAdam'"),
+        (optim.AdamW, {"state_storage": {"m": "linear8"}}, "'m'; the slots of AdamW with"),
         (optim.AdamW, {"state_storage": "root8"}, "never negative, and slot 'exp_avg'"),
-        (optim.Adagrad, {"state_storage": "8bit"}, "no slot for which 8 bits are enough: sum"),
-        (optim.Muon, {"state_storage": "8bit"}, "'Muon' works on whole matrices"),
-        (optim.LAMB, {"state_storage": "8bit"}, "'step' of 'LAMB'.* measures slot 'exp_avg'"),
+        (optim.Adagrad, {"state_storage": "8bit"}, "Adagrad has no slots .*too few for sum"),
+        (optim.SGD, {"state_storage": "8bit"}, "SGD has no slots .* with these options there is"),
+        (optim.SGD, {"state_storage": "root8", "in_backward": True}, "SGD has no slots"),
         *(
-            (optim.AdamW, {"state_storage": "8bit", name: True}, "measures slot 'exp_avg'")
+            (cls, {"state_storage": "8bit"}, f"^{cls.__name__} has no slots that state_storage may")
+            for cls in (optim.Adafactor, optim.SM3)
+        ),
+        (optim.Adafactor, {"state_storage": {"variance": "root8"}}, "Adafactor has no slots"),
+        (optim.SparseAdam, {"state_storage": "8bit"}, "^SparseAdam cannot have state_storage: its"),
+        (optim.SparseAdam, {"round": "stochastic"}, "^SparseAdam cannot have round: its gradients"),
+        (optim.Muon, {"state_storage": "8bit"}, "^Muon cannot have .* works on whole matrices"),
+        *(
+            (cls, {"state_storage": "8bit"}, f"^{cls.__name__} cannot have .* measures its slot '")
+            for cls in MEASURING
+        ),
+        *(
+            (
+                optim.AdamW,
+                {"state_storage": "8bit", name: True},
+                f"^AdamW with {name} cannot have .* measures its slot 'exp_avg'",
+            )
             for name in ("trust_ratio", "sphere", "cautious")
         ),
         (optim.AdamW, {"state_storage": "8bit", "state_dtype": torch.float32}, "state_dtype=.*one"),
@@ -209,6 +235,46 @@ def test_what_cannot_be_together_is_refused_by_name(
         cls([torch.nn.Parameter(torch.ones(64, 80))], **options)
 
 
+@pytest.mark.parametrize("cls", [optim.Adafactor, optim.SM3, optim.SGD])
+@pytest.mark.parametrize("sizes", [[(64, 80)], [(64, 80), (8,)], [(8,)]], ids=str)
+def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> None:
+    with pytest.raises(ValueError, match=f"{cls.__name__} has no slots"):
+        cls(params_of(sizes), lr=0.1, state_storage="8bit")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weights": "split"}, "'correction' in split8: weights='split' is not"),
+        ({"state_storage": "root8"}, ": state_storage is not"),
+        (
+            {"weights": "split", "state_storage": "root8"},
+            ": state_storage and weights='split' is not",
+        ),
+    ],
+)
+def test_the_option_that_dtensors_cannot_have_is_named(
+    options: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thalweg.optim.encoding.any_on_mesh", lambda _: True)
+    with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{said}"):
+        optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
+
+
+def test_groups_without_slots_may_be_beside_others() -> None:
+    groups: list[Any] = [{"params": [param]} for param in params_of([LEAST, LEAST])]
+    optimizer = optim.SGD([groups[0], {**groups[1], "momentum": 0.9}], state_storage="8bit")
+    trained(([param for group in groups for param in group["params"]], optimizer), 1)
+    groups = [
+        {"params": group["params"], "rule": rule}
+        for group, rule in zip(groups, ("Adam", "Adagrad"))
+    ]
+    optim.Mixed(groups, state_storage="8bit")
+    groups = [{**group, "rule": rule} for group, rule in zip(groups, ("Adagrad", "SGD"))]
+    with pytest.raises(ValueError, match="Adagrad and SGD have no slots"):
+        optim.Mixed(groups, state_storage="8bit")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
 def test_parameters_that_no_codec_is_for_are_refused(dtype: torch.dtype) -> None:
     params, optimizer = adam()
@@ -220,20 +286,27 @@ def test_parameters_that_no_codec_is_for_are_refused(dtype: torch.dtype) -> None
     params[0].data = params[0].data.double()
     params[0].grad = torch.ones_like(params[0])
     before = [each.clone() for each in tensors_of((params, optimizer))]
-    with pytest.raises(TypeError, match="is float64, and slot 'exp_avg'"):
+    with pytest.raises(TypeError, match="'parameter 0 of group 0' is float64, and slot 'exp_avg'"):
         optimizer.step()
     assert_same(tensors_of((params, optimizer)), before)
 
 
-def test_a_sparse_gradient_is_refused_and_nothing_changes() -> None:
+@pytest.mark.parametrize(
+    ("cls", "own", "said"),
+    [
+        (tensorflow.Adam, {}, "slot 'm' .* give a dense gradient"),
+        (optim.SGD, {"momentum": 0.9}, "SGD with state_storage takes dense ones: leave out"),
+    ],
+)
+def test_a_sparse_gradient_is_refused_and_nothing_changes(cls: Any, own: Any, said: str) -> None:
     params = [torch.nn.Parameter(torch.ones(100, 64))]
-    optimizer = tensorflow.Adam(params, state_storage="8bit")
+    optimizer = cls(params, lr=0.1, state_storage="8bit", **own)
     before = [each.clone() for each in tensors_of((params, optimizer))]
     rows = torch.tensor([[3, 5]])
     params[0].grad = torch.sparse_coo_tensor(
         rows, torch.ones(2, 64), (100, 64), check_invariants=True
     )
-    with pytest.raises(ValueError, match=r"is sparse, and slot 'm' .* give a dense gradient"):
+    with pytest.raises(NotImplementedError, match=f"'parameter 0 of .* is sparse, and {said}"):
         optimizer.step()
     assert_same(tensors_of((params, optimizer)), before)
 
@@ -436,10 +509,11 @@ def length(var: Any, grad: Any, m: Any) -> Any:
         (Slot("m", 0.5, positive=True, storage="root8"), {}, ""),
         (Slot("m", storage="zip"), {}, "'zip', which is no codec"),
         (Slot("m", storage="root8"), {}, "never negative, and slot 'm'"),
+        (Slot("m", storage="softsign8", exact=True), {}, "slot 'm' has .*'softsign8', and exact"),
         (
             Slot("m", storage="linear8"),
             {"measures": {"length": length}, "per_variable": lambda length: {}},
-            "'length' of 'Heavy', .*test_optim_state_storage.*measures slot 'm'",
+            "Rule 'Heavy': it measures its slot 'm'.*'length', length .*test_optim_state_storage",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from thalweg.cli.console import make_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thalweg.formula import Rule
+    from thalweg.formula import Rule, Slot
 
 
 @click.command()
@@ -129,6 +129,27 @@ def sweep_words(rule: Rule) -> str:
     return f"{len(parts) + 1} a step: {'; '.join([*parts, 'the update'])}"
 
 
+def _slot_words(slot: Slot) -> str:
+    """What a slot begins at, and what is said of it."""
+    words = [f"starts at {slot.initial:g}"]
+    words += ["in a shape of its own"] * bool(slot.shape)
+    words += [f"one for each {slot.per}"] * bool(slot.per)
+    words += ["never negative"] * slot.positive
+    words += ["8 bits are too few"] * slot.exact
+    words += [f"kept in {slot.storage}"] * bool(slot.storage)
+    return ", ".join(words)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(getattr(function, "func", function), "__name__", repr(function))
+
+
+def _made_by(each: Any) -> tuple[str, ...]:
+    """The names of what a pass makes, if it says so."""
+    made = getattr(each, "makes", ())
+    return (made,) if isinstance(made, str) else tuple(made)
+
+
 def formula_source(rule: Rule) -> str:
     """The source text of everything that the rule computes, with the functions that this calls;
     for functions without, a note.
@@ -187,7 +208,20 @@ def _describe_rule(rule: Rule) -> dict[str, object]:
 
     return {
         "name": rule.name,
-        "slots": [{"name": slot.name, "initial": slot.initial} for slot in rule.slots],
+        "slots": [
+            {
+                "name": slot.name,
+                "initial": slot.initial,
+                "positive": slot.positive,
+                "exact": slot.exact,
+                "storage": slot.storage,
+            }
+            for slot in rule.slots
+        ],
+        "passes": [
+            {"kind": type(x).__name__, "function": _name_of(x.function), "makes": _made_by(x)}
+            for x in rule.passes
+        ],
         "hypers": [
             {"name": hyper.name, "default": hyper.default, "doc": hyper.doc}
             for hyper in rule.hypers
@@ -260,11 +294,16 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
             console.print(_print_code(console, text), soft_wrap=True)
     heading("Slots")
     for slot in rule.slots:
-        where = ", in a shape of its own" if slot.shape else ""
-        where = f", one for each {slot.per}" if slot.per else where
-        console.print(f"  {slot.name:<14} starts at {slot.initial:g}{where}", highlight=False)
+        console.print(f"  {slot.name:<14} {_slot_words(slot)}", highlight=False, soft_wrap=True)
     if not rule.slots:
         console.print("  none")
+    if rule.passes:
+        heading("Before the update")
+        for each in rule.passes:
+            words = f"{type(each).__name__} of {_name_of(each.function)}"
+            made = ", ".join(_made_by(each))
+            words += f", makes {made}" if made else ""
+            console.print(f"  {words}", markup=False, highlight=False, soft_wrap=True)
     heading("Sweeps over memory")
     console.print(f"  {sweep_words(rule)}", highlight=False, soft_wrap=True)
     heading("Defaults")

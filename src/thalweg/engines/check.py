@@ -54,6 +54,7 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 from thalweg.engines.codecs.rules import fault_of
             if fault := fault_of(rule):
                 raise RuleError(f"{fault}.")
+            _check_exact(rule)
         if rule.passes:
             with importing:
                 from thalweg.engines.check_passes import check_passes
@@ -69,6 +70,16 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 _check_formula(rule, part, formula, known)
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
+
+
+def _check_exact(rule: Rule) -> None:
+    # `state_storage` may name a codec nevertheless: what it makes of a rule does not come here.
+    for slot in rule.slots:
+        if slot.exact and slot.storage is not None:
+            raise RuleError(
+                f"slot {slot.name!r} has storage={slot.storage!r}, and exact=True, which says that"
+                " 8 bits are too few for it: leave out one of them."
+            )
 
 
 def _check_measures(rule: Rule, measures: Mapping[str, Any], known: Mapping[str, Any]) -> None:

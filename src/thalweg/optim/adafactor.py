@@ -35,6 +35,10 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     _torch = torch.optim.Adafactor
     _sparse = "Adafactor does not support sparse gradients"
     _unread = ("eps",)
+    _never = {
+        "state_storage": "has no slots that state_storage may encode: of matrices it keeps a number"
+        " for each row and column, and what it keeps of others it measures"
+    }
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:

@@ -224,6 +224,12 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
     _plain = True
     _single = ()
     _unread = ("maximize",)
+    _never = {
+        "state_storage": "cannot have state_storage: its gradients are sparse, and slots in 8 bits"
+        " are updated block by block",
+        "round": "cannot have round: its gradients are sparse, and random bits are drawn for dense"
+        " ones",
+    }
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:

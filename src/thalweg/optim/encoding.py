@@ -12,6 +12,7 @@ from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor,
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import any_on_mesh
+from thalweg.core.options.state_storage import store_slots
 from thalweg.core.options.update_targets import MASTER, StateStorage
 from thalweg.core.state import flaw, mismatch
 from thalweg.engines.codecs.checks import HOMES
@@ -48,6 +49,8 @@ def check_params(optimizer: Any, group: Group) -> None:
     params = group["params"]
     titles = titles_in(optimizer.param_groups, params)
     said = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
+    options = ["state_storage"] if storage.keys() - {CORRECTION} else []
+    given = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))
     for param, title in zip(params, titles, strict=True):
         if param.dtype not in _COMPUTED:
             accepted = ", ".join(map(dtype_name, _COMPUTED))
@@ -57,14 +60,36 @@ def check_params(optimizer: Any, group: Group) -> None:
             )
         if any_on_mesh([param]):
             raise NotImplementedError(
-                f"'{title}' is a DTensor, and its state would keep {said}: state_storage is not"
+                f"'{title}' is a DTensor, and its state would keep {said}: {given} is not"
                 " defined for parameters that are DTensors."
             )
         if param.device.type not in (*HOMES, "meta"):
             raise InvalidArgumentError(
                 f"'{title}' is on {param.device}, and its state would keep {said}, which is updated"
-                " on the CPU and on GPUs of CUDA: run there, or without state_storage."
+                f" on the CPU and on GPUs of CUDA: run there, or without {given}."
             )
+
+
+def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
+    """Refuse rules of which none has a slot that is encoded.
+
+    Args:
+        storage: As constructors are given it.
+        rules: Those of all groups, by what users call them.
+
+    Raises:
+        InvalidArgumentError: Names them.
+    """
+    if any(store_slots(rule, storage).codecs for rule in rules.values()):
+        return
+    names = dict.fromkeys(slot.name for rule in rules.values() for slot in rule.element_slots)
+    why = "with these options there is none with a number for each element"
+    if names:
+        why = f"8 bits are too few for {', '.join(names)}; a dict names codecs nevertheless"
+    raise InvalidArgumentError(
+        f"{' and '.join(rules)} {'has' if len(rules) == 1 else 'have'} no slots that"
+        f" state_storage={storage!r} may encode: {why}."
+    )
 
 
 def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:

@@ -29,6 +29,7 @@ from thalweg.core.options.diagnostics import Diagnosed
 from thalweg.core.options.flat import Flat
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
+from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
@@ -243,6 +244,20 @@ class FusedOptimizer(Scaled):
             with importing:
                 from thalweg.optim.encoding import check_params
             check_params(self, group)
+
+    def _check_effect(self, rules: Mapping[str, Rule]) -> None:
+        """Refuse to keep slots in 8 bits where none of these rules has one."""
+        storage = self._around.of(StateCodec).state_storage
+        if not isinstance(storage, str):  # off, or said slot by slot
+            return
+        with importing:
+            from thalweg.optim.encoding import check_effect
+        try:
+            check_effect(storage, rules)
+        except BaseException:
+            for handle in self._own.heard.values():
+                handle.remove()
+            raise
 
     def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
         """Refuse parameters of a group that was added which a rule of matrices does not take.

@@ -76,6 +76,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
     _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # where shapes decide
     _unwrapped: ClassVar[str] = ""  # why nothing lies around its steps
+    _never: ClassVar[Mapping[str, str]] = {}  # options that it cannot have, and why
     _common: ClassVar[tuple[str, ...]] = ()  # options in which its groups agree
     _unread: ClassVar[tuple[str, ...]] = ()  # options that its step has no need of
     _accepted: ClassVar[inspect.Signature]  # what `FusedTorchOptimizer.__init__` takes for it
@@ -105,6 +106,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._torch.__init__(self, *args, **rest)
             raise
         super().__init__(*args, **keywords)
+        groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
+        self._check_effect({title: self._choose_rule(group) for title, group in groups})
         if not self._around.keeps_as_torch:
             self._keep_as_options_say()
 
@@ -144,8 +147,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
                 title = f"{kind.__name__} with {self._around.named()}"
                 raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
+            for name in (each for each in kind._never if each in self._around.on):
+                raise InvalidArgumentError(f"{kind.__name__} {kind._never[name]}.")
             for rule in self._rules_of(group):
-                self._around.rule(rule)  # which may be refused
+                self._around.check_rule(rule, kind.__name__)
         self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
@@ -564,6 +569,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                     f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
                     " strided or sparse, without capturable=True and differentiable=True; this one"
                     " is torch's."
+                )
+            pairs = zip(self._gradients(self._params()), self._params(), strict=True)
+            if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
+                raise NotImplementedError(
+                    f"The gradient of '{titles_in(self.param_groups, rows)[0]}' is sparse, and"
+                    f" {type(self).__name__} with {self._around.named()} takes dense ones: leave"
+                    " out one of them, or update it with an optimizer of its own."
                 )
             raise NotImplementedError(
                 f"{type(self).__name__} with {self._around.named()} takes steps on dense tensors of"

@@ -25,6 +25,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import number
 from thalweg.optim.param_state import AnyColumn, ParamState
+from thalweg.optim.replaced import check_slots
 from thalweg.optim.sharded import locals_of, placed, sharing_of
 from thalweg.variable import variable_constraint
 
@@ -68,6 +69,7 @@ class GroupHooks(Hooks):
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
         if not self.repeats:
+            check_slots(optimizer, part.rule, zip(params, places, strict=True))
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
             self.sharing = sharing_of(part.locals, params, part.rule)

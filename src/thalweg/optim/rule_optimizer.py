@@ -116,6 +116,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     ) -> None:
         own = defaults_of(rule)
         check_hypers(rule, as_options(own))
+        self.rule = rule
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
@@ -123,20 +124,25 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))
-                title = rule.name if type(self) is RuleOptimizer else type(self).__name__
-                raise TypeError(f"{title} takes no {title_of(name)!r}. {near}".rstrip())
+                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {near}".rstrip())
         own |= given
         check_rule(rule, {**own, **self._extra})
         if capturable and around.get("state_device"):
             raise InvalidArgumentError(
                 "capturable=True needs the state on the GPU: leave out state_device='cpu'."
             )
-        self.rule = rule
         self._initial = dict(initial or {})
         self._capturable = capturable
         super().__init__(params, {**as_options(own), "rule": rule.name}, **around)
+        self._check_effect({self._title: rule})
+
+    @property
+    def _title(self) -> str:
+        """What users call the rule."""
+        return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
+        self._around.check_rule(self.rule, self._title)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)

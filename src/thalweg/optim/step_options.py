@@ -34,7 +34,7 @@ from thalweg.core.options.wrappers import (
     Sphere,
     TrustRatio,
 )
-from thalweg.errors import RuleError
+from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -176,6 +176,29 @@ class StepOptions:
         for each in self.wrapping:
             rule = each.rule(rule)
         return rule
+
+    def check_rule(self, rule: Rule, title: str) -> None:
+        """Refuse a rule that cannot have what is done beside it.
+
+        Args:
+            rule: The rule.
+            title: What users call it, and messages in place of its name.
+
+        Raises:
+            RuleError, InvalidArgumentError: Says why.
+        """
+        for each in self.wrapping:
+            try:
+                made = each.rule(rule)
+            except (RuleError, InvalidArgumentError) as error:
+                # Quotes stay in "rule 'Name'", which are about formulas.
+                first, *others = str(error).split(repr(rule.name))
+                for rest in others:
+                    first += (repr(title) if first.endswith("ule ") else title) + rest
+                raise type(error)(first) from error.__cause__
+            if made is not rule:
+                title += f"{',' if ' with ' in title else ' with'} {', '.join(each.on)}"
+            rule = made
 
     def named(self) -> str:
         """What is on, for messages."""

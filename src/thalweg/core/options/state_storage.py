@@ -46,11 +46,6 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
                 f"state_storage names {strange[0]!r}; the slots of {rule.name!r} with a number for"
                 f" each element are {names}."
             )
-    if own and storage == NATURAL and set(chosen.values()) == {PLAIN}:
-        raise InvalidArgumentError(
-            f"state_storage='8bit': {rule.name!r} has no slot for which 8 bits are enough:"
-            f" {', '.join(own)}. Name a codec for each to have it nevertheless."
-        )
     slots = [
         replace(slot, storage=None if chosen[slot.name] == PLAIN else chosen[slot.name])
         if slot.name in chosen and own.get(slot.name) is slot
@@ -61,7 +56,7 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         return rule
     made = replace(rule, slots=tuple(slots))
     if fault := fault_of(made):
-        raise InvalidArgumentError(f"state_storage: {fault}.")
+        raise InvalidArgumentError(f"{rule.name!r} cannot have state_storage: {fault}.")
     return made
 
 

@@ -36,8 +36,9 @@ def check_encoded(asked: Request) -> None:
 
     Raises:
         InvalidTypeError: The variable is of float64.
-        InvalidArgumentError: It is neither on the CPU nor on a GPU, its gradient is sparse, or
-            there are more or fewer bytes than its elements take.
+        NotImplementedError: Its gradient is sparse.
+        InvalidArgumentError: It is neither on the CPU nor on a GPU, or there are more or fewer
+            bytes than its elements take.
         LayoutError: The bytes do not lie one after the other, or have no memory.
     """
     rows = zip(asked.variables, asked.gradients, asked.slots, asked.titles, strict=True)
@@ -50,6 +51,7 @@ def check_encoded(asked: Request) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    option = "weights='split'" if codec.is_beside else "state_storage"
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
             f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
@@ -62,12 +64,14 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: s
     if var.device.type not in HOMES:
         raise InvalidArgumentError(
             f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which is updated on"
-            " the CPU and on GPUs of CUDA: run there, or without state_storage."
+            " the CPU and on GPUs of CUDA: run there, or without"
+            f" {option}."
         )
     if isinstance(grad, IndexedSlices):
-        raise InvalidArgumentError(
+        raise NotImplementedError(
             f"The gradient of '{title}' is sparse, and {name} is kept in {codec.name}, block by"
-            " block: give a dense gradient, or a rule with whole=True, or leave out state_storage."
+            " block: give a dense gradient, which a rule of yours with whole=True makes of it, or"
+            " update it with an optimizer of its own, without state_storage."
         )
 
 

@@ -28,7 +28,7 @@ def fault_of(rule: Rule) -> str:
                 f" {', '.join(name for name, each in OF_SLOTS.items() if not each.positive)}"
             )
     if rule.codecs and rule.passes:
-        return f"{rule.name!r} works on whole matrices, beside slots that are kept as numbers"
+        return "it works on whole matrices, beside slots that are kept as numbers"
     taken = [*rule.made, *(slot.name for slot in rule.element_slots)]
     coded = {slot.name for slot in rule.element_slots if slot.storage}
     levels = (each.measures for each in rule.levels)
@@ -37,7 +37,7 @@ def fault_of(rule: Rule) -> str:
         read = coded.intersection(taken[: len(transcribe(measure).positional) - 2])
         if coded and read:
             return (
-                f"{name!r} of {rule.name!r}, {place_of(measure)}, measures slot"
-                f" {min(read)!r}, which has to be kept as numbers for that"
+                f"it measures its slot {min(read)!r}, which has to be kept as numbers for that"
+                f" ({name!r}, {place_of(measure)})"
             )
     return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import states_of, titles_in
+from thalweg.core.groups import names_in, states_of
 from thalweg.diagnostics.asked import Diagnostics
 from thalweg.diagnostics.measuring import StepWatch
 from thalweg.diagnostics.recorder import Recorder, apart
@@ -76,8 +76,8 @@ class Diagnosing(Recorder):
         params = [param for group in groups for param in group["params"]]
         if self._named != (named := [id(param) for param in params]):  # else names are the same
             titles = [
-                f"parameter {at}" if title.startswith("Variable:0") else title
-                for at, title in enumerate(titles_in(groups, params))
+                f"parameter {at}" if name is None else name
+                for at, name in enumerate(names_in(groups, params))
             ]
             self._named, self._names = named, apart(titles)
         places = [place for place, group in enumerate(groups) for _ in group["params"]]

@@ -177,6 +177,10 @@ class SM3(ModernOptimizer):
 
     _rule = "SM3"
     _counts = False
+    _never = {
+        "state_storage": "has no slots that state_storage may encode: its sums are of rows and"
+        " columns, or grow and grow, and its momentum is updated beside them"
+    }
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:

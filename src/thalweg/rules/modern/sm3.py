@@ -115,7 +115,7 @@ def sm3(has_mean=False, is_vector=False):
         prepare=prepare,
         hypers=HYPERS,
         slots=(
-            *((Slot("accumulator_0"),) if is_vector else _LINES),
+            *((Slot("accumulator_0", positive=True, exact=True),) if is_vector else _LINES),
             *((Slot("momentum_buffer"),) if has_mean else ()),
         ),
         source="Anil et al. 2019; https://arxiv.org/abs/1901.11150; pytorch_optimizer.SM3",
