@@ -42,7 +42,7 @@ myst_heading_anchors = 4
 # Rooms whose classes stand in signatures and are of no use by themselves.
 INNER = (
     "graph", "ground", "storage", "v1.train", "openseq2seq.optimizers", "distribute",
-    "checkpoint.tensorflow", "checkpoint.saving", "variable", "autodiff",
+    "checkpoint.tensorflow", "checkpoint.saving", "variable", "autodiff", "optim.fused_optimizer",
     "diagnostics.sinks", "diagnostics.asked", "diagnostics.table",
 )  # fmt: skip
 # Every reference to a name of the library's own is checked; those of others have no inventory here.
