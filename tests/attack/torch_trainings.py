@@ -100,8 +100,8 @@ OPTIONS: dict[str, list[Any]] = {
     "weights": ["split"],
     "diagnostics": [1, 3],
 }
-# Which not every rule takes, nor every option beside them.
-NARROW = ("state_storage", "weights", "round", "seed")
+NARROW = ("state_storage", "weights")  # which not every rule takes, nor every option beside them
+REFUSED = (*NARROW, "round", "seed")  # and what else a class may refuse by itself
 # Wrappers of steps: one that measures, for rules that do not; cautious decay, for rules that decay.
 WRAPPERS = ("cautious", "trust_ratio", "sphere")
 MEASURE = {
@@ -197,9 +197,9 @@ class OptimTraining(Training):
         try:
             return cls([{**group} for group in groups], **around)
         except (ValueError, TypeError, NotImplementedError):
-            if not around.keys() & {*NARROW}:
+            if not around.keys() & {*REFUSED}:
                 raise
-            around = {name: x for name, x in around.items() if name not in NARROW}
+            around = {name: x for name, x in around.items() if name not in REFUSED}
             return cls(groups, **around)
 
     @property
