@@ -118,7 +118,11 @@ def restored(path: str, dice: Dice) -> list[Any]:
     before = _state(given)
     try:
         checkpoint.restore(
-            path, optimizer=given, variables=own, check_arguments=dice.random() < 0.8
+            path,
+            optimizer=given,
+            variables=own,
+            check_arguments=dice.random() < 0.8,
+            convert=dice.random() < 0.3,
         )
     except ThalwegError:
         return [*own, *_differing(before, _state(given))]

@@ -54,9 +54,10 @@ def attempt(seed: int, number: int) -> str:
     opt, params = trained(cls, {**own, **added}, name == "SparseAdam")
     title = f"{seed}/{number}/damage"
     given, damage, keys = damaged(opt, title)
-    damage = f"{home.__name__}.{name} {own} {added}, {damage}"
+    how = {"convert": True} if added.keys() & {*NARROW} and dice.random() < 0.5 else {}
+    damage = f"{home.__name__}.{name} {own} {added} {how}, {damage}"
     before = everything(opt, params)
-    refused = loaded(opt, given)
+    refused = loaded(opt, given, **how)
     if damage.endswith(UNSEEN):
         is_good = refused is None or isinstance(refused, (thalweg.errors.ThalwegError, *TORCHS))
         return "refused" if is_good else f"{damage} raised {type(refused).__name__}"
@@ -155,9 +156,9 @@ def everything(opt: Any, params: list[Tensor]) -> dict[str, Any]:
     return {"state": copy.deepcopy(opt.state_dict()), **found}
 
 
-def loaded(opt: Any, given: Any) -> Exception | None:
+def loaded(opt: Any, given: Any, **how: bool) -> Exception | None:
     try:
-        opt.load_state_dict(given)
+        opt.load_state_dict(given, **how)
     except Exception as error:
         return error
     return None

@@ -32,7 +32,7 @@ from thalweg.optim.loading import fitted, setting, taken_apart, warn_of
 
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTED = (StateCodec, SplitWeights, Rounding)
-(SPLIT,) = (each.name for each in SplitWeights.keywords())
+(_SPLIT,) = (each.name for each in SplitWeights.keywords())
 
 
 class OfTorch:
@@ -274,7 +274,7 @@ def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) 
     """The description of an optimizer without arguments in which another may differ from it where
     states are converted: masters, too, where either has split weights."""
     names = {each.name for kind in _CONVERTED for each in kind.keywords()}
-    if any(SPLIT in each["arguments"] for each in (description, other)):
+    if any(_SPLIT in each["arguments"] for each in (description, other)):
         names |= {each.name for each in Masters.keywords()}
     own: Mapping[str, Any] = description["arguments"]
     return {**description, "arguments": {n: x for n, x in own.items() if n not in names}}

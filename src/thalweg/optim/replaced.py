@@ -45,11 +45,11 @@ def _why_unfit(value: object, slot: Slot, param: Tensor) -> str:
     if slot.storage is None:
         return ""
     with importing:
-        from thalweg.core.encoded import codec_of
+        from thalweg.core.encoded import LEAST, codec_of
     codec = codec_of(slot, param)
     if (value.dtype == torch.uint8) == (codec is not None):
         return ""
-    kept = "in numbers, as the parameter has fewer than 4,096 elements"
+    kept = f"in numbers, as the parameter has fewer than {LEAST:,} elements"
     if codec is not None:
         kept = f"in {codec.name}, as uint8 ({codec.bytes_of(param.numel())},)"
     return (

@@ -71,7 +71,7 @@ BLOCK = 62
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
-MANY = 512  # tensors, from which on all threads look: they wait for memory
+MANY = 512  # tensors, from which on threads of kernels look, too: each waits for memory
 
 # Bytes of a record.
 MEASURED = 96  # begins with what is called
