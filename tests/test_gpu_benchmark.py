@@ -27,7 +27,10 @@ def cuda() -> Any:
     return module
 
 
-@pytest.mark.parametrize("kind", ["adam", "pipeline", "masters", "rows", "state_on_the_cpu"])
+KINDS = ["adam", "pipeline", "masters", "narrow", "measuring", "rows", "state_on_the_cpu"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_steps_run(cuda: Any, kind: str) -> None:
     makers = cuda.rows("cpu", 20, 5) if kind == "rows" else getattr(cuda, kind)(SMALL, "cpu")
     assert cuda.OWN in makers

@@ -17,6 +17,8 @@ from thalweg.engines.cuda.codegen_blocks import generate_blocks
 from thalweg.engines.cuda.codegen_lines import generate_lines
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
+from thalweg.engines.cuda.codegen_short import generate_short
+from thalweg.engines.cuda.layouts import Layout
 from thalweg.engines.cuda.sparse import threads_for
 from thalweg.engines.splitting import split_rule
 from thalweg.engines.transcribe import FUNCTION_PREFIX
@@ -33,7 +35,7 @@ WIDE = {
     "float64": 72,  # a quotient or root of float64 is a function of its own
     "power": 104,  # float64's power
     "power of 16 bits": 144,
-    "measure": 168,  # the halves of a tree that move between threads
+    "measure": 64,
     "coded": 104,  # the rest of a row of a block
     "drawn": 152,  # the words of Philox, and eight elements of a thread, whatever their types
 }
@@ -411,13 +413,27 @@ def test_lines(name, tmp_path):
     assert_aligned(binary, storage)
     assert len(re.findall(r"\bdiv\.[su]32\b", binary.ptx)) > 0  # of elements; of a chunk in 64 bits
     assert resources(binary, tmp_path)[2] == 0
-    kernel = generate_lines(MEASURES, (), storage, 2, compute, VECTORS, True, False)
+
+
+LAYOUTS = [Layout((3, 3)), Layout((8, 8)), *(Layout(None, columns) for columns in (32, 128, 1024))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@BY_NAME
+def test_measures_of_lines(name, layout, tmp_path):
+    given = MEASURES, (), (name,) * 3, 2, computed(name), VECTORS, True, False
+    if layout.sides:
+        kernel = generate_short(*given, layout.sides)
+    else:
+        kernel = generate_lines(*given, layout.columns)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
     assert "fma" not in binary.ptx
-    assert re.search(r"\.reqntid 256\b", binary.ptx)
+    # What would be kept in local memory, which is slow, where rows are folded by the dozen.
     _, stack, local = resources(binary, tmp_path)
     assert (stack, local) == (0, 0)
+    if layout.sides:  # nothing moves between threads
+        assert not re.search(r"bar\.sync|shfl", binary.ptx)
 
 
 def fast_kernel(kind, name="float32"):

@@ -646,15 +646,23 @@ LINES = [{}, {"dtype": torch.bfloat16, **DRAWN}, {"clip_grad_norm": 0.5}, {"mast
 class Matrices(Training):
     """The same over matrices, of which one has several tiles down and across."""
 
-    def __init__(self, device, dtype=torch.float32, shapes=((130, 2100), (9, 31)), **options):
+    shapes = ((130, 2100), (9, 31), (7,), (6, 5, 3, 3))
+
+    def __init__(self, make, device, dtype=torch.float32, **options):
         super().__init__(lambda params: None, device)
-        self.params = [torch.nn.Parameter(self.random(x).to(device, dtype)) for x in shapes]
-        self.optimizer = optim.SM3(self.params, lr=0.1, momentum=0.9, **options)
+        self.params = [torch.nn.Parameter(self.random(x).to(device, dtype)) for x in self.shapes]
+        self.optimizer = make(self.params, lr=0.1, **options)
 
 
+by_lines = pytest.mark.parametrize(
+    "make", [partial(optim.SM3, momentum=0.9), optim.Adafactor], ids=["SM3", "Adafactor"]
+)
+
+
+@by_lines
 @pytest.mark.parametrize("options", LINES, ids=str)
-def test_bits_of_rows_and_columns(options):
-    found, wanted = Matrices("cuda", **options), Matrices("cpu", **options)
+def test_bits_of_rows_and_columns(options, make):
+    found, wanted = Matrices(make, "cuda", **options), Matrices(make, "cpu", **options)
     for _ in range(4):
         found.step()
         wanted.step()
@@ -671,8 +679,9 @@ def test_bits_of_measures_of_all_kinds(dtype):
     assert_same([each.cpu() for each in found], wanted)
 
 
-def test_a_steady_step_over_rows_and_columns_does_not_wait():
-    training = Matrices("cuda")
+@by_lines
+def test_a_steady_step_over_rows_and_columns_does_not_wait(make):
+    training = Matrices(make, "cuda")
     for _ in range(3):
         training.step()
     with no_waiting():

@@ -14,7 +14,7 @@ from thalweg import optim
 from thalweg.engines.cuda import launch
 from waiting import counting_and_waiting_for_nothing
 
-SHAPES = ((1, 1), (66, 3), (3, 1029), (2, 5, 4))
+SHAPES = ((1, 1), (66, 3), (3, 1029), (2, 5, 4), (70, 140), (9, 70), (70, 2, 3, 3), (2, 8, 1))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 

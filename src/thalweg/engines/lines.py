@@ -124,7 +124,7 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     view = View(*values.shape)
     missing = 0.0 if reduce == "sum" else -torch.inf
     if over == "row":
-        width = view.across * TILE_COLUMNS if view.across > 1 else _places_for(view.columns)
+        width = view.across * TILE_COLUMNS if view.across > 1 else places_for(view.columns)
         whole = values.new_full((view.matrices, view.rows, width), missing)
         whole[:, :, : view.columns] = values
         tiles = whole.view(view.matrices, view.rows, view.across, -1)
@@ -132,7 +132,7 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     partial = _reduce_columns(values, view, reduce)
     if over == "column":
         return combine_tiles(partial, 1, reduce)
-    places = TILE_COLUMNS if view.across > 1 else _places_for(view.columns)
+    places = TILE_COLUMNS if view.across > 1 else places_for(view.columns)
     whole = values.new_full((view.matrices, view.down, view.across * places), missing)
     whole[:, :, : view.columns] = partial
     tiles = _fold_places(whole.view(view.matrices, view.down, view.across, places), reduce)
@@ -158,7 +158,8 @@ def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:
     return torch.stack(parts, 1)
 
 
-def _places_for(count: int) -> int:
+def places_for(count: int) -> int:
+    """The least power of two that holds so many."""
     return 1 << (count - 1).bit_length()
 
 

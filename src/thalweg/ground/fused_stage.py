@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from thalweg.errors import RuleError
@@ -69,4 +70,6 @@ def mean_over_columns(values: Tensor) -> Tensor:
 def _mean_over(values: Tensor, dim: int) -> Tensor:
     total = values.clone()
     join_pairs(pairs_of(total, values.dim() + dim), "sum")
-    return (total.narrow(dim, 0, 1) + 0.0) / values.shape[dim]
+    total = total.narrow(dim, 0, 1) + 0.0
+    # By a number of the host torch does not divide on a GPU, but multiply by its inverse.
+    return total / torch.full_like(total, values.shape[dim])

@@ -20,8 +20,8 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     """`torch.optim.Adafactor`, whose steps are three sweeps over memory.
 
     `state[p]` holds `step` and, of matrices, `row_var` and `col_var`, of the parameter's shape with
-    1 in place of the last dimension, or the last but one; of all others `variance`. What is not on
-    the CPU, is a DTensor, or is float16 is left to torch.
+    1 in place of the last dimension, or the last but one; of all others `variance`. What is on
+    neither the CPU nor a GPU, is a DTensor, or is float16 is left to torch.
 
     Args:
         beta2_decay: The weight of a square in its mean is the number of the step to this power.
@@ -61,8 +61,8 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        is_here = param.device.type == "cpu" and not is_on_mesh(param)
-        return is_here and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
+        is_plain = param.device.type in ("cpu", "cuda") and not is_on_mesh(param)
+        return is_plain and param.dtype in (torch.float32, torch.float64, torch.bfloat16)
 
 
 def _read_eps(given: Any) -> tuple[float | None, float]:

@@ -1,11 +1,13 @@
 """Write the source of a kernel that measures rows, columns and variables, tile by tile.
 
-A program makes what a tile has of each measure, in the order of `thalweg.engines.lines`.
+A program makes what a tile has of each measure, in the order of `thalweg.engines.lines`. A row of
+a tile lies in parts, one beside the other: a thread has the same place of each, and adds them up on
+its own. What is left of several rows moves between threads together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from thalweg.engines.codegen import indent_by
 from thalweg.engines.codegen_measure import Sweep
@@ -34,17 +36,17 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     matrix = band // down
     first = (band - matrix * down) * {tile_rows}
     count = tl.minimum(columns - start, {tile_columns})
-    lane = tl.arange(0, {tile_columns})
-    is_there = lane < count
+    most = tl.minimum(rows - first, {tile_rows})
+    below = tl.arange(0, {at_once})
 {begin}
-    for number in range(0, tl.minimum(rows - first, {tile_rows})):
+    for number in range(0, most, {at_once}):
         line = matrix * rows + first + number
-        offset = line * columns + start
 {each}
 {end}
 """
 
-_THREADS = 256  # of a program, each with four of a tile's columns
+_THREADS = 128  # of a program, at most
+_AT_ONCE = 2  # rows
 _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
@@ -59,57 +61,93 @@ class _Kept:
 
     def __init__(self, program: Program, value: int, reduce: str) -> None:
         self._program, self._value, self._reduce = program, f"v{value}", reduce
-        self._lanes = f"{reduce}{value}"
+        self._name = f"{reduce}{value}"
         # The numbers of the measures of each "row", "column" and "variable": two may be alike.
         self.targets: dict[str, list[int]] = {}
 
     @property
-    def _has_lanes(self) -> bool:
+    def _has_columns(self) -> bool:
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
-    def begin(self) -> list[str]:
+    def begin(self, parts: int, lanes: int) -> list[str]:
         """Before the first row."""
-        zero = f"tl.full(({TILE_COLUMNS},), {_ZERO[self._reduce]}, tl.float64)"
-        return [f"{self._lanes} = {zero}"] if self._has_lanes else []
+        zero = f"tl.full(({lanes},), {_ZERO[self._reduce]}, tl.float64)"
+        return [f"{self._name}_{k} = {zero}" for k in range(parts) if self._has_columns]
 
-    def add_row(self) -> list[str]:
-        """What is done with the values of a row."""
-        value = f"found_{self._lanes}"
+    def add_values(self, row: int, part: int) -> list[str]:
+        """What is done with the values of a part of a row."""
+        value = f"row{row}_{self._name}_{part}"
         lines = [f"{value} = tl.where(is_there, {self._value}, {_ZERO[self._reduce]})"]
-        if self._has_lanes:
-            both = f"{self._lanes} + {value}"
-            if self._reduce == "largest":
-                both = f"maximum({self._lanes}, {value})"
-            lines.append(f"{self._lanes} = {self._program.flush_value(both)}")
-        if "row" in self.targets:
-            lines += self._fold(value)
-            lines += self._store("row", "line * across + side", value)
+        if self._has_columns:
+            name = f"{self._name}_{part}"
+            lines.append(f"{name} = {self._join(name, value)}")
         return lines
 
-    def end(self) -> list[str]:
-        """After the last row."""
+    def end_rows(self, parts: int, lanes: int) -> list[str]:
+        """After the last part of the last of so many rows."""
+        if "row" not in self.targets:
+            return []
         lines: list[str] = []
-        for k in self.targets.get("column", ()):
-            place = f"target{k} + band * columns + start + lane"
-            lines.append(f"tl.store({place}, {self._lanes}, mask=is_there)")
+        for row in range(_AT_ONCE):
+            lines += self._fold_parts(f"row{row}_{self._name}", parts)
+        names = [f"row{row}_{self._name}_0" for row in range(_AT_ONCE)]
+        several = f"rows_{self._name}"
+        lines.append(f"{several} = tl.reshape({_joined(names)}, ({_AT_ONCE * lanes},))")
+        lines += self._fold_lanes(several, lanes, _AT_ONCE)
+        place = "(line + below) * across + side"
+        return lines + [
+            f"tl.store(target{k} + {place}, {several}, mask=number + below < most)"
+            for k in self.targets["row"]
+        ]
+
+    def end(self, parts: int, lanes: int) -> list[str]:
+        """After the last row."""
+        lines = [
+            f"tl.store(target{k} + band * columns + start + {part * lanes} + lane,"
+            f" {self._name}_{part}, mask=lane < count - {part * lanes})"
+            for k in self.targets.get("column", ())
+            for part in range(parts)
+        ]
         if "variable" in self.targets:
-            lines += [*self._fold(self._lanes), *self._store("variable", "tile", self._lanes)]
+            lines += self._fold_parts(self._name, parts)
+            lines += self._fold_lanes(f"{self._name}_0", lanes, 1)
+            place = "tile + tl.arange(0, 1)"
+            lines += [
+                f"tl.store(target{k} + {place}, {self._name}_0)" for k in self.targets["variable"]
+            ]
         return lines
 
-    def _fold(self, name: str) -> list[str]:
-        """Fold lanes until one is left; those that are missing change nothing."""
+    def _join(self, a: str, b: str) -> str:
+        both = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
+        return self._program.flush_value(both)
+
+    def _fold_parts(self, name: str, parts: int) -> list[str]:
+        """The upper half of the parts joined to the lower half, until one is left."""
+        lines: list[str] = []
+        while parts > 1:
+            parts //= 2
+            lines += [
+                f"{name}_{k} = {self._join(f'{name}_{k}', f'{name}_{k + parts}')}"
+                for k in range(parts)
+            ]
+        return lines
+
+    def _fold_lanes(self, name: str, lanes: int, each: int) -> list[str]:
+        """The same of lanes, each of which has so many numbers."""
         fold = {"sum": "fold", "largest": "fold_largest"}[self._reduce]
         lines: list[str] = []
-        half = TILE_COLUMNS // 2
-        while half:
-            lines.append(f"{name} = {self._program.flush_value(f'{fold}({name}, {half})')}")
-            half //= 2
+        while lanes > 1:
+            lanes //= 2
+            folded = f"{fold}({name}, {lanes * each})"
+            lines.append(f"{name} = {self._program.flush_value(folded)}")
         return lines
 
-    def _store(self, over: str, place: str, value: str) -> list[str]:
-        return [
-            f"tl.store(target{k} + {place} + tl.arange(0, 1), {value})" for k in self.targets[over]
-        ]
+
+def _joined(names: Sequence[str]) -> str:
+    """Blocks of lanes as one, in which a lane has a number of each, in this order."""
+    if len(names) == 1:
+        return names[0]
+    return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
 def generate_lines(
@@ -121,6 +159,7 @@ def generate_lines(
     vectors: Mapping[str, str],
     flush: bool,
     from_copy: bool,
+    columns: int = TILE_COLUMNS,
 ) -> Kernel:
     """The kernel that takes measures in one sweep.
 
@@ -130,48 +169,61 @@ def generate_lines(
         compute: The type of vectors and stages, "float32" or "float64".
         vectors: What formulas are given of a "row" or a "column", by name.
         flush: Whether denormals are treated as zero.
+        columns: How many a tile has room for, `WARP` or a larger power of two.
     """
     formulas = tuple(dict.fromkeys(each.function for each in measures))
     sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
     program = Program(sweep, compute, flush)
+    lanes = min(columns, _THREADS)
+    parts = range(columns // lanes)
     kept: dict[tuple[int, str], _Kept] = {}
     for number, each in enumerate(measures):
         key = formulas.index(each.function), each.reduce
         own = kept.setdefault(key, _Kept(program, *key))
         own.targets.setdefault(each.over, []).append(number)
     names, sides = list(sweep.vectors.values()), len(sweep.vectors)
+    of_rows = [name for name in names if name.startswith("row")]
+    of_columns = [name for name in names if name.startswith("column")]
+    begin = [f"lane = tl.arange(0, {lanes})", *program.point_at_lines(len(measures))]
+    for name in of_columns:
+        for k in parts:
+            place = f"of_{name} + matrix * columns + start + {k * lanes}"
+            stored = f"load({place}, lane, count - {k * lanes}, True)"
+            begin.append(f"{name}_{k} = {program.read_vector(stored)}")
     found = ", ".join(f"v{index}" for index in range(len(formulas)))
-    given = ", ".join([*sweep.arguments, "lane", "count", "True"])
-    begin = [f"of_{x} = pointer(own + {k}, tl.{compute}, False)" for k, x in enumerate(names)]
-    begin += [
-        f"target{k} = pointer(own + {sides + 4 + k}, tl.float64, False)"
-        for k in range(len(measures))
-    ]
-    for stream in sweep.read:
-        place = f"base + tensor * {len(storage)} + {stream}"
-        begin.append(f"of_p{stream} = pointer({place}, tl.{storage[stream]}, False)")
-    for name in names:
-        if name.startswith("column"):
-            stored = f"load_where(of_{name}, matrix * columns + start + lane, is_there, True)"
-            begin.append(f"{name} = {program.read_vector(stored)}")
-    each_row = [f"p{stream} = of_p{stream} + offset" for stream in sweep.read]
-    each_row += [
-        f"{name} = tl.broadcast_to({program.read_vector(f'tl.load(of_{name} + line)')}, lane.shape)"
-        for name in names
-        if name.startswith("row")
-    ]
-    each_row.append(f"{found} = element({given})")
+    each_rows: list[str] = []
+    for row in range(_AT_ONCE):
+        each_rows += [
+            # Rows that are missing have no places.
+            f"width = tl.where(number + {row} < most, count, 0)",
+            f"offset = (line + {row}) * columns + start",
+        ]
+        for name in of_rows:
+            stored = f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
+            value = program.read_vector(stored)
+            each_rows.append(f"{name} = tl.broadcast_to({value}, ({lanes},))")
+        for k in parts:
+            given = [each if each not in of_columns else f"{each}_{k}" for each in sweep.arguments]
+            each_rows += [
+                *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in sweep.read),
+                f"left = width - {k * lanes}",
+                "is_there = lane < left",
+                f"{found} = element({', '.join(given)}, lane, left, True)",
+            ]
+            each_rows += [x for own in kept.values() for x in own.add_values(row, k)]
+    size = len(parts), lanes
     text = _MEASURE.format(
         width=sides + 4 + len(measures),
         sides=sides,
         n_scalars=len(sweep.scalars),
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
+        at_once=_AT_ONCE,
         scalars=indent_by(program.load_scalars(), 1),
-        begin=indent_by([*begin, *(x for own in kept.values() for x in own.begin())], 1),
-        each=indent_by([*each_row, *(x for own in kept.values() for x in own.add_row())], 2),
-        end=indent_by([x for own in kept.values() for x in own.end()], 1),
+        begin=indent_by([*begin, *(x for own in kept.values() for x in own.begin(*size))], 1),
+        each=indent_by([*each_rows, *(x for own in kept.values() for x in own.end_rows(*size))], 2),
+        end=indent_by([x for own in kept.values() for x in own.end(*size)], 1),
     )
     text = program.write_header() + program.define_functions() + text
     own = tuple(sweep.vectors)
-    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own, threads=_THREADS)
+    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own, threads=lanes)

@@ -191,6 +191,17 @@ class Program:
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
         return lines
 
+    def point_at_lines(self, measures: int) -> list[str]:
+        """Point at rows and columns, at what is read, and at what is made of so many measures."""
+        sweep, compute = self.sweep, f"tl.{self._single.compute}"
+        sides = len(sweep.vectors)
+        places = [(f"of_{x}", f"own + {k}", compute) for k, x in enumerate(sweep.vectors.values())]
+        places += [(f"target{k}", f"own + {sides + 4 + k}", "tl.float64") for k in range(measures)]
+        for stream in sweep.read:
+            place = f"base + tensor * {len(sweep.storage)} + {stream}"
+            places.append((f"of_p{stream}", place, f"tl.{sweep.storage[stream]}"))
+        return [f"{name} = pointer({place}, {kind}, False)" for name, place, kind in places]
+
     def begin_sums(self) -> list[str]:
         """Begin the sums of all lanes."""
         names = [

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from thalweg.engines import libm
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
@@ -271,17 +271,28 @@ def resumed(x, kept, copy, beginning):
 
 
 @triton.jit
+def _added(a, b):
+    return a + b
+
+
+@triton.jit
 def fold(x, HALF: tl.constexpr):
     """The upper half of lanes added to the lower half."""
-    low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
-    return low + high
+    if INTERPRETED:
+        low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
+        return low + high
+    else:
+        return tl.reduce(tl.reshape(x, (2, HALF)), 0, _added)
 
 
 @triton.jit
 def fold_largest(x, HALF: tl.constexpr):
     """The larger ones of the upper half of lanes and the lower half."""
-    low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
-    return maximum(low, high)
+    if INTERPRETED:
+        low, high = tl.split(tl.permute(tl.reshape(x, (2, HALF)), (1, 0)))
+        return maximum(low, high)
+    else:
+        return tl.reduce(tl.reshape(x, (2, HALF)), 0, maximum)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +200,8 @@ class Group:
     ) -> list[list[Tensor]]:
         """See `thalweg.engines.plan.Group`."""
         flush = self._flush and bool(stages)
-        kernel = launch.lines_kernel(
+        kernel_for = partial(
+            launch.lines_kernel,
             measures,
             stages,
             self._names,
@@ -209,8 +211,9 @@ class Group:
             flush,
             self._from_copy,
         )
-        rows, scalars = self._send_scalars(kernel, columns)
-        return self.lines.measure(kernel, measures, self._send_addresses(), rows, scalars)
+        kernels = self.lines.kernels(kernel_for)
+        rows, scalars = self._send_scalars(kernels[0], columns)
+        return self.lines.measure(kernels, measures, self._send_addresses(), rows, scalars)
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""

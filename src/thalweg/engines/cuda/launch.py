@@ -25,6 +25,7 @@ from thalweg.formula import Formula
 from thalweg.ground.locks import Awaited, importing
 
 if TYPE_CHECKING:
+    from thalweg.engines.cuda.layouts import Layout
     from thalweg.ground.passes import Measure
 
 Argument = Tensor | int
@@ -257,16 +258,18 @@ def lines_kernel(
     vectors: tuple[tuple[str, str], ...],
     flush: bool,
     from_copy: bool,
+    layout: Layout,
 ) -> Compiled:
     """The kernel that measures rows, columns and variables; arguments as those of
     `generate_lines`."""
     with importing:
         from thalweg.engines.cuda.codegen_lines import generate_lines
-    name = np.dtype(compute).name
-    kernel = generate_lines(
-        measures, stages, storage, measured, name, dict(vectors), flush, from_copy
-    )
-    return Compiled(kernel, np.float64)
+        from thalweg.engines.cuda.codegen_short import generate_short
+    name, known = np.dtype(compute).name, dict(vectors)
+    given = measures, stages, storage, measured, name, known, flush, from_copy
+    if layout.sides:
+        return Compiled(generate_short(*given, layout.sides), np.float64)
+    return Compiled(generate_lines(*given, layout.columns), np.float64)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.arrays import Array, numbered
+from thalweg.engines.cuda.codegen import THREADS
 from thalweg.engines.cuda.launch import Compiled
+from thalweg.engines.cuda.layouts import Layout, layout_of
 from thalweg.engines.cuda.mirror import send_constant
 from thalweg.engines.lines import TileMeasures, view_of
 from thalweg.ground.lazily import lazy
@@ -18,7 +20,7 @@ from thalweg.ground.passes import Measure
 
 
 class _Room(NamedTuple):
-    """What a kernel of measures is given, and where it leaves what tiles have.
+    """What kernels of measures are given, and where they leave what tiles have.
 
     Attributes:
         table: Of each variable its vectors, sides, tiles, and where measures go.
@@ -49,11 +51,21 @@ class Lines:
         self._rooms: dict[Compiled, _Room] = {}
 
     @lazy
-    def _tiles(self) -> Tensor:
-        """Variable and number of each tile."""
-        counts = [view.matrices * view.down * view.across for view in self._views]
-        tiles = np.stack(numbered(np.array(counts, np.int64)), axis=1)
-        return send_constant(tiles, np.int32, self._device)
+    def _chunks(self) -> dict[Layout, Tensor]:
+        """For each layout the variable and the number of what programs work on."""
+        layouts = list(map(layout_of, self._views))
+        found: dict[Layout, Tensor] = {}
+        for layout in dict.fromkeys(layouts):
+            own = [k for k, each in enumerate(layouts) if each == layout]
+            views = [self._views[k] for k in own]
+            if layout.sides:
+                counts = [-(-view.matrices // THREADS) for view in views]
+            else:
+                counts = [view.matrices * view.down * view.across for view in views]
+            tensor, number = numbered(np.array(counts, np.int64))
+            chunks = np.stack([np.array(own)[tensor], number], axis=1)
+            found[layout] = send_constant(chunks, np.int32, self._device)
+        return found
 
     def _places_of(self, names: tuple[str, ...]) -> Array:
         """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
@@ -71,13 +83,23 @@ class Lines:
 
     def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
         made = TileMeasures(self._views, measures, self._device)
-        tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
+        tiles = np.array(
+            [
+                (view.matrices if layout_of(view).sides else view.down, view.across)
+                for view in self._views
+            ],
+            np.int64,
+        )
         table = np.hstack([self._places_of(kernel.vectors), tiles, made.targets])
         return _Room(send_constant(table, np.int64, self._device), made)
 
+    def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> list[Compiled]:
+        """The kernels that measure, which read the same scalars and vectors."""
+        return list(map(kernel_for, self._chunks))
+
     def measure(
         self,
-        kernel: Compiled,
+        kernels: Sequence[Compiled],
         measures: Sequence[Measure],
         base: Tensor,
         scalar_row: Tensor,
@@ -86,14 +108,15 @@ class Lines:
         """Of each variable its measures; nobody waits for the device.
 
         Args:
-            kernel: From `launch.lines_kernel`.
+            kernels: From `kernels`.
             measures: The measures.
             base: (variables, streams) addresses.
             scalar_row, scalars: Which row of scalars each variable reads, and the rows.
         """
-        room = self._rooms.get(kernel)
+        room = self._rooms.get(kernels[0])
         if room is None:
-            room = self._rooms[kernel] = self._room_for(kernel, measures)
-        arguments = (base, self._tiles, room.table, scalar_row, scalars)
-        kernel.bind_to((len(self._tiles), 1), arguments, False).run()
+            room = self._rooms[kernels[0]] = self._room_for(kernels[0], measures)
+        for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
+            arguments = (base, chunks, room.table, scalar_row, scalars)
+            kernel.bind_to((len(chunks), 1), arguments, False).run()
         return room.tiles.combine()

@@ -90,7 +90,9 @@ def factored_squares(var, grad, *, row, column, direction, most):
 
 def limit(*, variable, step, element_count, share, d, eps2):
     """The rate of each variable."""
-    return {"step": rate_of(variable, step, element_count, share, d, eps2)}
+    # By a number of the host torch does not divide on a GPU, but multiply by its inverse.
+    count, longest = (step.new_full(step.shape, each) for each in (element_count, d))
+    return {"step": rate_of(variable, step, count, share, longest, eps2)}
 
 
 def update(var, grad, *, row, column, step, shrink, direction, most):
