@@ -18,7 +18,7 @@ from coded import encode_slots, encoded_case
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from matrix_inputs import MATRIX_CASES
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
-from test_lines import EVERY, after, numbers
+from test_lines import EVERY, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg.engines import Dispatcher
@@ -654,9 +654,9 @@ class Matrices(Training):
         self.optimizer = make(self.params, lr=0.1, **options)
 
 
-by_lines = pytest.mark.parametrize(
-    "make", [partial(optim.SM3, momentum=0.9), optim.Adafactor], ids=["SM3", "Adafactor"]
-)
+# Torch divides by no number of the host on a GPU: with d=0.7 that would have other bits.
+OF_LINES = {"SM3": partial(optim.SM3, momentum=0.9), "Adafactor": partial(optim.Adafactor, d=0.7)}
+by_lines = by(OF_LINES)
 
 
 @by_lines
@@ -671,12 +671,27 @@ def test_bits_of_rows_and_columns(options, make):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
 def test_bits_of_measures_of_all_kinds(dtype):
-    params = [numbers(shape, 1).to(dtype) for shape in LINE_SHAPES]
-    grads = [[numbers(shape, 2).to(dtype) for shape in LINE_SHAPES]] * 2
+    shapes = (*LINE_SHAPES, (9, 40), (2, 8, 8))
+    params = [numbers(shape, 1).to(dtype) for shape in shapes]
+    grads = [[numbers(shape, 2).to(dtype) for shape in shapes]] * 2
     wanted = after(EVERY, "cpu", params, grads)
     own, gradients = ([x.cuda() for x in each] for each in (params, grads[0]))
     found = after(EVERY, "cuda", own, [gradients] * 2)
     assert_same([each.cpu() for each in found], wanted)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-310])
+def test_odd_numbers_of_rows_and_columns(odd):
+    shapes = ((5, 6), (9, 40), (3, 130), (3, 1029))
+    params = [numbers(shape, 1) for shape in shapes]
+    grads = [numbers(shape, 2) for shape in shapes]
+    for grad in grads:
+        grad[1, 2] = odd
+        grad[0] = odd
+    wanted = after(EVERY, "cpu", params, [grads])
+    own = [x.cuda() for x in params]
+    found = after(EVERY, "cuda", own, [[x.cuda() for x in grads]])
+    assert_same(*(without_payload([x.cpu() for x in each]) for each in (found, wanted)))
 
 
 @by_lines

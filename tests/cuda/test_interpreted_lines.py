@@ -14,7 +14,9 @@ from thalweg import optim
 from thalweg.engines.cuda import launch
 from waiting import counting_and_waiting_for_nothing
 
-SHAPES = ((1, 1), (66, 3), (3, 1029), (2, 5, 4), (70, 140), (9, 70), (70, 2, 3, 3), (2, 8, 1))
+SHAPES = (
+    (1, 1), (66, 3), (3, 1029), (2, 5, 4), (70, 140), (9, 40), (70, 2, 3, 3), (2, 8, 8), (2, 8, 1),
+)  # fmt: skip
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
@@ -32,7 +34,7 @@ def test_measures_of_all_kinds(dtype, monkeypatch):
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -0.0, 1e-310])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_odd_numbers(dtype, odd):
-    shapes = ((5, 6), (2, 3, 4))
+    shapes = ((5, 6), (2, 3, 4), (9, 40), (3, 130), (3, 1029))
     params = [numbers(shape, 1).to(dtype) for shape in shapes]
     grads = [numbers(shape, 2).to(dtype) for shape in shapes]
     for grad in grads:

@@ -97,6 +97,25 @@ def test_each_parameter_moves_as_torchs(options: dict[str, Any], dtype: torch.dt
             torch.testing.assert_close(own[name], value, rtol=max(1e-12, bound), atol=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 0.5}, {"d": 0.5}, {"beta2_decay": -0.5}, {"eps": (1e-2, 0.1)}, {"weight_decay": 0.1}],
+    ids=str,
+)
+def test_groups_have_their_own_options(options: dict[str, Any]) -> None:
+    both = []
+    for module in (optim, torch.optim):
+        params, others = (params_of(torch.float32) for _ in range(2))
+        groups: list[dict[str, Any]] = [{"params": params}, {"params": others, **options}]
+        both.append(steps(module.Adafactor(groups, lr=0.3)))
+    starts = params_of(torch.float32)
+    for own, theirs in zip(*(made.param_groups for made in both), strict=True):
+        for param, other, start in zip(own["params"], theirs["params"], starts, strict=True):
+            movement = moved([other], [start]).norm()
+            unit = torch.finfo(torch.float32).eps * other.detach().abs().max()
+            assert moved([param], [other]).norm() <= BOUND * movement + unit, tuple(start.shape)
+
+
 def test_bfloat16_is_rounded_once() -> None:
     """Torch rounds after each operation; ours is its float32, whose numbers are rounded."""
     params = params_of(torch.bfloat16)

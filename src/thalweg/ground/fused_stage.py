@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from thalweg.errors import RuleError
+from thalweg.ground.divisors import as_divisor
 from thalweg.ground.pairs import join_pairs, pairs_of
 from thalweg.ground.passes import Stage
 
@@ -18,9 +18,10 @@ from thalweg.ground.passes import Stage
 class FusedStage(Stage):
     """A stage over rows and columns that is a formula, and needs no torch.
 
-    Kernels compute it, with all measures before it, within the sweep, where matrices have few rows
-    and columns, such as those of convolutions: they keep as many numbers of rows and columns as
-    elements. Of large matrices torch's functions compute it. The bits are the same.
+    On the CPU kernels compute it, with all measures before it, within the sweep, where matrices
+    have few rows and columns, such as those of convolutions: they keep as many numbers of rows and
+    columns as elements. Of large matrices, and on a GPU, torch's functions compute it. The bits are
+    the same.
 
     Args:
         function: A formula, `(*, names...) -> values`, in float64 or `like_update`, of what a
@@ -70,6 +71,4 @@ def mean_over_columns(values: Tensor) -> Tensor:
 def _mean_over(values: Tensor, dim: int) -> Tensor:
     total = values.clone()
     join_pairs(pairs_of(total, values.dim() + dim), "sum")
-    total = total.narrow(dim, 0, 1) + 0.0
-    # By a number of the host torch does not divide on a GPU, but multiply by its inverse.
-    return total / torch.full_like(total, values.shape[dim])
+    return (total.narrow(dim, 0, 1) + 0.0) / as_divisor(values.shape[dim], total)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from thalweg.engines.codegen import indent_by
 from thalweg.engines.codegen_measure import Sweep
-from thalweg.engines.cuda.codegen import Kernel, name_kernel
+from thalweg.engines.cuda.codegen import THREADS, Kernel, name_kernel
+from thalweg.engines.cuda.codegen_kept import Kept, kept_of
 from thalweg.engines.cuda.codegen_measure import Program
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
 from thalweg.formula import Formula
@@ -37,6 +38,7 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
     first = (band - matrix * down) * {tile_rows}
     count = tl.minimum(columns - start, {tile_columns})
     most = tl.minimum(rows - first, {tile_rows})
+    lane = tl.arange(0, {lanes})
     below = tl.arange(0, {at_once})
 {begin}
     for number in range(0, most, {at_once}):
@@ -45,102 +47,74 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 {end}
 """
 
-_THREADS = 128  # of a program, at most
-_AT_ONCE = 2  # rows
-_ZERO = {"sum": "0.0", "largest": "float('-inf')"}
+# Rows, a power of two. With four, loads of so many elements come first that there are registers for
+# few programs at a time; with one, threads wait for each other twice as often.
+_AT_ONCE = 2
 
 
-class _Kept:
-    """Writes what becomes of the values of a formula that are reduced alike.
+class _Tile:
+    """Writes what is done to a tile.
 
     Args:
-        program: In which arithmetic.
-        value: The number of the formula.
-        reduce: How values become one.
+        kept: What is kept of each row and column.
+        parts: How many parts a row has.
+        lanes: Places of a part.
     """
 
-    def __init__(self, program: Program, value: int, reduce: str) -> None:
-        self._program, self._value, self._reduce = program, f"v{value}", reduce
-        self._name = f"{reduce}{value}"
-        # The numbers of the measures of each "row", "column" and "variable": two may be alike.
-        self.targets: dict[str, list[int]] = {}
+    def __init__(self, kept: Sequence[Kept], parts: int, lanes: int) -> None:
+        self._kept, self._parts, self._lanes = kept, parts, lanes
 
-    @property
-    def _has_columns(self) -> bool:
-        return not self.targets.keys().isdisjoint(("column", "variable"))
-
-    def begin(self, parts: int, lanes: int) -> list[str]:
+    def begin(self) -> list[str]:
         """Before the first row."""
-        zero = f"tl.full(({lanes},), {_ZERO[self._reduce]}, tl.float64)"
-        return [f"{self._name}_{k} = {zero}" for k in range(parts) if self._has_columns]
+        return [
+            own.begin(name, self._lanes)
+            for own in self._kept
+            if own.has_columns
+            for name in self._names(own.name)
+        ]
 
-    def add_values(self, row: int, part: int) -> list[str]:
+    def add_part(self, row: int, part: int) -> list[str]:
         """What is done with the values of a part of a row."""
-        value = f"row{row}_{self._name}_{part}"
-        lines = [f"{value} = tl.where(is_there, {self._value}, {_ZERO[self._reduce]})"]
-        if self._has_columns:
-            name = f"{self._name}_{part}"
-            lines.append(f"{name} = {self._join(name, value)}")
+        lines: list[str] = []
+        for own in self._kept:
+            value, column = f"row{row}_{own.name}_{part}", f"{own.name}_{part}"
+            lines.append(f"{value} = tl.where(is_there, {own.value}, {own.zero})")
+            if own.has_columns:
+                lines.append(f"{column} = {own.join(column, value)}")
         return lines
 
-    def end_rows(self, parts: int, lanes: int) -> list[str]:
+    def end_rows(self) -> list[str]:
         """After the last part of the last of so many rows."""
-        if "row" not in self.targets:
-            return []
         lines: list[str] = []
-        for row in range(_AT_ONCE):
-            lines += self._fold_parts(f"row{row}_{self._name}", parts)
-        names = [f"row{row}_{self._name}_0" for row in range(_AT_ONCE)]
-        several = f"rows_{self._name}"
-        lines.append(f"{several} = tl.reshape({_joined(names)}, ({_AT_ONCE * lanes},))")
-        lines += self._fold_lanes(several, lanes, _AT_ONCE)
-        place = "(line + below) * across + side"
-        return lines + [
-            f"tl.store(target{k} + {place}, {several}, mask=number + below < most)"
-            for k in self.targets["row"]
-        ]
+        for own in self._kept:
+            if "row" not in own.targets:
+                continue
+            rows = [self._names(f"row{row}_{own.name}") for row in range(_AT_ONCE)]
+            for names in rows:
+                lines += own.fold(names)
+            several, joined = f"rows_{own.name}", _joined([names[0] for names in rows])
+            lines.append(f"{several} = tl.reshape({joined}, ({_AT_ONCE * self._lanes},))")
+            lines += own.fold_lanes(several, self._lanes, _AT_ONCE)
+            place = "(line + below) * across + side"
+            lines += own.store("row", place, several, "number + below < most")
+        return lines
 
-    def end(self, parts: int, lanes: int) -> list[str]:
+    def end(self) -> list[str]:
         """After the last row."""
-        lines = [
-            f"tl.store(target{k} + band * columns + start + {part * lanes} + lane,"
-            f" {self._name}_{part}, mask=lane < count - {part * lanes})"
-            for k in self.targets.get("column", ())
-            for part in range(parts)
-        ]
-        if "variable" in self.targets:
-            lines += self._fold_parts(self._name, parts)
-            lines += self._fold_lanes(f"{self._name}_0", lanes, 1)
-            place = "tile + tl.arange(0, 1)"
-            lines += [
-                f"tl.store(target{k} + {place}, {self._name}_0)" for k in self.targets["variable"]
-            ]
-        return lines
-
-    def _join(self, a: str, b: str) -> str:
-        both = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
-        return self._program.flush_value(both)
-
-    def _fold_parts(self, name: str, parts: int) -> list[str]:
-        """The upper half of the parts joined to the lower half, until one is left."""
         lines: list[str] = []
-        while parts > 1:
-            parts //= 2
-            lines += [
-                f"{name}_{k} = {self._join(f'{name}_{k}', f'{name}_{k + parts}')}"
-                for k in range(parts)
-            ]
+        for own in self._kept:
+            names = self._names(own.name)
+            for part, name in enumerate(names):
+                place = f"band * columns + start + {part * self._lanes} + lane"
+                mask = f"lane < count - {part * self._lanes}"
+                lines += own.store("column", place, name, mask)
+            if "variable" in own.targets:
+                lines += [*own.fold(names), *own.fold_lanes(names[0], self._lanes, 1)]
+                lines += own.store("variable", "tile + tl.arange(0, 1)", names[0])
         return lines
 
-    def _fold_lanes(self, name: str, lanes: int, each: int) -> list[str]:
-        """The same of lanes, each of which has so many numbers."""
-        fold = {"sum": "fold", "largest": "fold_largest"}[self._reduce]
-        lines: list[str] = []
-        while lanes > 1:
-            lanes //= 2
-            folded = f"{fold}({name}, {lanes * each})"
-            lines.append(f"{name} = {self._program.flush_value(folded)}")
-        return lines
+    def _names(self, name: str) -> list[str]:
+        return [f"{name}_{part}" for part in range(self._parts)]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -159,7 +133,7 @@ def generate_lines(
     vectors: Mapping[str, str],
     flush: bool,
     from_copy: bool,
-    columns: int = TILE_COLUMNS,
+    columns: int,
 ) -> Kernel:
     """The kernel that takes measures in one sweep.
 
@@ -169,22 +143,19 @@ def generate_lines(
         compute: The type of vectors and stages, "float32" or "float64".
         vectors: What formulas are given of a "row" or a "column", by name.
         flush: Whether denormals are treated as zero.
-        columns: How many a tile has room for, `WARP` or a larger power of two.
+        columns: How many a tile has room for, a power of two: `TILE_COLUMNS`, or fewer, from a warp
+            on, where no matrix has more.
     """
     formulas = tuple(dict.fromkeys(each.function for each in measures))
     sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
     program = Program(sweep, compute, flush)
-    lanes = min(columns, _THREADS)
+    lanes = min(columns, THREADS)
     parts = range(columns // lanes)
-    kept: dict[tuple[int, str], _Kept] = {}
-    for number, each in enumerate(measures):
-        key = formulas.index(each.function), each.reduce
-        own = kept.setdefault(key, _Kept(program, *key))
-        own.targets.setdefault(each.over, []).append(number)
+    tile = _Tile(kept_of(measures, formulas, program), len(parts), lanes)
     names, sides = list(sweep.vectors.values()), len(sweep.vectors)
     of_rows = [name for name in names if name.startswith("row")]
     of_columns = [name for name in names if name.startswith("column")]
-    begin = [f"lane = tl.arange(0, {lanes})", *program.point_at_lines(len(measures))]
+    begin = program.point_at_lines(len(measures))
     for name in of_columns:
         for k in parts:
             place = f"of_{name} + matrix * columns + start + {k * lanes}"
@@ -203,26 +174,26 @@ def generate_lines(
             value = program.read_vector(stored)
             each_rows.append(f"{name} = tl.broadcast_to({value}, ({lanes},))")
         for k in parts:
-            given = [each if each not in of_columns else f"{each}_{k}" for each in sweep.arguments]
+            given = [f"{each}_{k}" if each in of_columns else each for each in sweep.arguments]
             each_rows += [
                 *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in sweep.read),
                 f"left = width - {k * lanes}",
                 "is_there = lane < left",
                 f"{found} = element({', '.join(given)}, lane, left, True)",
+                *tile.add_part(row, k),
             ]
-            each_rows += [x for own in kept.values() for x in own.add_values(row, k)]
-    size = len(parts), lanes
     text = _MEASURE.format(
         width=sides + 4 + len(measures),
         sides=sides,
         n_scalars=len(sweep.scalars),
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
+        lanes=lanes,
         at_once=_AT_ONCE,
         scalars=indent_by(program.load_scalars(), 1),
-        begin=indent_by([*begin, *(x for own in kept.values() for x in own.begin(*size))], 1),
-        each=indent_by([*each_rows, *(x for own in kept.values() for x in own.end_rows(*size))], 2),
-        end=indent_by([x for own in kept.values() for x in own.end(*size)], 1),
+        begin=indent_by([*begin, *tile.begin()], 1),
+        each=indent_by([*each_rows, *tile.end_rows()], 2),
+        end=indent_by(tile.end(), 1),
     )
     text = program.write_header() + program.define_functions() + text
     own = tuple(sweep.vectors)

@@ -6,11 +6,12 @@ threads. All matrices of a launch have the same sides, which are numbers of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from thalweg.engines.codegen import indent_by
 from thalweg.engines.codegen_measure import Sweep
 from thalweg.engines.cuda.codegen import THREADS, Kernel, name_kernel
+from thalweg.engines.cuda.codegen_kept import Kept, kept_of
 from thalweg.engines.cuda.codegen_measure import Program
 from thalweg.formula import Formula
 from thalweg.ground.passes import Measure
@@ -32,71 +33,57 @@ def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr)
 {each}
 """
 
-_ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
-
-class _Kept:
-    """Writes what becomes of the values of a formula that are reduced alike.
+class _Matrix:
+    """Writes what is done to a matrix, row by row, so that few values are there at a time.
 
     Args:
-        program: In which arithmetic.
-        value: The number of the formula.
-        reduce: How values become one.
-        rows, columns: Of each matrix.
+        kept: What is kept of each row and column.
+        rows, columns: How many it has.
     """
 
-    def __init__(self, program: Program, value: int, reduce: str, rows: int, columns: int) -> None:
-        self._program, self._value, self._reduce = program, value, reduce
-        self._rows, self._columns = rows, columns
-        # The numbers of the measures of each "row", "column" and "variable": two may be alike.
-        self.targets: dict[str, list[int]] = {}
+    def __init__(self, kept: Sequence[Kept], rows: int, columns: int) -> None:
+        self._kept, self._rows, self._columns = kept, rows, columns
 
-    def write(self) -> list[str]:
-        """Join values, and store what that makes."""
+    def begin(self) -> list[str]:
+        """Before the first row."""
+        return [
+            own.begin(name, THREADS)
+            for own in self._kept
+            if own.has_columns
+            for name in self._names(own.name)
+        ]
+
+    def add_row(self, row: int) -> list[str]:
+        """What is done with the values of a row."""
         lines: list[str] = []
-        if "row" in self.targets:
-            for row in range(self._rows):
-                lines += self._fold("folded", [self._name(row, k) for k in range(self._columns)])
-                lines += self._store("row", f"matrix * {self._rows} + {row}", "folded0")
-        if self.targets.keys().isdisjoint(("column", "variable")):
-            return lines
-        zero = f"tl.full(({THREADS},), {_ZERO[self._reduce]}, tl.float64)"
-        for column in range(self._columns):
-            lines.append(f"column{column} = {zero}")
-            for row in range(self._rows):
-                joined = self._join(f"column{column}", self._name(row, column))
-                lines.append(f"column{column} = {joined}")
-            place = f"matrix * {self._columns} + {column}"
-            lines += self._store("column", place, f"column{column}")
-        if "variable" in self.targets:
-            lines += self._fold("folded", [f"column{k}" for k in range(self._columns)])
-            lines += self._store("variable", "matrix", "folded0")
+        for own in self._kept:
+            values = self._names(own.value)
+            if own.has_columns:
+                pairs = zip(self._names(own.name), values, strict=True)
+                lines += [f"{column} = {own.join(column, value)}" for column, value in pairs]
+            if "row" in own.targets:
+                names = self._names(f"row_{own.name}")
+                lines += [f"{name} = {x}" for name, x in zip(names, values, strict=True)]
+                lines += own.fold(names)
+                place = f"matrix * {self._rows} + {row}"
+                lines += own.store("row", place, names[0], "is_there")
         return lines
 
-    def _name(self, row: int, column: int) -> str:
-        return f"v{self._value}_{row}_{column}"
-
-    def _join(self, a: str, b: str) -> str:
-        both = f"{a} + {b}" if self._reduce == "sum" else f"maximum({a}, {b})"
-        return self._program.flush_value(both)
-
-    def _fold(self, name: str, values: list[str]) -> list[str]:
-        """The upper half of places joined to the lower half, until one is left.
-
-        +0 in those beyond changes nothing but -0, which nothing stays.
-        """
-        lines = [f"{name}{k} = {value}" for k, value in enumerate(values)]
-        count = len(values)
-        while count > 1:
-            half = 1 << (count - 1).bit_length() - 1
-            for k in range(count - half):
-                lines.append(f"{name}{k} = {self._join(f'{name}{k}', f'{name}{k + half}')}")
-            count = half
+    def end(self) -> list[str]:
+        """After the last row."""
+        lines: list[str] = []
+        for own in self._kept:
+            names = self._names(own.name)
+            for column, name in enumerate(names):
+                place = f"matrix * {self._columns} + {column}"
+                lines += own.store("column", place, name, "is_there")
+            if "variable" in own.targets:
+                lines += [*own.fold(names), *own.store("variable", "matrix", names[0], "is_there")]
         return lines
 
-    def _store(self, over: str, place: str, value: str) -> list[str]:
-        targets = self.targets.get(over, ())
-        return [f"tl.store(target{k} + {place}, {value}, mask=is_there)" for k in targets]
+    def _names(self, name: str) -> list[str]:
+        return [f"{name}_{column}" for column in range(self._columns)]
 
 
 def generate_short(
@@ -121,28 +108,28 @@ def generate_short(
     formulas = tuple(dict.fromkeys(each.function for each in measures))
     sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
     program = Program(sweep, compute, flush)
-    kept: dict[tuple[int, str], _Kept] = {}
-    for number, each in enumerate(measures):
-        key = formulas.index(each.function), each.reduce
-        own = kept.setdefault(key, _Kept(program, *key, rows, columns))
-        own.targets.setdefault(each.over, []).append(number)
-    each_matrix = program.point_at_lines(len(measures))
-    each_matrix += [f"p{stream} = of_p{stream}" for stream in sweep.read]
+    matrix = _Matrix(kept_of(measures, formulas, program), rows, columns)
+    lines = program.point_at_lines(len(measures))
+    lines += [f"p{stream} = of_p{stream}" for stream in sweep.read]
     names = sweep.vectors.values()
-    for name in names:
-        side, count = ("row", rows) if name.startswith("row") else ("column", columns)
-        for k in range(count):
-            stored = f"load_where(of_{name}, matrix * {count} + {k}, is_there, True)"
-            each_matrix.append(f"{name}_{side}{k} = {program.read_vector(stored)}")
+    of_rows = [name for name in names if name.startswith("row")]
+    of_columns = [name for name in names if name.startswith("column")]
+
+    def read(name: str, count: int, line: int) -> str:
+        stored = f"load_where(of_{name}, matrix * {count} + {line}, is_there, True)"
+        return program.read_vector(stored)
+
+    for name in of_columns:
+        lines += [f"{name}_{k} = {read(name, columns, k)}" for k in range(columns)]
+    lines += matrix.begin()
     for row in range(rows):
-        for column in range(columns):
-            found = ", ".join(f"v{k}_{row}_{column}" for k in range(len(formulas)))
-            own = {x: f"{x}_row{row}" if x.startswith("row") else f"{x}_column{column}"
-                   for x in names}  # fmt: skip
-            given = ", ".join(own.get(x, x) for x in sweep.arguments)
-            at = f"matrix * {rows * columns} + {row * columns + column}"
-            each_matrix.append(f"{found} = element({given}, {at}, length, True)")
-    each_matrix += [line for own in kept.values() for line in own.write()]
+        lines += [f"{name} = {read(name, rows, row)}" for name in of_rows]
+        for k in range(columns):
+            found = ", ".join(f"v{index}_{k}" for index in range(len(formulas)))
+            given = [f"{each}_{k}" if each in of_columns else each for each in sweep.arguments]
+            at = f"matrix * {rows * columns} + {row * columns + k}"
+            lines.append(f"{found} = element({', '.join(given)}, {at}, length, True)")
+        lines += matrix.add_row(row)
     text = _MEASURE.format(
         width=len(sweep.vectors) + 4 + len(measures),
         sides=len(sweep.vectors),
@@ -150,8 +137,8 @@ def generate_short(
         threads=THREADS,
         size=rows * columns,
         scalars=indent_by(program.load_scalars(), 1),
-        each=indent_by(each_matrix, 1),
+        each=indent_by([*lines, *matrix.end()], 1),
     )
     text = program.write_header() + program.define_functions() + text
-    own_vectors = tuple(sweep.vectors)
-    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own_vectors)
+    own = tuple(sweep.vectors)
+    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own)

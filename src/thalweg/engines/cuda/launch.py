@@ -260,8 +260,13 @@ def lines_kernel(
     from_copy: bool,
     layout: Layout,
 ) -> Compiled:
-    """The kernel that measures rows, columns and variables; arguments as those of
-    `generate_lines`."""
+    """The kernel that measures rows, columns and variables.
+
+    Args:
+        layout: Of the matrices.
+
+    The others are those of `generate_lines`.
+    """
     with importing:
         from thalweg.engines.cuda.codegen_lines import generate_lines
         from thalweg.engines.cuda.codegen_short import generate_short

@@ -14,12 +14,12 @@ class Layout(NamedTuple):
     """What a kernel that measures is made for.
 
     Attributes:
-        sides: Rows and columns of matrices that have few of both; None of others.
-        columns: How many a tile of others has room for.
+        sides: Rows and columns of matrices that have few of both; None for all others.
+        columns: Otherwise how many columns a tile has room for.
     """
 
     sides: tuple[int, int] | None
-    columns: int = TILE_COLUMNS
+    columns: int = 0
 
 
 def layout_of(view: View) -> Layout:

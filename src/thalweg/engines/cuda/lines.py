@@ -23,7 +23,8 @@ class _Room(NamedTuple):
     """What kernels of measures are given, and where they leave what tiles have.
 
     Attributes:
-        table: Of each variable its vectors, sides, tiles, and where measures go.
+        table: Of each variable its vectors, sides, tiles down and across, and where measures go;
+            of small matrices, in place of tiles down, how many there are.
         tiles: What has the memory there.
     """
 
@@ -47,16 +48,16 @@ class Lines:
         device: torch.device,
     ) -> None:
         self._views, self._vectors, self._device = list(map(view_of, shapes)), vectors, device
+        self._layouts = list(map(layout_of, self._views))
         self._tables: dict[tuple[str, ...], Tensor] = {}
-        self._rooms: dict[Compiled, _Room] = {}
+        self._rooms: dict[tuple[Compiled, ...], _Room] = {}
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
         """For each layout the variable and the number of what programs work on."""
-        layouts = list(map(layout_of, self._views))
         found: dict[Layout, Tensor] = {}
-        for layout in dict.fromkeys(layouts):
-            own = [k for k, each in enumerate(layouts) if each == layout]
+        for layout in dict.fromkeys(self._layouts):
+            own = [k for k, each in enumerate(self._layouts) if each == layout]
             views = [self._views[k] for k in own]
             if layout.sides:
                 counts = [-(-view.matrices // THREADS) for view in views]
@@ -83,23 +84,20 @@ class Lines:
 
     def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
         made = TileMeasures(self._views, measures, self._device)
-        tiles = np.array(
-            [
-                (view.matrices if layout_of(view).sides else view.down, view.across)
-                for view in self._views
-            ],
-            np.int64,
+        pairs = zip(self._views, self._layouts, strict=True)
+        tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
+        table = np.hstack(
+            [self._places_of(kernel.vectors), np.array(tiles, np.int64), made.targets]
         )
-        table = np.hstack([self._places_of(kernel.vectors), tiles, made.targets])
         return _Room(send_constant(table, np.int64, self._device), made)
 
-    def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> list[Compiled]:
-        """The kernels that measure, which read the same scalars and vectors."""
-        return list(map(kernel_for, self._chunks))
+    def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
+        """The kernels that measure, one for each layout; they read the same scalars and vectors."""
+        return tuple(map(kernel_for, self._chunks))
 
     def measure(
         self,
-        kernels: Sequence[Compiled],
+        kernels: tuple[Compiled, ...],
         measures: Sequence[Measure],
         base: Tensor,
         scalar_row: Tensor,
@@ -113,9 +111,9 @@ class Lines:
             base: (variables, streams) addresses.
             scalar_row, scalars: Which row of scalars each variable reads, and the rows.
         """
-        room = self._rooms.get(kernels[0])
+        room = self._rooms.get(kernels)
         if room is None:
-            room = self._rooms[kernels[0]] = self._room_for(kernels[0], measures)
+            room = self._rooms[kernels] = self._room_for(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
             arguments = (base, chunks, room.table, scalar_row, scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()

@@ -23,6 +23,7 @@ from thalweg.formula import (
     where,
     wide,
 )  # fmt: skip
+from thalweg.ground.divisors import as_divisor
 from thalweg.rules.modern.arithmetic import ones
 from thalweg.rules.torch.arithmetic import (
     MAXIMIZE,
@@ -90,8 +91,7 @@ def factored_squares(var, grad, *, row, column, direction, most):
 
 def limit(*, variable, step, element_count, share, d, eps2):
     """The rate of each variable."""
-    # By a number of the host torch does not divide on a GPU, but multiply by its inverse.
-    count, longest = (step.new_full(step.shape, each) for each in (element_count, d))
+    count, longest = (as_divisor(each, step) for each in (element_count, d))
     return {"step": rate_of(variable, step, count, share, longest, eps2)}
 
 
