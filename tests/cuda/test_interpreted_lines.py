@@ -44,6 +44,19 @@ def test_odd_numbers(dtype, odd):
     assert_same(*map(without_payload, both))
 
 
+@pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310)], ids=str)
+def test_what_tiles_have_is_flushed_after_a_stage(ends):
+    params = [torch.ones(shape, dtype=torch.float64) for shape in ((1, 1025), (65, 1), (4, 3))]
+    grads = [torch.zeros_like(param) for param in params]
+    for grad in grads:
+        grad.view(-1)[0], grad.view(-1)[-1] = ends
+    found = []
+    for engine in ("cuda", "reference"):
+        chosen = thalweg.engine(engine, denormals="flush")
+        found.append(after(EVERY, chosen, params, [grads], clip_grad_value=1.0))
+    assert_same(*found)
+
+
 # Rules of the library
 
 DRAWN = {"round": "stochastic", "seed": 3}
@@ -51,6 +64,8 @@ TRAININGS = [
     ("Adafactor", {}),
     ("Adafactor", {"dtype": torch.bfloat16, **DRAWN}),
     ("Adafactor", {"clip_grad_norm": 0.5, "masters": True, "dtype": torch.bfloat16}),
+    # What the device makes of the number of a step is float64 for a stage, too.
+    ("Adafactor", {"fused_unscale": True}),
     ("SM3", {"momentum": 0.9, "dtype": torch.bfloat16, **DRAWN}),
     ("SM3", {"momentum": 0.9, "state_dtype": torch.bfloat16}),
 ]

@@ -193,7 +193,7 @@ def after(
 ) -> list[Tensor]:
     """What steps make of copies of parameters."""
     params = [param.clone().requires_grad_() for param in params]
-    with thalweg.engine(engine):
+    with thalweg.engine(engine) if isinstance(engine, str) else engine:
         made = optim.RuleOptimizer(params, rule, **options)
         for own in grads:
             for param, grad in zip(params, own, strict=True):
@@ -298,6 +298,18 @@ def test_denormals_count_alike(flush: bool) -> None:
             param.grad = grads[0][0].clone()
             made.step()
         found.append(kept(made, [param]))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("ends", [(3e-308, -2.9e-308), (1e-310, 1e-310), (-1e-310, -0.0)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1025), (65, 1), (1, 2049), (2, 3), (40, 3, 3)], ids=str)
+def test_what_tiles_have_is_flushed_after_a_stage(shape: Any, ends: tuple[float, float]) -> None:
+    grad = torch.zeros(shape, dtype=torch.float64)
+    grad.view(-1)[0], grad.view(-1)[-1] = ends
+    found = []
+    for engine in ("cpu", "reference"):
+        chosen = thalweg.engine(engine, denormals="flush")
+        found.append(after(EVERY, chosen, [torch.ones_like(grad)], [[grad]], clip_grad_value=1.0))
     assert_same(*found)
 
 

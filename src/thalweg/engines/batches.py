@@ -177,11 +177,11 @@ class Batch:
             return value if isinstance(value, Tensor) else float(value)
         vector = columns.separate[name][[self.members[row] for row in rows]]
         ones = [1] * len(shape)
+        kind = torch.float64 if self.is_of_lines else self.kind  # as a number is
         if isinstance(vector, Tensor):
-            return vector.to(self.device, self.kind).view(-1, *ones)
+            return vector.to(self.device, kind).view(-1, *ones)
         if (vector == vector[0]).all():
             return float(vector[0])
-        kind = torch.float64 if self.is_of_lines else self.kind  # as a number is
         return torch.tensor(vector, dtype=kind, device=self.device).view(-1, *ones)
 
 

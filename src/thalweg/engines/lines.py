@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thalweg.engines.arrays import Int64
-from thalweg.ground.pairs import join_pairs, pairs_of
+from thalweg.ground.pairs import flush_denormals, join_pairs, pairs_of
 from thalweg.ground.passes import Measure
 
 TILE_ROWS, TILE_COLUMNS = 64, 1024
@@ -85,14 +85,20 @@ class TileMeasures:
                 steps = np.arange(len(members)) * (block.stride(0) * block.element_size())
                 self.targets[members, number] = block.data_ptr() + steps
 
-    def combine(self) -> list[list[Tensor]]:
-        """Of each variable its measures, once kernels have left what tiles have."""
+    def combine(self, flush: bool) -> list[list[Tensor]]:
+        """Of each variable its measures, once kernels have left what tiles have.
+
+        Args:
+            flush: Whether denormals are treated as zero.
+        """
         found: list[list[Tensor]] = [[] for _ in self.targets]
         for own, members in zip(self._blocks, self._alike.values(), strict=True):
             for each, (block, pairs) in zip(self._measures, own, strict=True):
-                join_pairs(pairs, each.reduce)
+                join_pairs(pairs, each.reduce, flush)
                 # Of one tile without memory of its own.
                 whole = block.narrow(_TILED[each.over], 0, 1) + 0.0 if pairs else block.add_(0.0)
+                if flush:  # what is of one element was not added up
+                    flush_denormals(whole)
                 for member, value in zip(members, whole.unbind(0), strict=True):
                     found[member].append(value)
         return found

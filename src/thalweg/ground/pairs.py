@@ -19,10 +19,23 @@ def pairs_of(partial: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str) -> None:
-    """Have the first of all hold what all have; the others are lost."""
+def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str, flush: bool = False) -> None:
+    """Have the first of all hold what all have; the others are lost.
+
+    Args:
+        pairs: From `pairs_of`.
+        reduce: "sum" or "largest".
+        flush: Whether denormals are treated as zero, whatever the device and its flags.
+    """
     for left, right in pairs:
         if reduce == "sum":
             left.add_(right)
         else:
             torch.maximum(left, right, out=left)
+        if flush:
+            flush_denormals(left)
+
+
+def flush_denormals(values: Tensor) -> None:
+    """Have denormals be zero."""
+    values.masked_fill_(values.abs() < torch.finfo(values.dtype).tiny, 0.0)

@@ -91,7 +91,7 @@ class Lines:
         )
         threads = launch.threads_for(len(self._slices), self._elements)
         kernel.run_on_threads(block.ctypes.data, threads)
-        return tiles.combine()
+        return tiles.combine(flush)
 
 
 def _cut_tiles(index: int, view: View) -> Int64:

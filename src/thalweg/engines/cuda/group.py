@@ -213,7 +213,8 @@ class Group:
         )
         kernels = self.lines.kernels(kernel_for)
         rows, scalars = self._send_scalars(kernels[0], columns)
-        return self.lines.measure(kernels, measures, self._send_addresses(), rows, scalars)
+        base = self._send_addresses()
+        return self.lines.measure(kernels, measures, base, rows, scalars, flush)
 
     def max_abs(self) -> Float64:
         """See `thalweg.engines.plan.Group`."""

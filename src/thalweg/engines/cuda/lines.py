@@ -102,6 +102,7 @@ class Lines:
         base: Tensor,
         scalar_row: Tensor,
         scalars: Tensor,
+        flush: bool,
     ) -> list[list[Tensor]]:
         """Of each variable its measures; nobody waits for the device.
 
@@ -110,6 +111,7 @@ class Lines:
             measures: The measures.
             base: (variables, streams) addresses.
             scalar_row, scalars: Which row of scalars each variable reads, and the rows.
+            flush: Whether denormals are treated as zero.
         """
         room = self._rooms.get(kernels)
         if room is None:
@@ -117,4 +119,4 @@ class Lines:
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
             arguments = (base, chunks, room.table, scalar_row, scalars)
             kernel.bind_to((len(chunks), 1), arguments, False).run()
-        return room.tiles.combine()
+        return room.tiles.combine(flush)
