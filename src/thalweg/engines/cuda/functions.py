@@ -1,7 +1,8 @@
 """What generated kernels call: arithmetic, memory by address, denormals.
 
 Imports Triton, so only generated kernels may import it. `/` and `sqrt` of float32 are approximate
-in Triton; `div_rn` and `sqrt_rn`, which know float32 alone, are not.
+in Triton; `div_rn` and `sqrt_rn`, which know float32 alone, are not, but flush denormals before
+Triton 3.5: a GPU is given the instructions themselves.
 """
 
 # Code for Triton, which has no types.
@@ -22,19 +23,27 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 @triton.jit
 def divide(a, b):
     """The nearest number to a quotient."""
-    if (a + b).dtype == tl.float32:
+    if (a + b).dtype != tl.float32:
+        return a / b
+    elif INTERPRETED:
         return tl.div_rn(a, b)
     else:
-        return a / b
+        return tl.inline_asm_elementwise(
+            "div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
 def square_root(x):
     """The nearest number to a root."""
-    if x.dtype == tl.float32:
+    if x.dtype != tl.float32:
+        return tl.sqrt(x)
+    elif INTERPRETED:
         return tl.sqrt_rn(x)
     else:
-        return tl.sqrt(x)
+        return tl.inline_asm_elementwise(
+            "sqrt.rn.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
