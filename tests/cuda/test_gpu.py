@@ -654,8 +654,8 @@ class Matrices(Training):
         self.optimizer = make(self.params, lr=0.1, **options)
 
 
-# Torch divides by no number of the host on a GPU: with d=0.7 that would have other bits.
-OF_LINES = {"SM3": partial(optim.SM3, momentum=0.9), "Adafactor": partial(optim.Adafactor, d=0.7)}
+# Torch divides by no number of the host on a GPU: with d=1.7 that would have other bits.
+OF_LINES = {"SM3": partial(optim.SM3, momentum=0.9), "Adafactor": partial(optim.Adafactor, d=1.7)}
 by_lines = by(OF_LINES)
 
 
