@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.engines.arrays import Array
 from thalweg.engines.engine import Columns, Dtype
-from thalweg.engines.fused_stage import SIZES, bind_stage
+from thalweg.engines.fused_stage import NUMPY_TYPES, SIZES, bind_stage
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.lines import view_of
 from thalweg.engines.matrices import matrix_shape
@@ -61,6 +64,7 @@ class Batch:
         is_of_lines: Whether the rule sees rows and columns.
         shape: Rows and columns; matrices, too, where it does.
         matrix: Rows and columns of each variable as one matrix.
+        sizes: What stages may ask for of them, by name.
         made: By name what passes make of each variable, in its shape.
         measured: By name what measures have made of the variables, and stages of that: of shape
             (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
@@ -78,6 +82,7 @@ class Batch:
         shapes = [shape or var.shape for var in own]
         self.members, self.shape = list(members), sides_of(rule, shapes[0])
         self.is_of_lines = rule.is_of_lines
+        self.sizes = sizes_beside(self.shape) if rule.is_of_lines else {}
         self.matrix = matrix_shape(shapes[0])
         self.dtype: Dtype = compute_dtype(own[0].dtype)
         self.kind = kind_of(own[0])
@@ -229,6 +234,7 @@ def alike(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
     return list(found.values())
 
 
+@lru_cache(1024)
 def place_of_slot(rule: Rule, name: str) -> int | None:
     """The place of a slot with a shape of its own among those of the rule; None for no such one."""
     names = [slot.name for slot in rule.shaped_slots]
@@ -271,7 +277,7 @@ def call_stage(
             value = batch.measured[name]
             given[name] = value if len(rows) == len(value) else value[list(rows)]
         elif rule.is_of_lines and name in SIZES and not stage.of_matrices:
-            given[name] = sizes_beside(batch.shape)[name]  # before scalars, as kernels have it
+            given[name] = batch.sizes[name]  # before scalars, as kernels have it
         else:
             try:
                 given[name] = batch.scalar(name, columns, rows, shape)
@@ -287,28 +293,30 @@ def call_stage(
         given = {name: cut_into(value, stage.heads) for name, value in given.items()}
     call = stage.call
     if isinstance(stage, FusedStage):
-        kind = batch.kind if is_like_update(stage.function) else torch.float64
-        how: dict[str, Any] = {"dtype": kind, "device": batch.device}
-        given = {
-            name: value.to(kind) if isinstance(value, Tensor) else torch.full((), value, **how)
-            for name, value in given.items()
-        }
-        bound = bind_stage(stage.function, kind, batch.device)
-        call = partial(_call_fused, stage, bound, batch)
+        call = partial(_call_fused, stage, batch)
     try:
-        with torch.autocast(batch.device.type, enabled=False):
+        with _without_autocast(batch.device.type):
             found = call(given)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
     check_found(rule, title, found, given, {**batch.made, **batch.measured})
     # What was given may be returned under another name.
-    return {
-        name: (
-            value.clone() if value is not given.get(name) and batch.holds(value) else value
-        ).reshape(whole[name])
+    own = {
+        name: value.clone() if value is not given.get(name) and batch.holds(value) else value
         for name, value in found.items()
     }
+    return {
+        name: value if value.shape == whole[name] else value.reshape(whole[name])
+        for name, value in own.items()
+    }
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A block in which torch computes in the types that are given."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
@@ -317,27 +325,52 @@ def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
     return dict(zip(SIZES, map(float, (rows, columns, matrices * rows * columns)), strict=True))
 
 
-def _call_fused(
-    stage: FusedStage, bound: Any, batch: Batch, given: Mapping[str, Any]
+def _call_fused(stage: FusedStage, batch: Batch, given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a fused stage returns."""
+    kind = batch.kind if is_like_update(stage.function) else torch.float64
+    own = {
+        name: value.to(kind) if isinstance(value, Tensor) else value
+        for name, value in given.items()
+    }
+    if batch.device.type == "cpu":
+        return _call_over_arrays(stage, batch.shape, kind, own)
+    how: dict[str, Any] = {"dtype": kind, "device": batch.device}
+    own = {
+        name: value if isinstance(value, Tensor) else torch.full((), value, **how)
+        for name, value in own.items()
+    }
+    return dict(
+        zip(stage.makes, bind_stage(stage.function, kind, batch.device)(**own), strict=True)
+    )
+
+
+def _call_over_arrays(
+    stage: FusedStage, shape: Sequence[int], kind: torch.dtype, numbers: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What a fused stage returns; on the CPU of as many matrices at once as a cache holds."""
-    shape = batch.shape
-    size = max(1, _PIECE // max(shape[1:])) if batch.device.type == "cpu" else shape[0]
-    if shape[0] <= size:
-        return dict(zip(stage.makes, bound(**given), strict=True))
-    found: dict[str, Tensor] = {}
-    for first in range(0, shape[0], size):
-        part = {
-            name: value[:, first : first + size]
-            if value.dim() and value.shape[1] == shape[0]
-            else value
-            for name, value in given.items()
-        }
-        for name, value in zip(stage.makes, bound(**part), strict=True):
-            if first == 0:
-                found[name] = value.new_empty(value.shape[0], shape[0], *value.shape[2:])
-            found[name][:, first : first + size] = value
-    return found
+    """The same on the CPU, of as many matrices at once as a cache holds."""
+    bound, number = bind_stage(stage.function, kind, None), NUMPY_TYPES[kind]
+    given = {
+        name: value.numpy() if isinstance(value, Tensor) else number(value)
+        for name, value in numbers.items()
+    }
+    size = max(1, _PIECE // max(shape[1:]))
+    found: dict[str, Array] = {}
+    with np.errstate(all="ignore"):
+        if shape[0] <= size:
+            found |= zip(stage.makes, bound(**given), strict=True)
+        for first in range(0, shape[0] if shape[0] > size else 0, size):
+            part = {
+                name: value[:, first : first + size]
+                if value.ndim and value.shape[1] == shape[0]
+                else value
+                for name, value in given.items()
+            }
+            for name, value in zip(stage.makes, bound(**part), strict=True):
+                if first == 0:
+                    sides = value.shape[0], shape[0], *value.shape[2:]
+                    found[name] = np.empty(sides, value.dtype)
+                found[name][:, first : first + size] = value
+    return {name: torch.from_numpy(each) for name, each in found.items()}
 
 
 def cut_into(value: Any, heads: int) -> Any:

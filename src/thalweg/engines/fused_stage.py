@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg import formula
-from thalweg.engines.numpy_functions import square
+from thalweg.engines.numpy_functions import NUMPY, square
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
     LITERAL,
@@ -49,22 +49,17 @@ _MEANS = {
 }
 
 
-def _sqrt(x: Tensor) -> Tensor:
-    """The root, correctly rounded, as torch's own is not on the CPU."""
-    if x.device.type != "cpu":
-        return formula.sqrt(x)
-    with np.errstate(invalid="ignore"):
-        return torch.as_tensor(np.sqrt(np.from_dlpack(x)))
-
-
+NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_OF_LINES: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (mean_over_rows, mean_over_columns)
+}
 _TORCH: dict[str, Callable[..., Any]] = {
-    "sqrt": _sqrt,
     "square": square,
     **{
         each.__name__: each
         for each in (
-            formula.absolute, formula.sign, formula.where, formula.maximum,
-            formula.minimum, formula.wide, formula.narrow, mean_over_rows, mean_over_columns,
+            formula.sqrt, formula.absolute, formula.sign, formula.where, formula.maximum,
+            formula.minimum, formula.wide, formula.narrow,
         )
     },
 }  # fmt: skip
@@ -107,14 +102,19 @@ class LineFormula(NamedTuple):
 
 @lru_cache(256)
 def bind_stage(
-    function: Callable[..., Any], kind: torch.dtype, device: torch.device
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The formula over tensors; its own numbers are of their type, too, as in kernels."""
+    function: Callable[..., Any], kind: torch.dtype, device: torch.device | None
+) -> Callable[..., tuple[Any, ...]]:
+    """The formula over tensors of a device, or over arrays, which take a fraction of the time.
+
+    Its own numbers are of their type, too, as in kernels.
+    """
+    if device is None:
+        return bind_formula(function, {**NUMPY, **_OF_LINES}, NUMPY_TYPES[kind], of_lines=True)
 
     def literal(value: float) -> Tensor:
         return torch.full((), value, dtype=kind, device=device)
 
-    return bind_formula(function, _TORCH, literal, of_lines=True)
+    return bind_formula(function, {**_TORCH, **_OF_LINES}, literal, of_lines=True)
 
 
 @lru_cache(256)

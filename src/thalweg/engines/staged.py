@@ -179,9 +179,7 @@ class WholeMatrices:
 
     def numbers(self) -> dict[str, Any]:
         """See `Matrices`."""
-        names = [each.makes for each in self._rule.passes
-                 if isinstance(each, Measure) and each.over == "variable"]  # fmt: skip
-        return {name: self._numbers_of(name) for name in names}
+        return {name: self._numbers_of(name) for name in _numbers_in(self._rule)}
 
     def _numbers_of(self, name: str) -> Any:
         # Rounded here, where what is beyond the type is infinite without a warning.
@@ -195,7 +193,7 @@ class WholeMatrices:
             return there
         found = np.zeros(len(self.made))
         for batch, each in own:
-            found[batch.members] = each.cpu().numpy()
+            found[batch.members] = (each if each.device.type == "cpu" else each.cpu()).numpy()
         return found
 
     def run_stage(
@@ -216,9 +214,25 @@ class WholeMatrices:
                         moved[id(slot)] = (slot.detach(), value)
 
 
+@cache
+def _numbers_in(rule: Rule) -> list[str]:
+    """What measures make of variables and formulas of kernels ask for."""
+    passes = [each for each in rule.passes if isinstance(each, Measure | Pass)]
+    formulas = [rule.update, *rule.measures.values(), *(each.function for each in passes)]
+    formulas += [formula for level in rule.levels for formula in level.measures.values()]
+    asked = {name for formula in formulas for name in transcribe(formula).scalars}
+    return [
+        each.makes
+        for each in passes
+        if isinstance(each, Measure) and each.over == "variable" and each.makes in asked
+    ]
+
+
 def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of one shape as one; a view of them where they lie one behind the other."""
     first = tensors[0]
+    if len(tensors) == 1:
+        return first.unsqueeze(0)
     size = first.numel() * first.element_size()
     begins = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
     storage = first.untyped_storage().data_ptr()
@@ -342,7 +356,8 @@ class StagedStep:
                     self._matrices.run_stage(each, columns, slots, moved)
                 elif each in sweeps:
                     self._measure(sweeps[each], self._with_numbers(columns))
-                self._numbers = None
+                if not isinstance(each, FusedStage):  # which makes no number of a variable
+                    self._numbers = None
             if self._rule.is_of_lines:
                 self._matrices.write_slots(slots, moved)
         calls = [self._mark_slots] if self._short else list[Call]()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import RuleError
 from thalweg.ground.divisors import as_divisor
-from thalweg.ground.pairs import join_pairs, pairs_of
+from thalweg.ground.pairs import join_pairs, pairs_of, sum_in_pairs
 from thalweg.ground.passes import Stage
 
 
@@ -55,7 +55,7 @@ class FusedStage(Stage):
         return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
 
 
-def mean_over_rows(values: Tensor) -> Tensor:
+def mean_over_rows(values: Any) -> Any:
     """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
 
     Sums are of pairs of neighbours, and of these; for a `FusedStage`.
@@ -63,12 +63,16 @@ def mean_over_rows(values: Tensor) -> Tensor:
     return _mean_over(values, -2)
 
 
-def mean_over_columns(values: Tensor) -> Tensor:
+def mean_over_columns(values: Any) -> Any:
     """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
     return _mean_over(values, -1)
 
 
-def _mean_over(values: Tensor, dim: int) -> Tensor:
-    total = values.clone()
-    join_pairs(pairs_of(total, values.dim() + dim), "sum")
-    return (total.narrow(dim, 0, 1) + 0.0) / as_divisor(values.shape[dim], total)
+def _mean_over(values: Any, dim: int) -> Any:
+    """Of a tensor or of an array."""
+    count, dim = values.shape[dim], values.ndim + dim
+    if isinstance(values, Tensor):
+        total = values.clone()
+        join_pairs(pairs_of(total, dim), "sum")
+        return (total.narrow(dim, 0, 1) + 0.0) / as_divisor(count, total)
+    return (sum_in_pairs(values, dim) + 0.0) / values.dtype.type(count)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +37,17 @@ def join_pairs(pairs: Sequence[tuple[Tensor, Tensor]], reduce: str, flush: bool 
             torch.maximum(left, right, out=left)
         if flush:
             flush_denormals(left)
+
+
+def sum_in_pairs(values: npt.NDArray[Any], dim: int) -> npt.NDArray[Any]:
+    """The sum of an array along a dimension, of length 1 then, as `join_pairs` has it."""
+    total, before = values.copy(), (slice(None),) * dim
+    count, step = values.shape[dim], 1
+    while step < count:
+        left = total[*before, : count - step : 2 * step]
+        np.add(left, total[*before, step :: 2 * step], out=left)
+        step *= 2
+    return total[*before, :1]
 
 
 def flush_denormals(values: Tensor) -> None:
