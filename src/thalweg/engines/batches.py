@@ -65,6 +65,7 @@ class Batch:
         shape: Rows and columns; matrices, too, where it does.
         matrix: Rows and columns of each variable as one matrix.
         sizes: What stages may ask for of them, by name.
+        is_there: Whether all stays on a device, for which nobody waits.
         made: By name what passes make of each variable, in its shape.
         measured: By name what measures have made of the variables, and stages of that: of shape
             (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
@@ -87,6 +88,7 @@ class Batch:
         self.dtype: Dtype = compute_dtype(own[0].dtype)
         self.kind = kind_of(own[0])
         self.device = own[0].device
+        self.is_there = self.device.type != "cpu"
         self.made: dict[str, list[Tensor]] = {}
         self._blocks: dict[str, Tensor] = {}  # where variables lie row by row
         for name in rule.made:
@@ -332,7 +334,7 @@ def _call_fused(stage: FusedStage, batch: Batch, given: Mapping[str, Any]) -> di
         name: value.to(kind) if isinstance(value, Tensor) else value
         for name, value in given.items()
     }
-    if batch.device.type == "cpu":
+    if not batch.is_there:
         return _call_over_arrays(stage, batch.shape, kind, own)
     how: dict[str, Any] = {"dtype": kind, "device": batch.device}
     own = {
@@ -370,7 +372,7 @@ def _call_over_arrays(
                     sides = value.shape[0], shape[0], *value.shape[2:]
                     found[name] = np.empty(sides, value.dtype)
                 found[name][:, first : first + size] = value
-    return {name: torch.from_numpy(each) for name, each in found.items()}
+    return {name: torch.from_numpy(each) for name, each in found.items()}  # pyright: ignore[reportUnknownMemberType]
 
 
 def cut_into(value: Any, heads: int) -> Any:

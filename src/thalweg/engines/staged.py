@@ -140,6 +140,8 @@ class WholeMatrices:
             members = [member for batch in self._batches if all(batch.shape)
                        for member in batch.members]  # fmt: skip
             self._places = torch.tensor(members, dtype=torch.int64, device=homes[0])
+            for batch in self._batches:
+                batch.is_there = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """See `Matrices`."""
