@@ -20,8 +20,8 @@ class FusedStage(Stage):
 
     On the CPU kernels compute it, with all measures before it, within the sweep, where matrices
     have few rows and columns, such as those of convolutions: they keep as many numbers of rows and
-    columns as elements. Of large matrices, and on a GPU, torch's functions compute it. The bits are
-    the same.
+    columns as elements. Of large matrices NumPy computes it, and on a GPU torch's functions do. The
+    bits are the same.
 
     Args:
         function: A formula, `(*, names...) -> values`, in float64 or `like_update`, of what a
