@@ -37,7 +37,7 @@ WIDE = {
     "power": 104,  # float64's power
     "power of 16 bits": 144,
     "coded": 104,  # the rest of a row of a block
-    "drawn": 152,  # the words of Philox, and eight elements of a thread, whatever their types
+    "drawn": 160,  # the words of Philox, and eight elements of a thread, whatever their types
 }
 # Bytes; a few kernels with quotients or roots of 16 bits or float64 have some, also fast ones.
 STACK = 16
