@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -306,6 +307,9 @@ def captured(eager, training):
             eager.step()
             training.step()
     torch.cuda.current_stream().wait_stream(stream)
+    # Torch leaves that to others since 2.9. Pinned memory of an earlier graph, freed while this one
+    # is captured, is what may have failed a later allocation once.
+    gc.collect()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         training.optimizer.step()
