@@ -14,6 +14,7 @@ from thalweg.engines.cpu.sparse import from_zero
 from thalweg.engines.cuda import launch
 from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg.engines.cuda.codegen_blocks import generate_blocks
+from thalweg.engines.cuda.codegen_kept import Measuring
 from thalweg.engines.cuda.codegen_lines import generate_lines
 from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
 from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
@@ -426,11 +427,11 @@ TAKEN = [MEASURES, TORCH_ADAFACTOR.passes[:3]]
 @pytest.mark.parametrize("measures", TAKEN, ids=["mixed", "Adafactor"])
 @BY_NAME
 def test_measures_of_lines(name, measures, layout, tmp_path):
-    given = measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False
+    own = Measuring(measures, (), (name,) * 3, 2, computed(name), VECTORS, True, False)
     if layout.sides:
-        kernel = generate_short(*given, layout.sides)
+        kernel = generate_short(own, layout.sides)
     else:
-        kernel = generate_lines(*given, layout.columns)
+        kernel = generate_lines(own, layout.columns)
     binary = launch.compiled_for(kernel, False, 90)
     assert_exact(binary, kernel)
     assert "fma" not in binary.ptx

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rulebook import assert_same
-from thalweg.engines.fused_stage import NUMPY_TYPES, bind_stage
+from thalweg.engines.fused_stage import bind_stage
+from thalweg.engines.layout import compute_dtype
 from thalweg.formula import (
     absolute,
     like_update,
@@ -66,7 +67,7 @@ def test_both_make_the_same(name: str, sides: tuple[int, int], kind: torch.dtype
     numbers = {x: 0.3 + k for k, x in enumerate(of_scalars)}
     scalars = {x: torch.full((), each, dtype=kind) for x, each in numbers.items()}
     wanted = bind_stage(function, kind, torch.device("cpu"))(**given, **scalars)
-    own = {x: NUMPY_TYPES[kind](each) for x, each in numbers.items()}
+    own = {x: compute_dtype(kind)(each) for x, each in numbers.items()}
     with np.errstate(all="ignore"):
         found = bind_stage(function, kind, None)(**{x: y.numpy() for x, y in given.items()}, **own)
     assert len(found) == len(wanted)

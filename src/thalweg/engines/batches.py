@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
@@ -12,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines.arrays import Array
 from thalweg.engines.engine import Columns, Dtype
-from thalweg.engines.fused_stage import NUMPY_TYPES, SIZES, bind_stage
+from thalweg.engines.fused_stage import SIZES, bind_stage
 from thalweg.engines.layout import compute_dtype, is_dense
 from thalweg.engines.lines import view_of
 from thalweg.engines.matrices import matrix_shape
@@ -297,28 +295,19 @@ def call_stage(
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
     try:
-        with _without_autocast(batch.device.type):
+        with torch.autocast(batch.device.type, enabled=False):
             found = call(given)
     except Exception as error:
         error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
         raise
     check_found(rule, title, found, given, {**batch.made, **batch.measured})
     # What was given may be returned under another name.
-    own = {
-        name: value.clone() if value is not given.get(name) and batch.holds(value) else value
+    return {
+        name: (
+            value.clone() if value is not given.get(name) and batch.holds(value) else value
+        ).reshape(whole[name])
         for name, value in found.items()
     }
-    return {
-        name: value if value.shape == whole[name] else value.reshape(whole[name])
-        for name, value in own.items()
-    }
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A block in which torch computes in the types that are given."""
-    if torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
@@ -330,49 +319,41 @@ def sizes_beside(shape: Sequence[int]) -> dict[str, float]:
 def _call_fused(stage: FusedStage, batch: Batch, given: Mapping[str, Any]) -> dict[str, Tensor]:
     """What a fused stage returns."""
     kind = batch.kind if is_like_update(stage.function) else torch.float64
-    own = {
-        name: value.to(kind) if isinstance(value, Tensor) else value
-        for name, value in given.items()
-    }
+    own = {x: each.to(kind) if isinstance(each, Tensor) else each for x, each in given.items()}
     if not batch.is_there:
         return _call_over_arrays(stage, batch.shape, kind, own)
     how: dict[str, Any] = {"dtype": kind, "device": batch.device}
     own = {
-        name: value if isinstance(value, Tensor) else torch.full((), value, **how)
-        for name, value in own.items()
+        name: each if isinstance(each, Tensor) else torch.full((), each, **how)
+        for name, each in own.items()
     }
-    return dict(
-        zip(stage.makes, bind_stage(stage.function, kind, batch.device)(**own), strict=True)
-    )
+    found = bind_stage(stage.function, kind, batch.device)(**own)
+    return dict(zip(stage.makes, found, strict=True))
 
 
 def _call_over_arrays(
-    stage: FusedStage, shape: Sequence[int], kind: torch.dtype, numbers: Mapping[str, Any]
+    stage: FusedStage, shape: Sequence[int], kind: torch.dtype, given: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """The same on the CPU, of as many matrices at once as a cache holds."""
-    bound, number = bind_stage(stage.function, kind, None), NUMPY_TYPES[kind]
-    given = {
-        name: value.numpy() if isinstance(value, Tensor) else number(value)
-        for name, value in numbers.items()
+    bound, number = bind_stage(stage.function, kind, None), compute_dtype(kind)
+    own: dict[str, Any] = {
+        x: each.numpy() if isinstance(each, Tensor) else number(each) for x, each in given.items()
     }
     size = max(1, _PIECE // max(shape[1:]))
-    found: dict[str, Array] = {}
     with np.errstate(all="ignore"):
-        if shape[0] <= size:
-            found |= zip(stage.makes, bound(**given), strict=True)
-        for first in range(0, shape[0] if shape[0] > size else 0, size):
-            part = {
-                name: value[:, first : first + size]
-                if value.ndim and value.shape[1] == shape[0]
-                else value
-                for name, value in given.items()
-            }
-            for name, value in zip(stage.makes, bound(**part), strict=True):
-                if first == 0:
-                    sides = value.shape[0], shape[0], *value.shape[2:]
-                    found[name] = np.empty(sides, value.dtype)
-                found[name][:, first : first + size] = value
-    return {name: torch.from_numpy(each) for name, each in found.items()}  # pyright: ignore[reportUnknownMemberType]
+        parts = [
+            bound(**{x: _piece_of(each, shape[0], first, size) for x, each in own.items()})
+            for first in range(0, shape[0], size)
+        ]
+    found = parts[0] if len(parts) == 1 else [np.concatenate(each, 1) for each in zip(*parts)]
+    made = zip(stage.makes, found, strict=True)
+    return {name: torch.from_numpy(each) for name, each in made}  # pyright: ignore[reportUnknownMemberType]
+
+
+def _piece_of(value: Any, matrices: int, first: int, size: int) -> Any:
+    """What some of the matrices have of a value; one that is not of each matrix as a whole."""
+    is_of_each = value.ndim and value.shape[1] == matrices
+    return value[:, first : first + size] if is_of_each else value
 
 
 def cut_into(value: Any, heads: int) -> Any:

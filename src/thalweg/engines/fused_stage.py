@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg import formula
+from thalweg.engines.layout import compute_dtype
 from thalweg.engines.numpy_functions import NUMPY, square
 from thalweg.engines.transcribe import (
     FUNCTION_PREFIX,
@@ -49,10 +49,7 @@ _MEANS = {
 }
 
 
-NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-_OF_LINES: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (mean_over_rows, mean_over_columns)
-}
+_OF_LINES = {each.__name__: each for each in (mean_over_rows, mean_over_columns)}
 _TORCH: dict[str, Callable[..., Any]] = {
     "square": square,
     **{
@@ -109,7 +106,7 @@ def bind_stage(
     Its own numbers are of their type, too, as in kernels.
     """
     if device is None:
-        return bind_formula(function, {**NUMPY, **_OF_LINES}, NUMPY_TYPES[kind], of_lines=True)
+        return bind_formula(function, {**NUMPY, **_OF_LINES}, compute_dtype(kind), of_lines=True)
 
     def literal(value: float) -> Tensor:
         return torch.full((), value, dtype=kind, device=device)

@@ -195,7 +195,7 @@ class WholeMatrices:
             return there
         found = np.zeros(len(self.made))
         for batch, each in own:
-            found[batch.members] = (each if each.device.type == "cpu" else each.cpu()).numpy()
+            found[batch.members] = each.cpu().numpy()
         return found
 
     def run_stage(

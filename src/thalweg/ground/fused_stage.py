@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import RuleError
 from thalweg.ground.divisors import as_divisor
-from thalweg.ground.pairs import join_pairs, pairs_of, sum_in_pairs
+from thalweg.ground.pairs import join_pairs, pairs_of
 from thalweg.ground.passes import Stage
 
 
@@ -69,10 +69,12 @@ def mean_over_columns(values: Any) -> Any:
 
 
 def _mean_over(values: Any, dim: int) -> Any:
-    """Of a tensor or of an array."""
-    count, dim = values.shape[dim], values.ndim + dim
+    """Of a tensor, or of an array."""
+    dim += values.ndim
+    count = values.shape[dim]
     if isinstance(values, Tensor):
-        total = values.clone()
-        join_pairs(pairs_of(total, dim), "sum")
-        return (total.narrow(dim, 0, 1) + 0.0) / as_divisor(count, total)
-    return (sum_in_pairs(values, dim) + 0.0) / values.dtype.type(count)
+        total, count = values.clone(), as_divisor(count, values)
+    else:
+        total, count = values.copy(), values.dtype.type(count)
+    join_pairs(pairs_of(total, dim), "sum")
+    return (total[*(slice(None),) * dim, :1] + 0.0) / count

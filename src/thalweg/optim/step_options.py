@@ -34,7 +34,7 @@ from thalweg.core.options.wrappers import (
     Sphere,
     TrustRatio,
 )
-from thalweg.errors import InvalidArgumentError, RuleError
+from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
 if TYPE_CHECKING:
@@ -188,15 +188,9 @@ class StepOptions:
             RuleError, InvalidArgumentError: Says why.
         """
         for each in self.wrapping:
-            try:
-                made = each.rule(rule)
-            except (RuleError, InvalidArgumentError) as error:
-                # Quotes stay in "rule 'Name'", which are about formulas.
-                first, *others = str(error).split(repr(rule.name))
-                for rest in others:
-                    first += (repr(title) if first.endswith("ule ") else title) + rest
-                raise type(error)(first) from error.__cause__
-            if made is not rule:
+            named = replace(rule, name=title)  # which messages tell
+            made = each.rule(named)
+            if made is not named:
                 title += f"{',' if ' with ' in title else ' with'} {', '.join(each.on)}"
             rule = made
 

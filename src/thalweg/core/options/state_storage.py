@@ -43,7 +43,7 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         if strange := [name for name in chosen if name not in own]:
             names = ", ".join(map(repr, own)) or "none"
             raise InvalidArgumentError(
-                f"state_storage names {strange[0]!r}; the slots of {rule.name!r} with a number for"
+                f"state_storage names {strange[0]!r}; the slots of {rule.name} with a number for"
                 f" each element are {names}."
             )
     slots = [
@@ -56,7 +56,7 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         return rule
     made = replace(rule, slots=tuple(slots))
     if fault := fault_of(made):
-        raise InvalidArgumentError(f"{rule.name!r} cannot have state_storage: {fault}.")
+        raise InvalidArgumentError(f"{rule.name} cannot have state_storage: {fault}.")
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,23 +20,6 @@ from thalweg.ground.passes import Measure
 _SLICE = 1 << 16  # elements that a thread takes at a time
 
 
-class _Room(NamedTuple):
-    """What a kernel of measures is given, and where it leaves what tiles have.
-
-    Attributes:
-        tiles: What has the memory there.
-        base: Of each variable where its streams and vectors begin, sides, tiles, and where measures
-            go.
-        block: The argument.
-        address: That of the argument.
-    """
-
-    tiles: TileMeasures
-    base: Int64
-    block: Int64
-    address: int
-
-
 class Lines:
     """Rows and columns of a set of variables with elements; made once, used in each step.
 
@@ -50,7 +33,8 @@ class Lines:
     ) -> None:
         self._views, self._vectors = list(map(view_of, shapes)), vectors
         self._bases: dict[tuple[str, ...], Int64] = {}
-        self._rooms: dict[tuple[Compiled, tuple[Measure, ...]], _Room] = {}
+        # Memory for measures, and what kernels are given beside the addresses of streams.
+        self._rooms: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
         self._elements = sum(shape.numel() for shape in shapes)
         self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
         self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
@@ -67,18 +51,15 @@ class Lines:
             self._bases[key] = np.hstack([found, self._sides])
         return self._bases[key]
 
-    def _room_for(self, kernel: Compiled, measures: tuple[Measure, ...], streams: int) -> _Room:
+    def _room_for(
+        self, kernel: Compiled, measures: tuple[Measure, ...]
+    ) -> tuple[TileMeasures, Int64]:
         """Memory that stays, as that of a step anew has a computer fetch pages for it."""
-        key = kernel, measures
-        if key not in self._rooms:
+        if measures not in self._rooms:
             tiles = TileMeasures(self._views, measures)
-            own = [self.base_of(kernel.vectors), self._tiles, tiles.targets]
-            base = np.hstack([np.zeros((len(self._views), streams), np.int64), *own])
-            block = np.zeros(8, np.int64)
-            block[1], block[4] = len(self._slices), self._slices.ctypes.data
-            block[5] = base.ctypes.data
-            self._rooms[key] = _Room(tiles, base, block, block.ctypes.data)
-        return self._rooms[key]
+            beside = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
+            self._rooms[measures] = tiles, beside
+        return self._rooms[measures]
 
     def measure(
         self,
@@ -97,14 +78,25 @@ class Lines:
             scalars: The kernel's by name: a number for all variables, or an array of one for each.
             flush: Whether denormals count as zero.
         """
-        room = self._room_for(kernel, tuple(measures), streams.shape[1])
-        room.base[:, : streams.shape[1]] = streams
-        rows, block = scalar_rows(kernel.scalars, scalars), room.block
-        block[0], block[2] = 0, flush
-        block[6], block[7] = rows.shape[1] if len(rows) > 1 else 0, rows.ctypes.data
+        tiles, beside = self._room_for(kernel, tuple(measures))
+        base = np.concatenate((streams, beside), axis=1)
+        rows = scalar_rows(kernel.scalars, scalars)
+        block = np.array(
+            [
+                0,
+                len(self._slices),
+                flush,
+                0,
+                self._slices.ctypes.data,
+                base.ctypes.data,
+                rows.shape[1] if len(rows) > 1 else 0,
+                rows.ctypes.data,
+            ],
+            np.int64,
+        )
         threads = launch.threads_for(len(self._slices), self._elements)
-        kernel.run_on_threads(room.address, threads)
-        return room.tiles.combine(flush)
+        kernel.run_on_threads(block.ctypes.data, threads)
+        return tiles.combine(flush)
 
 
 def _cut_tiles(index: int, view: View) -> Int64:

@@ -7,16 +7,12 @@ its own. What is left of several rows moves between threads together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from thalweg.engines.codegen import indent_by
-from thalweg.engines.codegen_measure import Sweep
-from thalweg.engines.cuda.codegen import THREADS, Kernel, name_kernel
-from thalweg.engines.cuda.codegen_kept import Kept, kept_of
-from thalweg.engines.cuda.codegen_measure import Program
+from thalweg.engines.cuda.codegen import THREADS, Kernel
+from thalweg.engines.cuda.codegen_kept import Kept, Measuring
 from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS
-from thalweg.formula import Formula
-from thalweg.ground.passes import Measure
 
 # Of a tensor the table has its vectors, rows and columns of its matrices, how many tiles lie below
 # one another and side by side, and where what tiles have of each measure goes.
@@ -124,44 +120,23 @@ def _joined(names: Sequence[str]) -> str:
     return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
-def generate_lines(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    measured: int,
-    compute: str,
-    vectors: Mapping[str, str],
-    flush: bool,
-    from_copy: bool,
-    columns: int,
-) -> Kernel:
+def generate_lines(own: Measuring, columns: int) -> Kernel:
     """The kernel that takes measures in one sweep.
 
     Args:
-        measures: The measures.
-        stages, storage, measured, from_copy: As for `generate_measure`.
-        compute: The type of vectors and stages, "float32" or "float64".
-        vectors: What formulas are given of a "row" or a "column", by name.
-        flush: Whether denormals are treated as zero.
+        own: The measures.
         columns: How many a tile has room for, a power of two: `TILE_COLUMNS`, or fewer, from a warp
             on, where no matrix has more.
     """
-    formulas = tuple(dict.fromkeys(each.function for each in measures))
-    sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
-    program = Program(sweep, compute, flush)
     lanes = min(columns, THREADS)
     parts = range(columns // lanes)
-    tile = _Tile(kept_of(measures, formulas, program), len(parts), lanes)
-    names, sides = list(sweep.vectors.values()), len(sweep.vectors)
-    of_rows = [name for name in names if name.startswith("row")]
-    of_columns = [name for name in names if name.startswith("column")]
-    begin = program.point_at_lines(len(measures))
-    for name in of_columns:
+    tile = _Tile(own.kept, len(parts), lanes)
+    begin = own.point()
+    for name in own.of_columns:
         for k in parts:
             place = f"of_{name} + matrix * columns + start + {k * lanes}"
             stored = f"load({place}, lane, count - {k * lanes}, True)"
-            begin.append(f"{name}_{k} = {program.read_vector(stored)}")
-    found = ", ".join(f"v{index}" for index in range(len(formulas)))
+            begin.append(f"{name}_{k} = {own.program.read_vector(stored)}")
     each_rows: list[str] = []
     for row in range(_AT_ONCE):
         each_rows += [
@@ -169,32 +144,26 @@ def generate_lines(
             f"width = tl.where(number + {row} < most, count, 0)",
             f"offset = (line + {row}) * columns + start",
         ]
-        for name in of_rows:
+        for name in own.of_rows:
             stored = f"tl.load(of_{name} + line + {row}, mask=number + {row} < most, other=0)"
-            value = program.read_vector(stored)
+            value = own.program.read_vector(stored)
             each_rows.append(f"{name} = tl.broadcast_to({value}, ({lanes},))")
         for k in parts:
-            given = [f"{each}_{k}" if each in of_columns else each for each in sweep.arguments]
             each_rows += [
-                *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in sweep.read),
+                *(f"p{x} = of_p{x} + offset + {k * lanes}" for x in own.read),
                 f"left = width - {k * lanes}",
                 "is_there = lane < left",
-                f"{found} = element({', '.join(given)}, lane, left, True)",
+                own.take(k, "lane", "left"),
                 *tile.add_part(row, k),
             ]
-    text = _MEASURE.format(
-        width=sides + 4 + len(measures),
-        sides=sides,
-        n_scalars=len(sweep.scalars),
+    return own.kernel_of(
+        _MEASURE,
+        threads=lanes,
         tile_rows=TILE_ROWS,
         tile_columns=TILE_COLUMNS,
         lanes=lanes,
         at_once=_AT_ONCE,
-        scalars=indent_by(program.load_scalars(), 1),
         begin=indent_by([*begin, *tile.begin()], 1),
         each=indent_by([*each_rows, *tile.end_rows()], 2),
         end=indent_by(tile.end(), 1),
     )
-    text = program.write_header() + program.define_functions() + text
-    own = tuple(sweep.vectors)
-    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own, threads=lanes)

@@ -191,17 +191,6 @@ class Program:
             lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
         return lines
 
-    def point_at_lines(self, measures: int) -> list[str]:
-        """Point at rows and columns, at what is read, and at what is made of so many measures."""
-        sweep, compute = self.sweep, f"tl.{self._single.compute}"
-        sides = len(sweep.vectors)
-        places = [(f"of_{x}", f"own + {k}", compute) for k, x in enumerate(sweep.vectors.values())]
-        places += [(f"target{k}", f"own + {sides + 4 + k}", "tl.float64") for k in range(measures)]
-        for stream in sweep.read:
-            place = f"base + tensor * {len(sweep.storage)} + {stream}"
-            places.append((f"of_p{stream}", place, f"tl.{sweep.storage[stream]}"))
-        return [f"{name} = pointer({place}, {kind}, False)" for name, place, kind in places]
-
     def begin_sums(self) -> list[str]:
         """Begin the sums of all lanes."""
         names = [
@@ -222,7 +211,7 @@ class Program:
                 lines.append(f"sum{index}_{part} = {total}")
         return lines
 
-    def fold_lanes(self) -> list[str]:
+    def fold_sums(self) -> list[str]:
         """Add the upper half of the lanes to the lower half until one is left."""
         return [
             line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
@@ -236,11 +225,15 @@ class Program:
             for part in range(parts):
                 total = self._double.flush_value(f"sum{index}_{part} + sum{index}_{part + parts}")
                 lines.append(f"sum{index}_{part} = {total}")
-        lines.append(f"sum{index} = sum{index}_0")
-        half = _PART // 2
-        while half:
-            lines.append(f"sum{index} = {self._double.flush_value(f'fold(sum{index}, {half})')}")
-            half //= 2
+        return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+
+    def fold_lanes(self, name: str, lanes: int, each: int = 1, fold: str = "fold") -> list[str]:
+        """Join the upper half of lanes, with so many numbers each, until one is left."""
+        lines: list[str] = []
+        while lanes > 1:
+            lanes //= 2
+            folded = self._double.flush_value(f"{fold}({name}, {lanes * each})")
+            lines.append(f"{name} = {folded}")
         return lines
 
     def store_sums(self) -> list[str]:
@@ -280,7 +273,7 @@ def generate_measure(
         begin=indent_by(program.begin_sums(), 1),
         whole=indent_by(program.add_elements("start", False), 3),
         rest=indent_by(program.add_elements("begin", True), 3),
-        fold=indent_by(program.fold_lanes(), 1),
+        fold=indent_by(program.fold_sums(), 1),
         keep=indent_by(program.store_sums(), 1),
     )
     text = program.write_header() + program.define_functions() + kernel

@@ -6,15 +6,11 @@ threads. All matrices of a launch have the same sides, which are numbers of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from thalweg.engines.codegen import indent_by
-from thalweg.engines.codegen_measure import Sweep
-from thalweg.engines.cuda.codegen import THREADS, Kernel, name_kernel
-from thalweg.engines.cuda.codegen_kept import Kept, kept_of
-from thalweg.engines.cuda.codegen_measure import Program
-from thalweg.formula import Formula
-from thalweg.ground.passes import Measure
+from thalweg.engines.cuda.codegen import THREADS, Kernel
+from thalweg.engines.cuda.codegen_kept import Kept, Measuring
 
 # Of a tensor the table has what it has for `codegen_lines`, with the number of matrices in place of
 # that of tiles below one another.
@@ -86,59 +82,31 @@ class _Matrix:
         return [f"{name}_{column}" for column in range(self._columns)]
 
 
-def generate_short(
-    measures: tuple[Measure, ...],
-    stages: tuple[Formula, ...],
-    storage: tuple[str, ...],
-    measured: int,
-    compute: str,
-    vectors: Mapping[str, str],
-    flush: bool,
-    from_copy: bool,
-    sides: tuple[int, int],
-) -> Kernel:
+def generate_short(own: Measuring, sides: tuple[int, int]) -> Kernel:
     """The kernel that takes measures in one sweep.
 
     Args:
-        measures, stages, storage, measured, compute, vectors, flush, from_copy: As for
-            `generate_lines` of `codegen_lines`.
+        own: The measures.
         sides: Rows and columns of all matrices.
     """
     rows, columns = sides
-    formulas = tuple(dict.fromkeys(each.function for each in measures))
-    sweep = Sweep(formulas, stages, storage, measured, from_copy, vectors)
-    program = Program(sweep, compute, flush)
-    matrix = _Matrix(kept_of(measures, formulas, program), rows, columns)
-    lines = program.point_at_lines(len(measures))
-    lines += [f"p{stream} = of_p{stream}" for stream in sweep.read]
-    names = sweep.vectors.values()
-    of_rows = [name for name in names if name.startswith("row")]
-    of_columns = [name for name in names if name.startswith("column")]
+    matrix = _Matrix(own.kept, rows, columns)
+    lines = own.point()
+    lines += [f"p{stream} = of_p{stream}" for stream in own.read]
 
     def read(name: str, count: int, line: int) -> str:
         stored = f"load_where(of_{name}, matrix * {count} + {line}, is_there, True)"
-        return program.read_vector(stored)
+        return own.program.read_vector(stored)
 
-    for name in of_columns:
+    for name in own.of_columns:
         lines += [f"{name}_{k} = {read(name, columns, k)}" for k in range(columns)]
     lines += matrix.begin()
     for row in range(rows):
-        lines += [f"{name} = {read(name, rows, row)}" for name in of_rows]
+        lines += [f"{name} = {read(name, rows, row)}" for name in own.of_rows]
         for k in range(columns):
-            found = ", ".join(f"v{index}_{k}" for index in range(len(formulas)))
-            given = [f"{each}_{k}" if each in of_columns else each for each in sweep.arguments]
             at = f"matrix * {rows * columns} + {row * columns + k}"
-            lines.append(f"{found} = element({', '.join(given)}, {at}, length, True)")
+            lines.append(own.take(k, at, "length", f"_{k}"))
         lines += matrix.add_row(row)
-    text = _MEASURE.format(
-        width=len(sweep.vectors) + 4 + len(measures),
-        sides=len(sweep.vectors),
-        n_scalars=len(sweep.scalars),
-        threads=THREADS,
-        size=rows * columns,
-        scalars=indent_by(program.load_scalars(), 1),
-        each=indent_by([*lines, *matrix.end()], 1),
-    )
-    text = program.write_header() + program.define_functions() + text
-    own = tuple(sweep.vectors)
-    return name_kernel(text, sweep.scalars, measures=len(measures), vectors=own)
+    each = indent_by([*lines, *matrix.end()], 1)
+    size = rows * columns
+    return own.kernel_of(_MEASURE, THREADS, size=size, each=each)

@@ -265,16 +265,17 @@ def lines_kernel(
     Args:
         layout: Of the matrices.
 
-    The others are those of `generate_lines`.
+    The others are those of `Measuring`.
     """
     with importing:
+        from thalweg.engines.cuda.codegen_kept import Measuring
         from thalweg.engines.cuda.codegen_lines import generate_lines
         from thalweg.engines.cuda.codegen_short import generate_short
     name, known = np.dtype(compute).name, dict(vectors)
-    given = measures, stages, storage, measured, name, known, flush, from_copy
+    own = Measuring(measures, stages, storage, measured, name, known, flush, from_copy)
     if layout.sides:
-        return Compiled(generate_short(*given, layout.sides), np.float64)
-    return Compiled(generate_lines(*given, layout.columns), np.float64)
+        return Compiled(generate_short(own, layout.sides), np.float64)
+    return Compiled(generate_lines(own, layout.columns), np.float64)
 
 
 @cache
