@@ -26,6 +26,7 @@ from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu import program
 from thalweg.engines.cpu.launch import is_serial, threads_for
 from thalweg.engines.cpu.snapshot import KINDS as KINDS
+from thalweg.engines.cpu.snapshot import Member as Member
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
@@ -37,6 +38,7 @@ from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.core.steady_measures import SteadyMeasures
+    from thalweg.core.symbols import Program
 
 # Of the numbers of a step; the last is of a scalar that is complex, say.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
@@ -83,6 +85,49 @@ class Launch:
         self._point_at(self._rows, self._row_of)
         self._programs: Int64 = np.zeros((0, program.PROGRAM // 8), np.int64)
         self.measures: SteadyMeasures | None = None
+
+    def have_members_apart(self) -> None:
+        """Give each member a row of scalars and chunks of its own, which the call sets."""
+        self.separate()
+        self.chunks = self._table.chunks.copy()
+        self._argument[4] = self.chunks.ctypes.data
+        self._row_count = np.zeros(1, np.int64)  # of the rows that the call has filled
+
+    def span(self, at: int) -> tuple[int, int, int]:
+        """Return the chunks of the member at this index, as `Member.spans`."""
+        return span_of(self.chunks, self._table.chunks, at)
+
+    def place_program(self, at: int, made: Program, inputs: Sequence[tuple[int, int, int]]) -> int:
+        """Have a program make the scalars of a place, for one step count at a time.
+
+        Args:
+            at: The index of the place.
+            made: The program, whose first register is the step count.
+            inputs: As for `Program.place`.
+
+        Returns:
+            The address of its record.
+        """
+        record, names, first, _ = self.program(at)
+        made.place(record, names, first, 1, inputs)
+        record[program.ROW_COUNT] = self._row_count.ctypes.data
+        return record.ctypes.data
+
+    def row_cell(self, at: int) -> int:
+        """Return where the kernel reads which row the member at this index has."""
+        return self._numbers[at:].ctypes.data
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of a row of scalars."""
+        return self._size
+
+    def set_shared(self, values: Mapping[str, Any]) -> None:
+        """Set scalars in the rows of all members, among those that no program makes."""
+        rows = self._rows if self._own_rows is None else self._own_rows
+        for name in self.names:
+            if name in values:
+                rows[:, self.names.index(name)] = values[name]
 
     def _point_at(self, rows: Array, row_of: Int64) -> None:
         self._argument[6], self._argument[7] = row_of.ctypes.data, rows.ctypes.data
@@ -209,6 +254,21 @@ class Launches:
         for k, each in enumerate(self._measures):
             if not each.sweep.is_serial:
                 found.rule_measures[k, 2:] = each.threads()
+
+
+def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
+    """Return the chunks of a member of a work table, as `Member.spans`.
+
+    Args:
+        chunks: The table that a kernel reads, whose lengths may change.
+        full: The table with all lengths.
+        member: The index of the member.
+    """
+    begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
+    lengths = (
+        each.ctypes.data + each.strides[0] * begin + each.strides[1] * 3 for each in (chunks, full)
+    )
+    return (*lengths, end - begin)
 
 
 def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:

@@ -338,6 +338,23 @@ def _confirm_gradients(layout: Layout) -> None:
 
 
 @cache
+def float_offset() -> int:
+    """Return where objects of the classes float and np.float64 have their number.
+
+    Raises:
+        UnknownLayoutError: It is not found.
+    """
+    import numpy as np
+
+    offset = object.__basicsize__
+    for number in (0.1, -2.5e300, 3.0):
+        for made in (number, np.float64(number)):
+            if ctypes.c_double.from_address(id(made) + offset).value != number:
+                raise UnknownLayoutError("the number of a float")
+    return offset
+
+
+@cache
 def layout() -> Layout | str:
     """The layout of this torch's objects, or why it is not known."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -347,6 +364,7 @@ def layout() -> Layout | str:
     try:
         found = _find()
         confirm(found)
+        float_offset()
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
     return found
