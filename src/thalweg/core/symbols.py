@@ -42,6 +42,7 @@ _OPERATIONS: dict[object, int] = {
 }
 _COMPARES = {program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
 _OF_CONDITIONS = {program.EITHER, program.BOTH}
+_OF_TENSORS = {"clamp", "item", "where", "sample"}  # attributes by which formulas tell tensors
 
 
 class _Tape:
@@ -185,7 +186,7 @@ class Symbol(NDArrayOperatorsMixin):
         return self.tape.decide(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "sample":  # which NumPy asks for
+        if name.startswith("__") or name in _OF_TENSORS:  # which NumPy and formulas ask for
             raise AttributeError(name)
         raise TypeError(f"A symbol has no {name}.")
 

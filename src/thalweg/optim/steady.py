@@ -106,7 +106,7 @@ class SteadyStep:
             self._absent.get(id(param)) if grad is None else grad
             for grad, param in zip(optimizer._gradients(self._owners), self._owners, strict=True)
         ]
-        if any(grad is None for grad in gradients) or not self._stands(gradients):
+        if any(grad is None for grad in gradients) or not self._stands(optimizer, gradients):
             return False
         without = self._others()
         found = snapshot()
@@ -185,12 +185,11 @@ class SteadyStep:
         self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
         self._has_threads = launches.may_have_threads
 
-    def _stands(self, gradients: Sequence[Any]) -> bool:
-        """Whether the careful look finds the step to be the one before."""
+    def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
+        """Return whether a careful step with these gradients would be the one before."""
         left = iter(gradients)
         return all(
-            each.stands(self.state, self.groups, [next(left) for _ in each.owners])
-            for each in self.shares
+            each.stands(optimizer, [next(left) for _ in each.owners]) for each in self.shares
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:

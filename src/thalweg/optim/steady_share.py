@@ -84,12 +84,19 @@ class SteadyShare:
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
-    def stands(self, state: Any, groups: Sequence[Any], gradients: Sequence[Tensor | None]) -> bool:
-        """Whether the careful look finds it to be the one before."""
-        part = self.part
+    def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
+        """Return whether a careful step with these gradients would be the one before.
+
+        Options of groups may have changed since, if they still choose the rule.
+        """
+        part, groups = self.part, optimizer.param_groups
         return (
-            part.stands(state, part._params)
-            and all(hold(part._options.get(place), groups[place]) for place in {*self.places})
+            part.stands(optimizer.state, part._params)
+            and all(
+                hold(part._options.get(place), groups[place])
+                or part.rule in optimizer._rules_around(groups[place])
+                for place in {*self.places}
+            )
             and stands(self.planned, gradients)
         )
 
