@@ -308,7 +308,12 @@ def are_small(plans: Sequence[Planned]) -> bool:
     """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
     groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
     count = sum(len(each.members) for each in groups)
-    return sum(each.table.elements for each in groups) <= max(_LARGE, _EACH * count)
+    return may_hold_lock(count, sum(each.table.elements for each in groups))
+
+
+def may_hold_lock(variables: int, elements: int) -> bool:
+    """Return whether Python's lock may be held while so many variables are updated."""
+    return elements <= max(_LARGE, _EACH * variables)
 
 
 def plan_of(planned: Planned) -> DensePlan:

@@ -355,6 +355,18 @@ def float_offset() -> int:
 
 
 @cache
+def no_gradient() -> int:
+    """Return the address of the TensorImpl that torch keeps in place of a gradient set to None."""
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+    param.grad = torch.ones_like(param)
+    param.grad = None
+    found = layout()
+    if isinstance(found, str):
+        raise UnknownLayoutError(found)
+    return _at(_at(param._cdata, found.autograd), found.grad)
+
+
+@cache
 def layout() -> Layout | str:
     """The layout of this torch's objects, or why it is not known."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):

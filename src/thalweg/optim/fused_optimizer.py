@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
-from weakref import proxy
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -78,6 +77,40 @@ _FOLDED = "The gradients were added to their sums: those of the next call of ste
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
+class SetChanges:
+    """Counts steps with other gradients than before, to plan one that may lack any of them.
+
+    Attributes:
+        is_due: Whether the next step is to be planned so.
+    """
+
+    _longest_wait: ClassVar[int] = 1024  # changes between two plans that were of no use
+
+    def __init__(self) -> None:
+        self.is_due = False
+        self._last = 0
+        self._changes, self._patience = 0, 2
+
+    def note_planned(self, gradients: int, trainable: int) -> None:
+        """A step was planned anew.
+
+        Args:
+            gradients: How many gradients it had.
+            trainable: How many parameters may have one.
+        """
+        if gradients < trainable or self._last < trainable:
+            self._changes += 1
+        self._last = gradients
+        if self._changes >= self._patience:
+            self.is_due = True
+            self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
+
+    def note_end(self, steps: int) -> None:
+        """A plan ends that has replayed so many steps."""
+        if steps >= self._patience:
+            self._patience = 2
+
+
 class StepCache:
     """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
 
@@ -106,6 +139,7 @@ class StepCache:
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
         self.due: Sequence[Repeated] = ()  # of which it may be made
+        self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
 
@@ -125,6 +159,8 @@ class StepCache:
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
+        if self.quick is not None:
+            self.changes.note_end(self.quick.taken)
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
@@ -140,9 +176,7 @@ class StepCache:
         self.forget_quick()
         if shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
-                hooks.watch = None  # which has copies of all that the step wrote
-                hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
-                hooks.gathered = None
+                hooks.detach()
             self.due = shares
 
     @lazy
@@ -472,7 +506,7 @@ class FusedOptimizer(Scaled):
         if loss is not None and own.diagnosing is not None:
             own.diagnosing.note_loss(loss)
         with own._lock:
-            is_due = closure is not None or bool(own.due)
+            is_due = closure is not None or bool(own.due) or own.changes.is_due
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
@@ -531,13 +565,19 @@ class FusedOptimizer(Scaled):
     def _try_quick_step(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
         own = self._own
-        if own.due:
+        if own.due or own.changes.is_due:
             due, own.due = own.due, ()
             with importing:
                 from thalweg.optim.steady import SteadyStep
             kind = SteadyStep if own.diagnosing is None else own.diagnosing.step_between()
-            own.quick = kind.of(self, due)
+            made = self._plan_with_absent(kind) if own.changes.is_due else None
+            own.changes.is_due = False
+            own.quick = kind.of(self, due) if made is None and due else made
         return own.quick is not None and own.quick.take(self, has_sums)
+
+    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+        """Return a step that may lack the gradients of some parameters, or None."""
+        return None
 
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""

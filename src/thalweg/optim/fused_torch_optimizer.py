@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
+
+if TYPE_CHECKING:
+    from thalweg.optim.steady import SteadyStep
+
+NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
@@ -260,6 +266,10 @@ class FusedTorchOptimizer(FusedOptimizer):
                 self._own.note_repeated(
                     *(Repeated(each.part, each.hooks, each.share.places) for each in steps)
                 )
+            else:
+                trainable = sum(param.requires_grad for param in self._params())
+                gradients = sum(len(each.share.pairs) for each in steps)
+                self._own.changes.note_planned(gradients, trainable)
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
@@ -325,6 +335,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         finally:
             if gathered is not None:
                 gathered.release_gradients()
+
+    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+        around = self._around
+        if around.accumulate > 1 or around.in_backward or around.kinds.device is not None:
+            return None
+        if any(map(self._is_torchs_group, self.param_groups)):
+            return None
+        with importing:
+            from thalweg.optim.absent_gradients import plan_with_absent
+        return plan_with_absent(self, kind)
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
@@ -451,12 +471,21 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Whether sparse gradients of a group are computed here."""
         return True
 
-    def _shares(self) -> dict[Rule, _Share]:
+    def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
+        """Return for each rule the gradients and parameters that it updates.
+
+        Args:
+            absent: Stand-ins for gradients that are not there, by `id` of their parameters.
+        """
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
             given = zip(self._gradients(params), params, strict=True)
-            pairs = [(grad, param) for grad, param in given if grad is not None]
+            pairs = [
+                (each, param)
+                for grad, param in given
+                if (each := absent.get(id(param)) if grad is None else grad) is not None
+            ]
             for rule, own in self._by_rule(group, pairs):
                 share = found.setdefault(self._around.rule(rule), _Share([], []))
                 share.pairs.extend(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -257,6 +258,11 @@ class GroupHooks(Hooks):
     def _stays(self, value: Any) -> bool:
         """Whether a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
+
+    def detach(self) -> None:
+        """Let go of the optimizer and of copies, for a plan that outlives the step."""
+        self.watch = self.gathered = None
+        self._optimizer = proxy(self._optimizer)
 
     def settle(self) -> None:
         """The step was written."""

@@ -373,6 +373,11 @@ class ParamState:
         """What was made for a parameter, and is no part of its state yet."""
         return self._fresh.get(id(param), {})
 
+    @property
+    def has_numbers_alone_to_publish(self) -> bool:
+        """Whether a plan made no state but a block that brings the step counts together."""
+        return all(made.keys() <= self.numbers.keys() for made in self._fresh.values())
+
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""
         if not self._fresh:

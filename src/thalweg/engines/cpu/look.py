@@ -76,7 +76,8 @@ CLASS_OF_FLOATS = 64
 CLASS_OF_NUMPY_FLOATS = 65
 IN_FLOAT = 66  # where an object of these classes has its number
 MEMBERS = 67  # variables whose scalars are made for their step count; else `PROGRAMS` make all
-BLOCK = 69
+NO_GRADIENT = 69  # the TensorImpl that stands for none
+BLOCK = 70
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
@@ -372,10 +373,9 @@ def gradient_differs(block, gradient, number):
     else:
         found = gradient_in_pair(block, record, number)
     if gradient[IS_THERE] == MAY_BE_ABSENT:
-        is_absent = 1  # torch has an object for no gradient, too: without keys
-        if found != 0:
-            if word(found + block[IN_IMPL_KEYS]) != 0:
-                is_absent = 0
+        is_absent = 0
+        if found == 0 or found == block[NO_GRADIENT]:  # noqa: SIM109
+            is_absent = 1
         switch(gradient, 1 - is_absent)
         if is_absent:
             return 0

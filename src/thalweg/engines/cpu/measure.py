@@ -123,7 +123,7 @@ class Sweep:
 
     def have_chunks_apart(self) -> Int64:
         """Give the sweep a table of chunks of its own, whose lengths may change; return it."""
-        chunks = self._own.chunks.copy()
+        self._chunks = chunks = self._own.chunks.copy()  # which the block only points at
         self._block[4] = chunks.ctypes.data
         return chunks
 

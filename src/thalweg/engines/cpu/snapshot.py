@@ -292,6 +292,7 @@ class Snapshot:
         block[look.CLASS_OF_GRADIENTS] = id(Tensor)
         block[look.CLASS_OF_FLOATS], block[look.CLASS_OF_NUMPY_FLOATS] = id(float), id(np.float64)
         block[look.IN_FLOAT] = probe.float_offset()
+        block[look.NO_GRADIENT] = probe.no_gradient()
         block[look.CLIPPING] = clipping
         self._is_long = len(self._tensors) >= look.MANY
         fields = astuple(layout)
