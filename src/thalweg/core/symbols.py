@@ -60,6 +60,7 @@ class _Tape:
     ) -> None:
         self._dtype = dtype
         self._decides = samples is not None
+        self.is_speculative = False  # what is computed may be discarded
         self.registers = [0.0] * len(given)
         self.operations: list[tuple[int, ...]] = []
         # Classes of its own, for formulas that make numbers by `type(x)`.
@@ -135,7 +136,8 @@ class _Tape:
 
     def _append_operation(self, operation: int, own: list[int], dtype: object, made: Any) -> Any:
         found = self._append(0.0)
-        self.operations.append((operation, *(own * 3)[:3], found, dtype is np.float32))
+        flags = program.ROUNDS * (dtype is np.float32) | program.MAY_BE_ANY * self.is_speculative
+        self.operations.append((operation, *(own * 3)[:3], found, flags))
         return self.kinds[made](register=found)
 
     def _append(self, number: float) -> int:
@@ -152,7 +154,7 @@ class Symbol(NDArrayOperatorsMixin):
     def __init__(self, number: Any = None, register: int | None = None) -> None:
         own = type(self).dtype
         self.register = self.tape.register_of(number, own) if register is None else register
-        self.sample: Any = own(0 if number is None else number)
+        self.sample: Any = own(0 if number is None else getattr(number, "sample", number))
 
     def narrow(self, number: Any) -> Any:
         """What `formula.narrow` makes of a number in the type of this one."""
@@ -163,6 +165,18 @@ class Symbol(NDArrayOperatorsMixin):
         if type(self).dtype is np.float32:
             return self.tape.narrowed(number)
         return type(self)(register=number.register)
+
+    def select(self, value: Callable[[], Any], other: Any) -> Any:
+        """Return what a function makes where this condition holds, else a number.
+
+        The function is traced; it may make numbers that are not finite where they are not chosen.
+        """
+        before, self.tape.is_speculative = self.tape.is_speculative, True
+        try:
+            made = value()
+        finally:
+            self.tape.is_speculative = before
+        return np.where(self, made, other)  # pyright: ignore[reportUnknownMemberType]
 
     def widen(self) -> Any:
         """What `formula.wide` makes of it: registers are wide already."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.core.steady import ERRORS, may_hold_lock
 from thalweg.core.section import run
+from thalweg.core.steady import ERRORS, may_hold_lock
 from thalweg.core.step import plan
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.hooks import Repeated
+from thalweg.optim.scalars_in_call import has_step_counts_alone
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
     """
     shares = optimizer._shares(absent)
     steps = [optimizer._sub_step(rule, each, optimizer._own.parts) for rule, each in shares.items()]
+    if not all(has_step_counts_alone(part) for _, part, _ in steps):
+        return ()
     repeated: list[Repeated] = []
     for share, part, hooks in steps:
         how = gradient_transforms(

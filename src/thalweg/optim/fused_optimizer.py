@@ -88,7 +88,7 @@ class SetChanges:
 
     def __init__(self) -> None:
         self.is_due = False
-        self._last = 0
+        self._lacked = False  # the step before
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
@@ -98,9 +98,9 @@ class SetChanges:
             gradients: How many gradients it had.
             trainable: How many parameters may have one.
         """
-        if gradients < trainable or self._last < trainable:
-            self._changes += 1
-        self._last = gradients
+        lacks = gradients < trainable
+        self._changes += lacks or self._lacked
+        self._lacked = lacks
         if self._changes >= self._patience:
             self.is_due = True
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)

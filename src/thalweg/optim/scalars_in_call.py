@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from thalweg.core.steady import KINDS, Launch, Launches, Member, Snapshot
 from thalweg.engines.arrays import Float64
@@ -23,6 +22,7 @@ from thalweg.optim.steady_scalars import RATE, TorchScalars
 if TYPE_CHECKING:
     from thalweg.core.groups import Group
     from thalweg.core.symbols import Program
+    from thalweg.optim.param_state import ParamState
     from thalweg.optim.steady_share import SteadyShare
 
 _FLOAT64 = KINDS[torch.float64]
@@ -56,11 +56,6 @@ class ScalarsInCall:
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
-
-    @property
-    def variables(self) -> list[Tensor]:
-        """The variables of the step, which masters may be, in the order of its parameters."""
-        return [var for share in self._shares for var in share.planned.request.variables]
 
     def hold_groups(self, found: Snapshot, others: Mapping[int, Options]) -> None:
         """Have the call compare and read the options of all groups.
@@ -148,8 +143,13 @@ class ScalarsInCall:
 
 def _check_share(share: SteadyShare) -> None:
     """Raise TypeError unless the parameters of a rule have no scalar state but step counts."""
-    columns: Sequence[Any] = share.columns
-    is_step = len(columns) == 1 and type(columns[0]) is Column and columns[0].name == STEP
-    has_measures = share.planned.request.rule.per_variable is not None
-    if not share.is_torchs or has_measures or (columns and not is_step):
+    are_counts = all(type(column) is Column for column in share.columns)
+    if not (share.is_torchs and are_counts and has_step_counts_alone(share.part)):
         raise TypeError("Scalars depend on more than options and step counts.")
+
+
+def has_step_counts_alone(part: ParamState) -> bool:
+    """Return whether scalars of a rule depend on options and step counts, and on nothing else."""
+    rule = part.rule
+    is_measured = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
+    return part.numbers.keys() <= {STEP} and not is_measured

@@ -153,12 +153,12 @@ class SteadyStep:
         """Write what the call compares, reads and does."""
         shares, launches, in_call = self.shares, self.launches, self._in_call
         members: list[Member] = []
-        writers: dict[int, int] = {}
+        writers: dict[int, list[int]] = {}
         if in_call is not None:
             spans = [self._gradients.spans()] if self._absent and self._gradients else []
             members = in_call.place_programs(launches, spans)
-            writers = {id(x): k for k, x in enumerate(in_call.variables)}
-            writers |= {id(x): k for k, x in enumerate(self._owners)}
+        if self._absent:
+            writers = self._find_writers()
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for each in shares for number in each.numbers()]
         found.finish(
@@ -184,6 +184,24 @@ class SteadyStep:
         self.snapshot = found
         self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
         self._has_threads = launches.may_have_threads
+
+    def _find_writers(self) -> dict[int, list[int]]:
+        """Return the positions of the parameters whose update writes a tensor, by its `id`.
+
+        Slots of several parameters may share a storage, and with it a version counter.
+        """
+        writers: dict[int, list[int]] = {id(x): [k] for k, x in enumerate(self._owners)}
+        requests = [each.planned.request for each in self.shares]
+        variables = [var for each in requests for var in each.variables]
+        writers |= {id(x): [k] for k, x in enumerate(variables)}
+        sharing: dict[int, list[int]] = {}
+        slots = [own for each in requests for own in each.slots]
+        for k, own in enumerate(slots):
+            for slot in own:
+                sharing.setdefault(slot.untyped_storage()._cdata, []).append(k)
+        return writers | {
+            id(slot): sharing[slot.untyped_storage()._cdata] for own in slots for slot in own
+        }
 
     def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
         """Return whether a careful step with these gradients would be the one before."""

@@ -94,7 +94,8 @@ COLUMN = 48  # where numbers lie, how many, their kind, what they become; what t
 WATCH = 24  # where a number lies, how many bytes it has, what they are
 OPTION = 24  # numbers in a tuple, or 0 for a number; where the numbers go, and their signs
 MEMBER = 40
-WRITE = 16  # the index of a tensor; that of the member whose update writes it, or ANY
+WRITE = 24  # the index of a tensor; how many members write it, 0 if each step does, and where
+# their positions are
 CHUNK = 32  # a row of a work table, of which the last word is the number of elements
 
 # Words of the block of `look_norm`.
@@ -142,7 +143,6 @@ MEMBER_PROGRAM = 2  # the record of the program that makes its scalars
 ROW_CELL = 3  # where its kernel reads which row of scalars it has
 ROW_SIZE = 4  # bytes
 
-ANY = -1  # in place of a member: written in every step
 MOST = 1e30  # magnitude of an option; a step that is planned anew reports others
 
 # What a call is given, and gives.
@@ -374,7 +374,7 @@ def gradient_differs(block, gradient, number):
         found = gradient_in_pair(block, record, number)
     if gradient[IS_THERE] == MAY_BE_ABSENT:
         is_absent = 0
-        if found == 0 or found == block[NO_GRADIENT]:  # noqa: SIM109
+        if found == 0 or found == block[NO_GRADIENT]:
             is_absent = 1
         switch(gradient, 1 - is_absent)
         if is_absent:
@@ -605,6 +605,15 @@ def count_steps(block):
                 wide[0] = step
 
 
+def is_written(block, written):
+    """Return whether the step writes a tensor."""
+    writers = int64_pointer(written[2])
+    for k in range(written[1]):
+        if gradient_record(block, writers[k])[IS_ON]:
+            return 1
+    return written[1] == 0
+
+
 def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
     launch_all(block, RULE_MEASURES)
@@ -633,10 +642,7 @@ def write(block):
         watch[2] = bits_of(watch)
     for k in range(block[WRITTEN]):
         written = int64_pointer(block[WRITTEN + 1] + WRITE * k)
-        is_written = 1
-        if written[1] != ANY:
-            is_written = gradient_record(block, written[1])[IS_ON]
-        if is_written:
+        if is_written(block, written):
             record = int64_pointer(block[TENSORS + 1] + TENSOR * written[0])
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[TAKEN] = block[TAKEN] + 1

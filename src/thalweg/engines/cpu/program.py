@@ -28,8 +28,10 @@ LAST_ROW = 13  # the row that holds its latest scalars, or NONE
 LAST_STEP = 14  # the step count, float64, for which it made them
 ROW_COUNT = 15  # the address of the number of rows in use
 
-# What is done, to which three registers, where the result goes, and whether it is of float32.
+# What is done, to which three registers, where the result goes, and flags.
 OPERATION = 6  # words
+ROUNDS = 1  # flag: the result is rounded to float32
+MAY_BE_ANY = 2  # flag: the result may be discarded, so that it need not be finite
 
 ADD = 0
 SUBTRACT = 1
@@ -131,9 +133,9 @@ def compute(program):
         at = OPERATION * k
         x, y = registers[operations[at + 1]], registers[operations[at + 2]]
         found = computed(program, operations[at], x, y, registers[operations[at + 3]])
-        if operations[at + 5]:
+        if operations[at + 5] & ROUNDS:
             found = float64(float32(found))
-        if program[OF_PYTHON] and is_finite(found) == 0:
+        if program[OF_PYTHON] and operations[at + 5] & MAY_BE_ANY == 0 and is_finite(found) == 0:
             return 1
         registers[operations[at + 4]] = found
     return 0

@@ -209,7 +209,7 @@ class Snapshot:
         measured: Int64 | None = None,
         members: Sequence[Member] = (),
         may_lack: bool = False,
-        written_by: Mapping[int, int] | None = None,
+        written_by: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Write the block.
 
@@ -229,7 +229,8 @@ class Snapshot:
             members: The variables of the first gradients, if scalars are made for the step count
                 of each.
             may_lack: Whether a step may lack gradients of members, which it then leaves out.
-            written_by: The position of the only member that writes a tensor, by its `id`.
+            written_by: The positions of the members that write a tensor, by its `id`; every step
+                writes others.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -253,9 +254,14 @@ class Snapshot:
         dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
         self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
-        writers = written_by or {}
+        self._writers = [
+            np.array((written_by or {}).get(id(each), ()), np.int64) for each in written
+        ]
         self._written = np.array(
-            [(self._places[id(each)], writers.get(id(each), look.ANY)) for each in written],
+            [
+                (self._places[id(each)], len(writers), writers.ctypes.data)
+                for each, writers in zip(written, self._writers, strict=True)
+            ],
             np.int64,
         ).reshape(-1, look.WRITE // 8)
         options = [
