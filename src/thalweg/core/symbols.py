@@ -164,23 +164,33 @@ class Symbol(NDArrayOperatorsMixin):
             raise TypeError(f"{number!r} is no number.")
         if type(self).dtype is np.float32:
             return self.tape.narrowed(number)
-        return type(self)(register=number.register)
+        return self._alias(type(self), number)
 
     def select(self, value: Callable[[], Any], other: Any) -> Any:
         """Return what a function makes where this condition holds, else a number.
 
         The function is traced; it may make numbers that are not finite where they are not chosen.
+        If native code cannot compute it, the sample of the condition decides.
         """
         before, self.tape.is_speculative = self.tape.is_speculative, True
         try:
             made = value()
+        except TypeError:
+            return value() if self.tape.decide(self) else other
         finally:
             self.tape.is_speculative = before
         return np.where(self, made, other)  # pyright: ignore[reportUnknownMemberType]
 
     def widen(self) -> Any:
         """What `formula.wide` makes of it: registers are wide already."""
-        return self.tape.kinds[np.float64](register=self.register)
+        return self._alias(self.tape.kinds[np.float64], self)
+
+    @staticmethod
+    def _alias(kind: Any, symbol: Any) -> Any:
+        """Return a symbol of a class for the number of another one."""
+        made = kind(register=symbol.register)
+        made.sample = kind.dtype(symbol.sample)
+        return made
 
     double = widen  # as tensors have it
 

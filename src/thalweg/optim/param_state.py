@@ -376,7 +376,11 @@ class ParamState:
     @property
     def has_numbers_alone_to_publish(self) -> bool:
         """Whether a plan made no state but a block that brings the step counts together."""
-        return all(made.keys() <= self.numbers.keys() for made in self._fresh.values())
+        return all(
+            name in self.numbers or value is self._owner_of[param].get(name)
+            for param, made in self._fresh.items()
+            for name, value in made.items()
+        )
 
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""

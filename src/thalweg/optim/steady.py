@@ -291,8 +291,9 @@ class SteadyStep:
         if self._is_plain and "found_inf" not in own and "grad_scale" not in own:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
-            if self.snapshot.take():
-                cache.forget_quick()
+            if other := self.snapshot.take():
+                if other != look.NOTHING:
+                    cache.forget_quick()
                 return False
             own["_opt_called"] = True
             return True
@@ -338,7 +339,7 @@ class SteadyStep:
         # Sums of gradients that are not there would be among those that are left to others.
         if other == look.BEYOND and not (is_beyond or self._gradients is None or self._absent):
             return self._take_by(optimizer, given, is_beyond=True)
-        if other:
+        if other and other != look.NOTHING:
             optimizer._own.forget_quick()
         return None if other else following
 

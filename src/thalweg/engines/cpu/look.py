@@ -170,6 +170,7 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
+NOTHING = 12  # no parameter has a gradient: there is no step
 BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 
 
@@ -567,7 +568,7 @@ def set_scalars_of_member(member):
 def set_scalars_of_members(block):
     """Make the scalars of all members that have a gradient.
 
-    Returns OTHER_GRADIENT if there is none, BEYOND where a scalar would be an error, else 0.
+    Returns NOTHING if there is none, BEYOND where a scalar would be an error, else 0.
     """
     for k in range(block[PROGRAMS]):
         program = int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)
@@ -584,7 +585,7 @@ def set_scalars_of_members(block):
                 if set_scalars_of_member(member):
                     return BEYOND
     if count == 0:
-        return OTHER_GRADIENT
+        return NOTHING
     return 0
 
 
