@@ -417,7 +417,7 @@ class FusedOptimizer(Scaled):
         if self._encodes():
             with importing:
                 from thalweg.optim.encoding import tell_storage
-            tell_storage(self, made["param_groups"])
+            tell_storage(self, made["param_groups"], made["state"])
         return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
