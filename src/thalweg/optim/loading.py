@@ -47,7 +47,12 @@ def load(
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
+        FailedPreconditionError: The call is in a block of `swapped()`.
     """
+    optimizer._check_not_swapped(
+        f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
+        " parameters their former values when it ends. Load the state outside of the block."
+    )
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
     given, left = taken_apart(optimizer, given)
