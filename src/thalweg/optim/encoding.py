@@ -313,7 +313,8 @@ def _rest_converted(
         master = rests.get(MASTER)
         if not isinstance(master, Tensor) or master.shape != param.shape:
             return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
-        return {CORRECTION: lower_of(master)}
+        is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
+        return {CORRECTION: lower_of(master, upper if is_upper else None)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):
         return {}
