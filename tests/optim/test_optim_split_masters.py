@@ -135,7 +135,7 @@ def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) -> None:
-    """A tie has two nearest neighbours; what lies beyond them, and zero of the other sign, counts."""
+    """A tie has two nearest neighbours; what is beyond them, and the other zero, counts."""
     tie = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 0.0]) * sign
     first = tie[:2].view(torch.int32) >> 16
     for offset, is_near in ((-1, False), (0, True), (1, True), (2, False)):

@@ -18,6 +18,7 @@ from thalweg.optim import tensorflow
 
 Pair = tuple[torch.nn.Module, Any]
 
+
 def mixed(params: Any, lr: float, **options: Any) -> Any:
     return optim.Mixed([{"params": params, "rule": "AdamW", "lr": lr}], **options)
 

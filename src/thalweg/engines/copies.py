@@ -22,8 +22,8 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
     """Return a variable, or its copy where that is not what a step left: there others wrote to it.
 
-    They are compared by bits, so that -0 is not 0. What rounds to the same cannot be told apart, nor
-    can the two bfloat16 between which a number lies in the middle.
+    They are compared by bits, so that -0 is not 0. Values to which a number rounds cannot be told
+    apart, nor can the two bfloat16 between which it lies in the middle.
     """
     own = begun = var.detach()
     if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed

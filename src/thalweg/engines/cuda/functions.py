@@ -273,7 +273,7 @@ def is_same_float16(x, copy):
 
 @triton.jit
 def is_nearest_bfloat16(x, copy):
-    """Return whether a copy is one of the nearest bfloat16 to a float32; see `copies.is_nearest`."""
+    """Return whether a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
     upper = copy.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
     apart = x.to(tl.uint32, bitcast=True) - upper
     return (apart + 0x8000 <= 0x10000) & (x == x)
