@@ -74,6 +74,7 @@ _NOT_IN_GRAPHS = (
 )
 _APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
+_SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
@@ -431,7 +432,23 @@ class FusedOptimizer(Scaled):
                 from thalweg.optim.in_backward import listen
             listen(self)
 
+    def _check_not_swapped(self, message: str) -> None:
+        """Raise if the parameters are their averages.
+
+        Args:
+            message: The message of the error: what was called, its effect, and what to do instead.
+
+        Raises:
+            FailedPreconditionError: The call is in a block of `swapped()`.
+        """
+        if self._own.is_swapped:
+            raise FailedPreconditionError(message)
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_not_swapped(
+            f"A copy of {type(self).__name__} inside of swapped() would train averages instead of"
+            " parameters. Copy the optimizer outside of the block; inside, copy the model alone."
+        )
         for param in self._params():  # `copy.deepcopy` copies them
             check_held(param)
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
@@ -442,7 +459,14 @@ class FusedOptimizer(Scaled):
 
         Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
         and `seed`.
+
+        Raises:
+            FailedPreconditionError: The call is in a block of `swapped()`.
         """
+        self._check_not_swapped(
+            f"The state of {type(self).__name__} does not go with averages, which the parameters"
+            " are inside of swapped(): save it outside of the block, and inside the model alone."
+        )
         made = without_dynamo(super().state_dict)()  # pyright: ignore
         if self._around.of(Rounding).round is not None:
             with importing:
@@ -451,7 +475,7 @@ class FusedOptimizer(Scaled):
         if self._encodes():
             with importing:
                 from thalweg.optim.encoding import tell_storage
-            tell_storage(self, made["param_groups"])
+            tell_storage(self, made["param_groups"], made["state"])
         return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
@@ -510,10 +534,7 @@ class FusedOptimizer(Scaled):
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
-            if own.is_swapped:
-                raise FailedPreconditionError(
-                    "A step inside of swapped() would move averages instead of parameters."
-                )
+            self._check_not_swapped(_SWAPPED_STEP)
             self._listen()
             own.taken = self._found_finite()
             if own.taken is None and self._skip_overflowed_step():
@@ -651,6 +672,7 @@ class FusedOptimizer(Scaled):
         try:
             self._check_alone()
             with own._lock:
+                self._check_not_swapped(_SWAPPED_STEP)
                 self._take_step(own.alone.setdefault(id(param), {}), param)
         except BaseException as error:
             self._say(error)
@@ -691,7 +713,8 @@ class FusedOptimizer(Scaled):
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside, or the block is in another one.
+            FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
+                is, or the block is in another one.
             LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
         if self._around.of(Average).ema_decay is None:
