@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile; or of
 _EACH = 8 << 10  # each variable, on average: a careful look at it holds the lock as long
+_PLANNED = 4  # times as many take about as long as a plan made anew
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -304,16 +305,23 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
     )
 
 
-def are_small(plans: Sequence[Planned]) -> bool:
-    """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
+def are_small(plans: Sequence[Planned], may_lack: bool = False) -> bool:
+    """Return whether Python's lock may be held during the plans of a step; see `may_hold_lock`."""
     groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
     count = sum(len(each.members) for each in groups)
-    return may_hold_lock(count, sum(each.table.elements for each in groups))
+    return may_hold_lock(count, sum(each.table.elements for each in groups), may_lack)
 
 
-def may_hold_lock(variables: int, elements: int) -> bool:
-    """Return whether Python's lock may be held while so many variables are updated."""
-    return elements <= max(_LARGE, _EACH * variables)
+def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
+    """Return whether Python's lock may be held while variables are updated.
+
+    Args:
+        variables: How many are updated.
+        elements: How many elements they have.
+        may_lack: Whether a step may lack gradients. Planned anew it would hold the lock longer.
+    """
+    factor = _PLANNED if may_lack else 1
+    return elements <= factor * max(_LARGE, _EACH * variables)
 
 
 def plan_of(planned: Planned) -> DensePlan:

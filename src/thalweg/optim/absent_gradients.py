@@ -61,7 +61,7 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
                 params.append(param)
                 if param.grad is None:
                     lacking.append(param)
-    if not may_hold_lock(len(params), sum(map(Tensor.numel, params))):
+    if not may_hold_lock(len(params), sum(map(Tensor.numel, params)), may_lack=True):
         return {}
     if not all(type(param) in _KNOWN and param.is_cpu for param in params):
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping
+from copy import copy
 from functools import cache
 from operator import is_
 from typing import Any
@@ -26,6 +27,7 @@ PAIRS = {
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
+HIGHEST = 1e30  # magnitude of rates that are read without a check of all options
 FLOATS = {float, np.float64}  # classes of numbers with which Python computes in float64
 LAST_BETA = "last_beta"  # of the rules whose betas are three
 
@@ -91,6 +93,22 @@ class Options:
             )
             and self._are_lists_alike()
         )
+
+    def with_rate(self, group: Group) -> Options | None:
+        """Return the options of a group that differs in `lr` alone, or None if more differs.
+
+        The rate is a float of usual size.
+        """
+        rate = group.get("lr")
+        if type(rate) not in FLOATS or not -HIGHEST < rate < HIGHEST or self._moving:
+            return None
+        if "lr" not in self.entries or not self.hold_beside_rate(group):
+            return None
+        made = copy(self)
+        made._seen = list(group.values())
+        made._hypers = {**self._hypers, "learning_rate": rate}
+        made._numbers = {**self._numbers, "learning_rate": float(rate)}
+        return made
 
     def check_memory(self) -> None:
         """Refuse a hyperparameter that is a tensor whose storage was cut.

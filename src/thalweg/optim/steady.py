@@ -97,7 +97,7 @@ class SteadyStep:
         if not all(each.is_repeatable(how.stages) for each in shares):
             return False
         plans = [each.planned for each in shares]
-        if not are_small(plans):
+        if not are_small(plans, bool(self._absent)):
             return False
         places = [place for each in shares for place in each.places]
         if not self._are_in_groups(self._owners, places):

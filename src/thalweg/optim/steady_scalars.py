@@ -15,11 +15,10 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.symbols import Program, Symbol
 from thalweg.ground.lazily import lazy
 from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import Options
+from thalweg.optim.groups import HIGHEST, Options
 from thalweg.optim.tensor_rate import TensorRate
 from thalweg.variable import check_number
 
-_HIGHEST = 1e30
 RATE = "learning_rate"
 _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -234,5 +233,5 @@ def hold(known: Options | None, group: Group) -> bool:
     if known is None or known.hold(group):
         return known is not None
     rate: Any = group.get("lr")
-    is_usual = type(rate) in (float, int) and -_HIGHEST < rate < _HIGHEST  # else a step refuses it
+    is_usual = type(rate) in (float, int) and -HIGHEST < rate < HIGHEST  # else a step refuses it
     return is_usual and not known.moves and known.hold_beside_rate(group)
