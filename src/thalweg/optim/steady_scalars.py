@@ -192,9 +192,19 @@ class TorchScalars(GroupScalars):
 class TensorFlowScalars(GroupScalars):
     """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
 
+    def __init__(self, hooks: Any, place: int, first: int) -> None:
+        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        self._given: dict[str, Any] = {}
+        super().__init__(hooks, place, first)
+
     def _read_options(self) -> None:
         super()._read_options()
-        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        before, self._given = self._given, self.options.given()
+        if {n for n, x in self._given.items() if x is not before.get(n)} - {RATE}:
+            self._hypers = {}
+        for dtype, own in self._hypers.items():
+            rate = self._hooks.hyper(dtype, self.place, RATE, self._given[RATE])
+            self._hypers[dtype] = {**own, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
         """What `RuleScalars.made` takes for the step that follows, of a compute dtype."""
