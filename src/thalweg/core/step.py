@@ -200,7 +200,9 @@ def _plan_step(
     kept.last = None
     pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
-    if (rule := hooks.step_rule()) is not None and rule.passes:
+    rule = hooks.step_rule()
+    hooks.check_flat_buffers(rule, how, [var for _, var in pairs])
+    if rule is not None and rule.passes:
         _check_matrices(hooks, rule, pairs)
     hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])

@@ -105,7 +105,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -137,7 +137,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -161,7 +161,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -192,7 +192,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...
 
 
@@ -221,5 +221,5 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...
