@@ -295,6 +295,8 @@ class FusedOptimizer(Scaled):
             from thalweg.engines.matrices import check_matrices
         params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
+        if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
+            check_reductions(flat, *titles_in(self.param_groups, [flat.param]), rule, NOTHING)
         check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
             if self._around.kinds.is_away(param):
