@@ -1,4 +1,4 @@
-"""Stacks of matrices: parameters of three dimensions need an explicit choice in rules of matrices."""
+"""Stacks of matrices: rules of matrices need a choice for parameters of three dimensions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def center(*, step: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def rule_of(*stages: Stage) -> Rule:
-    return Rule(name="Centering", passes=(Pass(ahead, makes="step"), *stages), update=step_of)
+    return Rule(name="Centering", passes=(Pass(ahead, makes=("step",)), *stages), update=step_of)
 
 
 def param_of(shape: tuple[int, ...], as_matrix: bool = False) -> torch.Tensor:

@@ -296,7 +296,8 @@ class FusedOptimizer(Scaled):
         params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
         if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
-            check_reductions(flat, *titles_in(self.param_groups, [flat.param]), rule, NOTHING)
+            (title,) = titles_in(self.param_groups, [flat.param])
+            check_reductions(flat, title, rule, NOTHING)
         check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
             if self._around.kinds.is_away(param):
