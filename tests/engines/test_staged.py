@@ -244,7 +244,7 @@ def test_a_variable_that_comes_twice_is_refused() -> None:
 
 def test_autocast_does_not_reach_a_stage() -> None:
     params, others = parameters(), parameters()
-    rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn)))
+    rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn, heads=1)))
     take(optim.RuleOptimizer(params, rule), params, 2)
     with torch.autocast("cpu", torch.bfloat16):
         take(optim.RuleOptimizer(others, rule), others, 2)

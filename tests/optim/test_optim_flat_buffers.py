@@ -127,6 +127,9 @@ MARKS = {"FSDP": mark_fsdp, "ZeRO-3": mark_zero3}
 def test_rules_that_reduce_raise_and_elementwise_ones_step(name: str) -> None:
     make = MAKES[name]
     wanted, takes = stepped(make, [flattened(params_of())]), is_elementwise(name, make)
+    if takes and name in CLASSES and (torchs := getattr(torch.optim, name, None)) is not None:
+        plain = stepped(lambda params: torchs(params, foreach=False), [flattened(params_of())])
+        torch.testing.assert_close(plain, wanted, rtol=1e-6, atol=1e-7)
     for mark in MARKS.values():
         for is_early in (True, False):
             flat = flattened(params_of())
@@ -246,8 +249,8 @@ def test_views_of_shards_raise_once_all_groups_are_known() -> None:
             optim.LAMB(groups)
     optim.AdamW(params).step()
     later = optim.LAMB(params_of())
+    mark_fsdp(flat := flattened(params))
     with pytest.raises(InvalidArgumentError, match="of FullyShardedDataParallel"):
-        mark_fsdp(flat := flattened(params))
         later.add_param_group({"params": [flat]})
     assert len(later.param_groups) == 1
 
