@@ -131,7 +131,8 @@ class Stage:
         of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
             too, by which such a rule may wrap another one. It asks for no measures then.
 
-    A variable of more than two dimensions is a matrix of its first one and all others.
+    A variable of more than two dimensions is a matrix of its first one and all others; one of three
+    dimensions needs an explicit `heads`.
 
     Raises:
         RuleError: The function cannot be called, or `every` or `heads` is no positive integer.

@@ -29,9 +29,10 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """What takes matrices alone; those of more dimensions as the first one and all others.
+    """Base of rules for matrices; parameters of more dimensions are the first one by all others.
 
-    With `heads`, each of so many blocks of rows is a matrix of its own.
+    Parameters of three dimensions need an explicit `heads`, the number of blocks of rows that are
+    matrices of their own.
     """
 
     _of_matrices = True
