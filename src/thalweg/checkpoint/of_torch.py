@@ -259,11 +259,15 @@ class OfTorch:
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
-        """A group with the numbers of a file and the other options of its own."""
+        """Return a group with the numbers of a file, and its own other options.
+
+        A number that the file has as None, such as `heads`, becomes None.
+        """
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
         for key, value in given.items():
-            if key != "params" and (_is_number(value) or key not in group):
+            is_unset = value is None and _is_number(group.get(key))
+            if key != "params" and (_is_number(value) or is_unset or key not in group):
                 made[key] = _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)

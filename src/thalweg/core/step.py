@@ -200,7 +200,9 @@ def _plan_step(
     kept.last = None
     pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
-    if (rule := hooks.step_rule()) is not None and rule.passes:
+    rule = hooks.step_rule()
+    hooks.check_flat_buffers(rule, how, [var for _, var in pairs])
+    if rule is not None and rule.passes:
         _check_matrices(hooks, rule, pairs)
     pairs = _with_state(hooks, pairs)
     rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)

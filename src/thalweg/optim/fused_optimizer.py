@@ -13,6 +13,12 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from thalweg.core.flat_buffers import (
+    AddedParams,
+    check_reductions,
+    find_marked,
+    is_reducing,
+)
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.hyperparameters import shown
@@ -119,6 +125,8 @@ class StepCache:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
+        self.added = AddedParams()
+        self.is_built = False  # True after the constructor
         self.parts: dict[Rule, ParamState] = {}
         self.last: LastStep | None = None  # but for what `seen` tells
         self.seen = GradientReport()
@@ -228,12 +236,16 @@ class FusedOptimizer(Scaled):
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
         if around.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
+        with self._dropping_hooks():
+            self._check_flat_buffers(self.param_groups)
+        self._own.is_built = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})):
             super().__setstate__(state)  # pyright: ignore
         self._own.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)
+        self._own.is_built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, all of it or nothing.
@@ -250,6 +262,8 @@ class FusedOptimizer(Scaled):
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
+            if self._own.is_built:  # else the constructor looks at all groups at once
+                self._check_flat_buffers(self.param_groups[-1:])
             self._begin()
 
     def _complete(self) -> None:
@@ -287,35 +301,74 @@ class FusedOptimizer(Scaled):
             return
         with importing:
             from thalweg.optim.encoding import check_effect
-        try:
+        with self._dropping_hooks():
             check_effect(storage, rules)
+
+    @contextmanager
+    def _dropping_hooks(self) -> Generator[None]:
+        """Remove the hooks of all parameters if the block fails, which ends a constructor."""
+        try:
+            yield
         except BaseException:
             for handle in self._own.heard.values():
                 handle.remove()
             raise
 
-    def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
-        """Refuse parameters of a group that was added which a rule of matrices does not take.
+    def _check_matrices(self, rule: Rule, rule_title: str, place: int) -> None:
+        """Raise an error unless a rule with passes can update the parameters of a group.
 
         Args:
-            rule: The rule, in words.
-            heads: Into how many blocks of rows its stages cut them.
+            rule: The rule.
+            rule_title: Its name in messages.
+            place: The index of the group.
 
         Raises:
-            InvalidArgumentError, InvalidTypeError: One is no matrix.
-            NotImplementedError: One is elsewhere than its state.
+            InvalidArgumentError, InvalidTypeError: As `check_matrices` of the engines.
+            NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
             from thalweg.engines.matrices import check_matrices
-        params = self.param_groups[-1]["params"]
+        params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
-        check_matrices(rule, params, titles, heads)
+        if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
+            (title,) = titles_in(self.param_groups, [flat.param])
+            check_reductions(flat, title, rule, NOTHING)
+        check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
             if self._around.kinds.is_away(param):
                 raise NotImplementedError(
-                    f"'{title}' is on {param.device}, and {rule} has matrices where their state is:"
-                    " leave out state_device='cpu'."
+                    f"'{title}' is on {param.device}, and {rule_title} has matrices where their"
+                    " state is: leave out state_device='cpu'."
                 )
+
+    def _check_flat_buffers(self, groups: Sequence[Group]) -> None:
+        """Raise an error if groups have rules or options that reduce over flat buffers.
+
+        Any parameter of the optimizer may show that libraries have flattened all of them.
+
+        Raises:
+            InvalidArgumentError: As `check_reductions`.
+        """
+        transforms = self._around.beside
+        rules = {
+            rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
+            for group in groups
+            for rule in self._rules_around(group)
+        }
+        if not any(
+            is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
+        ):
+            return
+        params = self._params()
+        flat = find_marked(params) or self._own.added.find_replacement(params)
+        if flat is not None:
+            (title,) = titles_in(self.param_groups, [flat.param])
+            for rule, is_by_shape in rules.items():
+                check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
+
+    def _rules_around(self, group: Group) -> set[Rule]:
+        """Return the rules that update parameters of a group, with their options."""
+        raise NotImplementedError
 
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
@@ -417,6 +470,7 @@ class FusedOptimizer(Scaled):
     def _begin(self, is_copy: bool = False) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
+        self._own.added.add(self._params() if is_copy else self.param_groups[-1]["params"])
         self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()

@@ -144,7 +144,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._common:
             self._check_common(kind, group, place)
         if kind._of_matrices:
-            self._check_matrices(kind.__name__, self._choose_rule(group).heads)
+            self._check_matrices(self._choose_rule(group), kind.__name__, place)
         if self._around.wrapping:
             params = group["params"]
             for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
@@ -556,6 +556,16 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        unfit = super()._unfit_options(group, place)
+        kind = self._kind_of(group)
+        if not unfit and kind._of_matrices:
+            try:
+                self._check_matrices(self._choose_rule(group), kind.__name__, place)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                unfit.append(str(error).rstrip("."))
+        return unfit
+
     def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
         wanted = {SUM: sum_of(param)}
@@ -590,6 +600,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return of_state(own, wanted, title)
 
     def _step_of_torch(self) -> None:
+        self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
         is_scaled = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
         if self._around or is_scaled:

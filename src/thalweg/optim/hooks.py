@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_pairs, sparse_and_constrained
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.hyperparameters import shown
@@ -21,6 +22,7 @@ from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
@@ -112,6 +114,11 @@ class GroupHooks(Hooks):
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return titles_in(self._optimizer.param_groups, self.owners_of(variables))
+
+    def check_flat_buffers(
+        self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
+    ) -> None:
+        self._optimizer._check_flat_buffers(self._optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         for grad, param in given:
