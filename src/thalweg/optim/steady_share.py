@@ -84,11 +84,16 @@ class SteadyShare:
         )
 
     def stands(self, state: Any, groups: Sequence[Any], gradients: Sequence[Tensor | None]) -> bool:
-        """Whether the careful look finds it to be the one before."""
-        part = self.part
+        """Return whether the careful look finds it to be the step before.
+
+        Parameters may have moved within their groups since that step. The groups' hyperparameters
+        do not show this, but the random bits of stochastic rounding depend on it.
+        """
+        part, request = self.part, self.planned.request
         return (
             part.stands(state, part._params)
             and all(hold(part._options.get(place), groups[place]) for place in {*self.places})
+            and list(self.hooks.places_of(request.variables)) == list(request.places)
             and stands(self.planned, gradients)
         )
 
