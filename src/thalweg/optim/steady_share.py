@@ -98,7 +98,7 @@ class SteadyShare:
         )
 
     def hold(self, found: Snapshot) -> bool:
-        """Have the look compare all that the careful one does."""
+        """Have the look compare all that a careful step does; return False if it cannot."""
         params = self.part._params
         if not all(type(each) in PLAIN for each in params):
             return False
@@ -106,8 +106,9 @@ class SteadyShare:
         for own in self.part._owners:
             found.hold_dict(own, SUM)  # which is looked at as a gradient
             tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
-        for param in params:
-            found.hold_dict(vars(param))  # where it may be given a constraint
+        # A parameter may be given a constraint, which is among its attributes.
+        if not all(map(found.hold_attributes, params)):
+            return False
         return hold_tensors(found, [*tensors, *self.written()])
 
     def written(self) -> list[Tensor]:

@@ -115,7 +115,7 @@ class Snapshot:
         self._layout = layout
         self._held: list[Any] = []
         self._lists: list[tuple[list[Any], Int64]] = []
-        self._dicts: list[tuple[Mapping[Any, Any], Int64]] = []
+        self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
         self.block = np.zeros(look.BLOCK, np.int64)
@@ -125,13 +125,30 @@ class Snapshot:
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
         self._held.append([*items])
 
-    def hold_dict(self, entries: dict[Any, Any], varying: str | None = None) -> None:
-        """A dictionary that has these entries, in their order; the value of one key may vary."""
+    def hold_dict(
+        self, entries: dict[Any, Any], varying: str | None = None, pointer: int = 0
+    ) -> None:
+        """Have the look compare the entries of a dictionary, in their order.
+
+        Args:
+            entries: The dictionary.
+            varying: Optional. A key whose value may vary.
+            pointer: The address of the pointer to the dictionary, which is compared too; 0 if
+                there is none.
+        """
         pairs = [n for k, each in entries.items() for n in (id(k), id(each) if k != varying else 0)]
-        self._dicts.append((entries, np.array(pairs, np.int64)))
+        self._dicts.append((entries, np.array(pairs, np.int64), pointer))
         self._held.append(
             [each for k, x in entries.items() for each in (k, x if k != varying else 0)]
         )
+
+    def hold_attributes(self, owner: object) -> bool:
+        """Have the look compare the `__dict__` of an object; return False if it cannot."""
+        pointer = probe.find_attributes_pointer(owner)
+        if pointer:
+            self._held.append(owner)
+            self.hold_dict(vars(owner), pointer=pointer)
+        return bool(pointer)
 
     def tensor(self, tensor: Tensor) -> int | None:
         """The number of a tensor that is as it is now; None if nobody could tell."""
@@ -191,9 +208,12 @@ class Snapshot:
         self._numbers = [whole if kind == look.INT64 else numbers for *_, kind in columns]
         self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
         lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
-        dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
+        dicts = [
+            (id(own), len(items) // 2, items.ctypes.data, pointer)
+            for own, items, pointer in self._dicts
+        ]
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
-        self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
+        self._dict_records = np.array(dicts, np.int64).reshape(-1, look.DICT // 8)
         self._written = np.array([self._places[id(each)] for each in written], np.int64)
         none = np.zeros((0, 1), np.int64)
         self._programs = none if programs is None else programs
