@@ -8,7 +8,7 @@ order they measure copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from torch import Tensor
 
 from thalweg.engines.engine import Formulas, Request
 from thalweg.engines.transcribe import transcribe
-
-if TYPE_CHECKING:
-    from thalweg.engines.plan import Group
 
 _VAR, _GRADIENT, _COPY = 0, 1, -1
 
@@ -28,18 +25,18 @@ class RowMajorGroups:
 
     Args:
         asked: The step, without gradients.
-        make_group: Make a group of a step and the positions of its members in it.
+        make_group: Make a `plan.Group` of a step and the positions of its members in it.
     """
 
-    def __init__(self, asked: Request, make_group: Callable[[Request, list[int]], Group]) -> None:
+    def __init__(self, asked: Request, make_group: Callable[[Request, list[int]], Any]) -> None:
         self._asked, self._make_group = asked, make_group
         self._read: set[int] = set()
         self._copies: dict[tuple[int, int], Tensor] = {}  # by variable and stream
-        self._groups: list[Group] = []
+        self._groups: list[Any] = []
 
     def refresh(
-        self, groups: Sequence[Group], gradients: Sequence[Tensor], formulas: Formulas
-    ) -> list[Group]:
+        self, groups: Sequence[Any], gradients: Sequence[Tensor], formulas: Formulas
+    ) -> list[Any]:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:

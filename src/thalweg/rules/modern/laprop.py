@@ -1,5 +1,7 @@
 """LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportArgumentType=false
 import torch
 
 from thalweg.formula import Rule, Slot, sqrt

@@ -3,6 +3,8 @@
 The variable is y, between z, which moves as without a mean, and the mean x, which is to be used.
 """
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportArgumentType=false
 import torch
 
 from thalweg.formula import Hyper, Slot
