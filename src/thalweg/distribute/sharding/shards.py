@@ -224,8 +224,10 @@ class Shards:
                 layout.check_memory(own, f"'{name_of(own)}'")
             Message(self.ranks, Doing.STATE).receive()
         if self._collects and self.ranks.rank:
+            is_whole = self._known_of(var).is_whole and own.numel()
+            sent = flatten_like(own, var) if is_whole else own.detach()
             with self.between_steps():
-                self.ranks.collect([own.detach()] * self.ranks.size)
+                self.ranks.collect([sent] * self.ranks.size)
             return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
         elements = flatten_like(found.detach(), var)
