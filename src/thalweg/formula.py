@@ -81,7 +81,7 @@ class Slot:
     Attributes:
         name: Its name.
         initial: What it is filled with.
-        dtype: Its dtype; the variable's if None. A `scalar` has the one of the arithmetic.
+        dtype: Its dtype; the variable's if None, and for a `scalar` the one of the arithmetic.
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
             read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
             numbers of their own for each parameter, by `prepare`, too.

@@ -273,7 +273,13 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
 
 
 def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:
-    """Have a kernel begin with what its rule measures."""
+    """Have a kernel begin with what its rule measures.
+
+    Raises:
+        TypeError: That cannot be done in the call.
+    """
+    if not plan_of(planned).is_row_major:
+        raise TypeError("Copies of variables are measured.")
     with importing:
         from thalweg.core.steady_measures import SteadyMeasures
     launch.measures = SteadyMeasures(planned.request.rule, launch, plan_of(planned).stages, slots)

@@ -30,6 +30,7 @@ _INLINE = 5  # sizes and strides of so many dimensions lie in the tensor itself
 _IMPL = 24  # words of a TensorImpl that are looked at; it has 25 in torch 2.6
 _STORAGE = 10  # words of a StorageImpl
 _AUTOGRAD = 12  # words of an AutogradMeta
+_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT, since Python 3.11
 
 
 class UnknownLayoutError(Exception):
@@ -335,6 +336,21 @@ def _confirm_gradients(layout: Layout) -> None:
             param.grad = None
             none = _at(own, layout.grad)  # of which torch has an object, too
             _agree(_at(none, layout.storage) if none else 0, 0, "the storage of no gradient")
+
+
+def find_attributes_pointer(owner: object) -> int:
+    """Return the address of an object's pointer to its `__dict__`; 0 if it is not found.
+
+    Where the type has Python manage it, the pointer lies in one of the words before the object,
+    as soon as `vars` has been called. Which one depends on Python's version.
+    """
+    attributes, offset = vars(owner), type(owner).__dictoffset__
+    if type(owner).__flags__ & _MANAGED_DICT:
+        places = [-WORD * place for place in range(1, 5)]
+    else:
+        places = [offset] if offset > 0 else []
+    found = [id(owner) + place for place in places if _at(id(owner), place) == id(attributes)]
+    return found[0] if len(found) == 1 else 0
 
 
 @cache

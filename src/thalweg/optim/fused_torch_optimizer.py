@@ -514,7 +514,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
-            slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
+            slot.name: Number(slot.initial, slot.dtype, is_rounded=slot.name in kind._as_tensors)
             for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0

@@ -404,6 +404,9 @@ def _wanted(
 
 
 def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
-    # Numbers beside masters were of 16 bits once.
-    is_wider = own.dtype == torch.float32 and (widens or not own.dim())
-    return [own.dtype, *(REDUCED if is_wider else ())]
+    """Return the dtypes from which a state is converted to that of a tensor."""
+    # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
+    is_number = not own.dim()
+    is_wider = own.dtype == torch.float32 and (widens or is_number)
+    narrower = (torch.float32,) if own.dtype == torch.float64 and is_number else ()
+    return [own.dtype, *(REDUCED if is_wider else narrower)]

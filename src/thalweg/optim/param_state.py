@@ -247,6 +247,12 @@ class ParamState:
             return PlainColumn(name, self._owners, found)
         there, home = self.homes
         tensors = [each for each in found if isinstance(each, Tensor)]
+        if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
+            # Earlier releases kept such numbers in float32.
+            wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in found]
+            if there is not None:
+                return self._column_there(name, wide, kind.dtype, there)
+            return Column(name, *self._in_a_block(name, wide, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
         kinds = {each.dtype for each in tensors}
         if tensors and len(tensors) < len(found):

@@ -87,9 +87,10 @@ class SteadyShare:
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
         """Return whether a careful step with these gradients would be the one before.
 
-        Options of groups may have changed since, if they still choose the rule.
+        Options of groups may have changed since, if they still choose the rule. Parameters may have
+        moved within their groups, on which the random bits of stochastic rounding depend.
         """
-        part, groups = self.part, optimizer.param_groups
+        part, groups, request = self.part, optimizer.param_groups, self.planned.request
         return (
             part.stands(optimizer.state, part._params)
             and all(
@@ -97,11 +98,12 @@ class SteadyShare:
                 or part.rule in optimizer._rules_around(groups[place])
                 for place in {*self.places}
             )
+            and list(self.hooks.places_of(request.variables)) == list(request.places)
             and stands(self.planned, gradients)
         )
 
     def hold(self, found: Snapshot) -> bool:
-        """Have the look compare all that the careful one does."""
+        """Have the look compare all that a careful step does; return False if it cannot."""
         params = self.part._params
         if not all(type(each) in PLAIN for each in params):
             return False
@@ -109,8 +111,9 @@ class SteadyShare:
         for own in self.part._owners:
             found.hold_dict(own, SUM)  # which is looked at as a gradient
             tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
-        for param in params:
-            found.hold_dict(vars(param))  # where it may be given a constraint
+        # A parameter may be given a constraint, which is among its attributes.
+        if not all(map(found.hold_attributes, params)):
+            return False
         return hold_tensors(found, [*tensors, *self.written()])
 
     def written(self) -> list[Tensor]:

@@ -86,7 +86,8 @@ MANY = 512  # tensors, from which on threads of kernels look, too: each waits fo
 # Bytes of a record.
 MEASURED = 96  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
-DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
+DICT = 32  # the dictionary, how many entries, where keys and values are listed in turn; the
+# address of its owner's pointer to it, 0 if it is no object's `__dict__`
 TENSOR = 192
 GRADIENT = 120
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
@@ -235,7 +236,7 @@ def option_differs(block, value, option):
 
 
 def dicts_differ(block):
-    """Whether a dictionary has other keys or values, or in another order.
+    """Return 1 if a dictionary was replaced, or has other keys, values or another order; else 0.
 
     The value of an entry is an address; 0, for any value; or -1 - k, for option k, which is read.
     """
@@ -243,6 +244,9 @@ def dicts_differ(block):
     for k in range(block[DICTS]):
         record = int64_pointer(block[DICTS + 1] + DICT * k)
         own, count, items = record[0], record[1], int64_pointer(record[2])
+        if record[3] != 0:
+            if word(record[3]) != own:
+                return 1
         if call(block[PY_DICT_SIZE], own) != count:
             return 1
         place[0] = 0

@@ -140,7 +140,7 @@ class Snapshot:
         self._layout = layout
         self._held: list[Any] = []
         self._lists: list[tuple[list[Any], Int64]] = []
-        self._dicts: list[tuple[Mapping[Any, Any], Int64]] = []
+        self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
@@ -156,6 +156,7 @@ class Snapshot:
         entries: dict[Any, Any],
         varying: str | None = None,
         numbers: Mapping[str, Numbers] | None = None,
+        pointer: int = 0,
     ) -> None:
         """Compare the keys and values of a dictionary, and their order, at every step.
 
@@ -164,6 +165,8 @@ class Snapshot:
             varying: A key whose value may be any.
             numbers: Keys whose value is a float, or a tuple of floats, that may change, and where
                 each step writes those numbers. Their signs may not change.
+            pointer: The address of the pointer to the dictionary, which is compared too; 0 if
+                there is none.
         """
         numbers = numbers or {}
         words: list[int] = []
@@ -172,7 +175,7 @@ class Snapshot:
                 words += [id(key), self._add_option(value, numbers[key])]
             else:
                 words += [id(key), id(value) if key != varying else 0]
-        self._dicts.append((entries, np.array(words, np.int64)))
+        self._dicts.append((entries, np.array(words, np.int64), pointer))
         compared = [x for key, x in entries.items() if key != varying and key not in numbers]
         self._held.append([*entries, *compared])
 
@@ -183,6 +186,14 @@ class Snapshot:
         length = len(items) if isinstance(value, tuple) else 0
         self._options.append((length, numbers, np.sign(numbers).astype(np.int64)))
         return -len(self._options)
+
+    def hold_attributes(self, owner: object) -> bool:
+        """Have the look compare the `__dict__` of an object; return False if it cannot."""
+        pointer = probe.find_attributes_pointer(owner)
+        if pointer:
+            self._held.append(owner)
+            self.hold_dict(vars(owner), pointer=pointer)
+        return bool(pointer)
 
     def tensor(self, tensor: Tensor) -> int | None:
         """The number of a tensor that is as it is now; None if nobody could tell."""
@@ -251,9 +262,12 @@ class Snapshot:
         self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
         self._set_members(members, may_lack)
         lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
-        dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
+        dicts = [
+            (id(own), len(items) // 2, items.ctypes.data, pointer)
+            for own, items, pointer in self._dicts
+        ]
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
-        self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
+        self._dict_records = np.array(dicts, np.int64).reshape(-1, look.DICT // 8)
         self._writers = [
             np.array((written_by or {}).get(id(each), ()), np.int64) for each in written
         ]
