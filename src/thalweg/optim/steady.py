@@ -66,7 +66,8 @@ class SteadyStep:
         self.shares = list(map(SteadyShare, repeated))
         self.selection = self.shares[0].hooks.selection
         self._owners = [owner for each in self.shares for owner in each.owners]
-        self._absent = absent
+        self._absent = absent  # until the step is planned
+        self.may_lack = bool(absent)  # gradients
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
         self._gradients: SteadyGradients | None = None  # if something happens to them
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
@@ -97,7 +98,7 @@ class SteadyStep:
         if not all(each.is_repeatable(how.stages) for each in shares):
             return False
         plans = [each.planned for each in shares]
-        if not are_small(plans, bool(self._absent)):
+        if not are_small(plans, self.may_lack):
             return False
         places = [place for each in shares for place in each.places]
         if not self._are_in_groups(self._owners, places):
@@ -117,6 +118,7 @@ class SteadyStep:
             return False
         self._make_launches(optimizer, how, plans)
         self._finish(found, gradients, without)
+        self._absent = {}
         return True
 
     def _make_scalars_in_call(self, how: GradientTransforms, found: Snapshot) -> bool:
@@ -128,9 +130,9 @@ class SteadyStep:
         except ERRORS:
             for each in self.shares:
                 each.find_alike()
-            return not self._absent
+            return not self.may_lack
         self._in_call.hold_groups(found, dict(self._beside))
-        return len(self.shares) == 1 or not self._absent
+        return len(self.shares) == 1 or not self.may_lack
 
     def _make_launches(
         self, optimizer: Any, how: GradientTransforms, plans: Sequence[Planned]
@@ -155,9 +157,9 @@ class SteadyStep:
         members: list[Member] = []
         writers: dict[int, list[int]] = {}
         if in_call is not None:
-            spans = [self._gradients.spans()] if self._absent and self._gradients else []
+            spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
             members = in_call.place_programs(launches, spans)
-        if self._absent:
+        if self.may_lack:
             writers = self._find_writers()
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         numbers = [] if in_call else [number for each in shares for number in each.numbers()]
@@ -176,10 +178,10 @@ class SteadyStep:
             launches.programs,
             *launches.rule_measures(),
             members=members,
-            may_lack=bool(self._absent),
+            may_lack=self.may_lack,
             written_by=writers,
         )
-        if self._absent and self._gradients is not None:
+        if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(found.gradient_switches)
         self.snapshot = found
         self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
@@ -337,7 +339,7 @@ class SteadyStep:
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
         # Sums of gradients that are not there would be among those that are left to others.
-        if other == look.BEYOND and not (is_beyond or self._gradients is None or self._absent):
+        if other == look.BEYOND and not (is_beyond or self._gradients is None or self.may_lack):
             return self._take_by(optimizer, given, is_beyond=True)
         if other and other != look.NOTHING:
             optimizer._own.forget_quick()
