@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, cast
@@ -22,8 +21,9 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.groups import HOW, PAIRS
 from thalweg.variable import dtype_name
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+_MOST_STEPS = 2.0**63
 
 
 class Want(NamedTuple):
@@ -31,7 +31,8 @@ class Want(NamedTuple):
 
     Attributes:
         like: A tensor of the same shape; None wants a number, as a tensor or not.
-        dtypes: Optional. Those that it may have.
+        dtypes: Optional. Those that it may have; by default all of the kind of `like`: real,
+            complex, or else that dtype alone.
         has_rows: Whether it may be sparse.
         is_optional: Whether it may be missing, or None.
         is_count: Whether it is a number of steps.
@@ -51,8 +52,12 @@ class Want(NamedTuple):
             return None
         what, count = f"'{self.name}'", cast("Any", given)
         problem = _why_unlike(given, self, what)
-        if problem is None and self.is_count and not 0 <= (count := float(count)) < math.inf:
-            problem = f"{what} is {count}, and steps count from 0"
+        if problem is None and self.is_count:
+            count = float(count)
+            if not 0 <= count < _MOST_STEPS:
+                problem = f"{what} is {count}, and steps count from 0"
+            elif not count.is_integer():
+                problem = f"{what} is {count}, and steps are whole numbers"
         return problem
 
 
@@ -217,18 +222,31 @@ def of_state(
 
 def sum_of(param: Tensor) -> Want:
     """What is wanted of a sum of gradients of a parameter."""
-    dtypes = _COMPLEX if param.is_complex() else _FLOATS
-    return Want(param, dtypes, has_rows=True, is_optional=True)
+    return Want(param, has_rows=True, is_optional=True)
+
+
+def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
+    """Return the dtypes from which values are converted to one without loss of their kind."""
+    if dtype.is_complex:
+        return _COMPLEX
+    return FLOATS if dtype.is_floating_point else (dtype,)
 
 
 def _why_unlike(value: object, want: Want, what: str) -> str | None:
+    """Return why a value cannot be what is wanted, or None."""
     like = want.like
     if like is None:
-        return None if is_number(value) else f"{what} is {told(value)}, no number"
+        is_other = want.dtypes and isinstance(value, Tensor) and value.dtype not in want.dtypes
+        if is_number(value):
+            return f"{what} is {told(value)}, not a floating-point number" if is_other else None
+        if isinstance(value, Tensor) and value.numel() != 1:
+            return f"{what} is of shape {tuple(value.shape)}, not ()"
+        return f"{what} is {told(value)}, no number"
     if not isinstance(value, Tensor):
         return f"{what} is {told(value)} and no tensor"
-    if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
-        own = dtype_name(next(iter(want.dtypes)) if len(want.dtypes) == 1 else like.dtype)
+    dtypes = want.dtypes or _alike(like.dtype)
+    if value.shape != like.shape or value.dtype not in dtypes:
+        own = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else like.dtype)
         return f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"
     if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
         return _why_rows_unfit(value, what)

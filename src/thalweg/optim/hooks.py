@@ -295,10 +295,7 @@ class TorchHooks(GroupHooks):
                 if type(each) is not float and not self._stays(each):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
-            group = optimizer.param_groups[place]
-            flags = optimizer._kind_of(group)._flags
-            names = [n for n in optimizer._wanted_options(group) if n not in flags]
-            own = ", ".join(f"{name}={shown(group.get(name))}" for name in names)
+            own = optimizer._show_numbers(optimizer.param_groups[place])
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
             ) from error

@@ -19,6 +19,7 @@ from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
 from thalweg.optim import differing
+from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import entry_of
@@ -78,12 +79,12 @@ def as_torch(
     Raises:
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
-    found: list[str] = []
+    found, seen = list[str](), set[object]()
     kinds, lacking = optimizer._around.kinds, list[str]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
         for group, key, param, title in _members(optimizer, given["param_groups"], found):
             own = given["state"].get(key, {})
-            found += optimizer._unfit_state(group, own, param, title)
+            found += unfit_state(optimizer, group, own, param, title, seen)
             if not found and not differing.is_before_steps(own):
                 lacking += [n for n in optimizer._around.keys(param) if own.get(n) is None]
     if found:
@@ -103,6 +104,9 @@ def as_torch(
                 slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, given)
+    for group in twin.param_groups:
+        for param in group["params"]:
+            shape_numbers(twin, group, param, twin.state.get(param, {}))
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
     twin._own.blocks.gather(twin.state, twin._single)
@@ -210,6 +214,26 @@ def _members(
         found += faults
         for param, key, title in differing.members_of(group, other):
             yield optimizer.param_groups[place] if faults else group, key, param, title
+    found += optimizer._unfit_groups(groups)
+
+
+def unfit_state(
+    optimizer: Any, group: Group, own: Any, param: Tensor, title: object, seen: set[object]
+) -> list[str]:
+    """Return why a parameter could take no step with a state and the options of a group.
+
+    Both `load_state_dict` and `checkpoint.restore` raise what is returned.
+
+    Args:
+        optimizer: A `FusedTorchOptimizer`.
+        group: The group as it is to be.
+        own: The state.
+        param: The parameter.
+        title: What it is called.
+        seen: Numbers of groups that were checked before; those of the parameter are added.
+    """
+    found: list[str] = optimizer._unfit_state(group, own, param, title)
+    return found or optimizer._unfit_numbers(group, own, param, title, seen)
 
 
 def _give_back_dtypes(
@@ -261,6 +285,24 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
             value, now = saved.get(slot.name), own.get(slot.name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
                 own[slot.name] = value.detach().to(now.device, copy=True)
+
+
+def shape_numbers(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
+    """Make the numbers in a parameter's state tensors of shape (), as steps make them.
+
+    Args:
+        optimizer: A `FusedTorchOptimizer`.
+        group: The group of the parameter.
+        param: The parameter.
+        own: Its state, which is changed.
+    """
+    numbers = (slot.name for slot in optimizer._own_rule(group, param).numbers)
+    for name in (STEP, *numbers):
+        value = own.get(name)
+        if isinstance(value, Tensor):
+            own[name] = value.reshape(()) if value.dim() else value
+        elif value is not None and not optimizer._kind_of(group)._plain:
+            own[name] = torch.tensor(float(value), dtype=scalar_dtype())
 
 
 def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
