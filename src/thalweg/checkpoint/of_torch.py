@@ -31,7 +31,7 @@ from thalweg.optim.differing import is_before_steps, is_number, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.kinds import KINDS
-from thalweg.optim.loading import fitted, setting, shape_numbers, taken_apart, unfit_state, warn_of
+from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, unfit_state, warn_of
 
 _MOST_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
@@ -203,7 +203,9 @@ class OfTorch:
                     continue
                 own_group, problems = group if faults else options, list[str]()
                 if self._checker is not None:
-                    problems = unfit_state(self._checker, own_group, theirs, param, name, seen)
+                    makes = self._is_ours and _chooses_otherwise(group, other)
+                    checked = (own_group, theirs, param, name, seen, makes)
+                    problems = unfit_state(self._checker, *checked)
                 found += problems
                 if name in given and not problems:
                     made[param] = self._prepare_state(param, own_group, theirs)
@@ -266,7 +268,7 @@ class OfTorch:
         }
         if self._checker is not None:
             slots = self._checker._own_rule(group, param).slots
-            shape_numbers(self._checker, group, param, made)
+            fit_slots(self._checker, group, param, made)
             kinds.widen_slots(made, slots, param)
             if self._checker._around.keeps_as_torch:
                 _narrow_slots(made, slots, param)
@@ -277,7 +279,8 @@ class OfTorch:
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
         for key, value in given.items():
-            if key != "params" and (_is_number(value) or key not in group):
+            is_flag = key in HOW or isinstance(group.get(key), bool)
+            if key != "params" and (key not in group or (_is_number(value) and not is_flag)):
                 made[key] = _map_tensors(value, torch.clone)
             # A large integer is a number of no kernel.
             if type(value) is int and is_number(value) and not -(2**63) <= value < 2**63:
@@ -294,6 +297,14 @@ def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
     """
     kind: Any = class_named(cls.__name__) if cls.__name__ in KINDS else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
+
+
+def _chooses_otherwise(group: Group, saved: Group) -> bool:
+    """Return whether options that choose a rule differ, so that a file may lack slots."""
+    return any(
+        isinstance(value, bool) and name in saved and saved[name] != value
+        for name, value in group.items()
+    )
 
 
 def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

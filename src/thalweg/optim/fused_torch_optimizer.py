@@ -545,10 +545,17 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
-    def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
+    def _unfit_state(
+        self, group: Group, own: object, param: Tensor, title: object, makes: bool = False
+    ) -> list[str]:
         """Return why no step could be taken with the state of a parameter of a group.
 
-        Both `load_state_dict` and `checkpoint.restore` raise what is returned.
+        Args:
+            group: The group.
+            own: The state.
+            param: The parameter.
+            title: What it is called.
+            makes: Whether slots may be missing, which the next step makes.
         """
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
@@ -580,6 +587,9 @@ class FusedTorchOptimizer(FusedOptimizer):
                     wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
+        if makes:
+            made = {slot.name for slot in slots if slot not in rule.numbers}
+            wanted |= {n: wanted[n]._replace(is_optional=True) for n in made & wanted.keys()}
         return of_state(own, wanted, title)
 
     def _unfit_numbers(
@@ -603,11 +613,13 @@ class FusedTorchOptimizer(FusedOptimizer):
         if rule.prepare is None or rule.calls_users or key in seen:
             return []
         seen.add(key)
-        numbers[STEP] = numbers["t"] = numbers[STEP] + 1
         try:
             options = Options(group, rule, self._kind_of(group)._fixed)
-            for made in rule.prepare(**options.given_to_prepare(numbers)).values():
-                number(made)
+            # A root that is real in one step may be complex in the next.
+            for _ in range(2):
+                numbers[STEP] = numbers["t"] = numbers[STEP] + 1
+                for made in rule.prepare(**options.given_to_prepare(numbers)).values():
+                    number(made)
         except (ArithmeticError, TypeError, ThalwegError) as error:
             shown_numbers = self._show_numbers(group)
             return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]

@@ -23,6 +23,7 @@ from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import entry_of
+from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
@@ -106,9 +107,10 @@ def as_torch(
     _give_back_numbers(twin, given)
     for group in twin.param_groups:
         for param in group["params"]:
-            shape_numbers(twin, group, param, twin.state.get(param, {}))
+            fit_slots(twin, group, param, twin.state.get(param, {}))
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
+    separate_slots(twin)
     twin._own.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
@@ -218,7 +220,13 @@ def _members(
 
 
 def unfit_state(
-    optimizer: Any, group: Group, own: Any, param: Tensor, title: object, seen: set[object]
+    optimizer: Any,
+    group: Group,
+    own: Any,
+    param: Tensor,
+    title: object,
+    seen: set[object],
+    makes: bool = False,
 ) -> list[str]:
     """Return why a parameter could take no step with a state and the options of a group.
 
@@ -231,8 +239,9 @@ def unfit_state(
         param: The parameter.
         title: What it is called.
         seen: Numbers of groups that were checked before; those of the parameter are added.
+        makes: Whether slots may be missing, which the next step makes.
     """
-    found: list[str] = optimizer._unfit_state(group, own, param, title)
+    found: list[str] = optimizer._unfit_state(group, own, param, title, makes)
     return found or optimizer._unfit_numbers(group, own, param, title, seen)
 
 
@@ -287,8 +296,8 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
                 own[slot.name] = value.detach().to(now.device, copy=True)
 
 
-def shape_numbers(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
-    """Make the numbers in a parameter's state tensors of shape (), as steps make them.
+def fit_slots(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
+    """Convert what steps make in one way alone: numbers to shape (), shaped slots to their dtype.
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
@@ -296,13 +305,25 @@ def shape_numbers(optimizer: Any, group: Group, param: Tensor, own: dict[str, An
         param: The parameter.
         own: Its state, which is changed.
     """
-    numbers = (slot.name for slot in optimizer._own_rule(group, param).numbers)
-    for name in (STEP, *numbers):
+    rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
+    for name in (STEP, *(slot.name for slot in rule.numbers)):
         value = own.get(name)
         if isinstance(value, Tensor):
-            own[name] = value.reshape(()) if value.dim() else value
+            own[name] = _as_number(value)
         elif value is not None and not optimizer._kind_of(group)._plain:
             own[name] = torch.tensor(float(value), dtype=scalar_dtype())
+    for slot in rule.shaped_slots:
+        value = own.get(slot.name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            own[slot.name] = value.to(kinds.of(slot, param))
+
+
+def _as_number(value: Tensor) -> Tensor:
+    """Return a tensor of one number with shape () and a dtype that counts far enough."""
+    value = value.reshape(()) if value.dim() else value
+    if value.dtype.is_floating_point:
+        return value if value.dtype in differing.FLOATS else value.to(scalar_dtype())
+    return value.long()
 
 
 def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
