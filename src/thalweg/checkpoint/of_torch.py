@@ -31,7 +31,7 @@ from thalweg.optim.differing import is_before_steps, is_number, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
 from thalweg.optim.kinds import KINDS
-from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, unfit_state, warn_of
+from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, warn_of
 
 _MOST_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
@@ -204,8 +204,10 @@ class OfTorch:
                 own_group, problems = group if faults else options, list[str]()
                 if self._checker is not None:
                     makes = self._is_ours and _chooses_otherwise(group, other)
-                    checked = (own_group, theirs, param, name, seen, makes)
-                    problems = unfit_state(self._checker, *checked)
+                    problems = self._checker._unfit_state(own_group, theirs, param, name, makes)
+                    if not problems:
+                        checked = (own_group, theirs, param, name, seen)
+                        problems = self._checker._unfit_numbers(*checked)
                 found += problems
                 if name in given and not problems:
                     made[param] = self._prepare_state(param, own_group, theirs)

@@ -52,12 +52,8 @@ class Want(NamedTuple):
             return None
         what, count = f"'{self.name}'", cast("Any", given)
         problem = _why_unlike(given, self, what)
-        if problem is None and self.is_count:
-            count = float(count)
-            if not 0 <= count < _MOST_STEPS:
-                problem = f"{what} is {count}, and steps count from 0"
-            elif not count.is_integer():
-                problem = f"{what} is {count}, and steps are whole numbers"
+        if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
+            problem = f"{what} is {count}, and steps count from 0"
         return problem
 
 

@@ -80,12 +80,12 @@ def as_torch(
     Raises:
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
-    found, seen = list[str](), set[object]()
+    found: list[str] = []
     kinds, lacking = optimizer._around.kinds, list[str]()
     if differing.sizes(given["param_groups"]) == differing.sizes(optimizer.param_groups):
         for group, key, param, title in _members(optimizer, given["param_groups"], found):
             own = given["state"].get(key, {})
-            found += unfit_state(optimizer, group, own, param, title, seen)
+            found += optimizer._unfit_state(group, own, param, title)
             if not found and not differing.is_before_steps(own):
                 lacking += [n for n in optimizer._around.keys(param) if own.get(n) is None]
     if found:
@@ -217,32 +217,6 @@ def _members(
         for param, key, title in differing.members_of(group, other):
             yield optimizer.param_groups[place] if faults else group, key, param, title
     found += optimizer._unfit_groups(groups)
-
-
-def unfit_state(
-    optimizer: Any,
-    group: Group,
-    own: Any,
-    param: Tensor,
-    title: object,
-    seen: set[object],
-    makes: bool = False,
-) -> list[str]:
-    """Return why a parameter could take no step with a state and the options of a group.
-
-    Both `load_state_dict` and `checkpoint.restore` raise what is returned.
-
-    Args:
-        optimizer: A `FusedTorchOptimizer`.
-        group: The group as it is to be.
-        own: The state.
-        param: The parameter.
-        title: What it is called.
-        seen: Numbers of groups that were checked before; those of the parameter are added.
-        makes: Whether slots may be missing, which the next step makes.
-    """
-    found: list[str] = optimizer._unfit_state(group, own, param, title, makes)
-    return found or optimizer._unfit_numbers(group, own, param, title, seen)
 
 
 def _give_back_dtypes(
