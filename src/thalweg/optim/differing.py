@@ -165,7 +165,7 @@ def of_options(
             continue
         elif name in PAIRS:
             count = betas if name == "betas" else 2
-            if not _are_numbers(group[name], count):
+            if not are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
                 found.append(f"{what} is {told(group[name])}, {kind}")
         elif not is_number(group[name]):
@@ -183,8 +183,15 @@ def of_options(
     return found
 
 
+def is_flag(value: object) -> bool:
+    """Return whether a value is true or false, or a number."""
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        return value.numel() == 1 and flaw(value) is None
+    return isinstance(value, np.bool_) or is_number(value)
+
+
 def _of_flag(value: object, what: str) -> list[str]:
-    if isinstance(value, np.bool_) or is_number(value):
+    if is_flag(value) or (isinstance(value, np.ndarray) and is_flag(value[()])):
         return []
     return [f"{what} is {told(value)}, neither true nor false"]
 
@@ -309,11 +316,17 @@ def is_number(value: object) -> bool:
     return True
 
 
-def _are_numbers(value: object, count: int) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
-    items = cast("list[Any]", value)
+def are_numbers(value: object, count: int) -> bool:
+    """Return whether a value is so many numbers: a sequence, or an array or tensor of one dimension."""
+    if isinstance(value, np.ndarray | Tensor):
+        items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
+    else:
+        items = [*cast("list[Any]", value)] if isinstance(value, list | tuple) else []
     return len(items) == count and all(map(is_number, items))
+
+
+def _is_held(value: object) -> bool:
+    return not isinstance(value, Tensor) or flaw(value) is None
 
 
 def told(value: object) -> str:

@@ -21,17 +21,17 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidArgumentError, ThalwegError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import FLOATS, Want, of_state, sum_of
+from thalweg.optim.differing import FLOATS, Want, are_numbers, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, Options, number
+from thalweg.optim.groups import HOW, PAIRS, Options, number
 from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
@@ -105,7 +105,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **rest)
             raise
-        super().__init__(*args, **keywords)
+        try:
+            super().__init__(*args, **keywords)
+        except LookupError as error:  # of a number that torch takes an item of
+            given = self._accepted.bind(self, *args, **keywords).arguments
+            unfit = [n for n in PAIRS if n in given and not are_numbers(given[n], self._betas)]
+            if isinstance(error, ThalwegError) or not unfit:
+                raise
+            value = shown(given[unfit[0]])
+            raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
         if not self._around.keeps_as_torch:
@@ -161,7 +169,9 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
         """Raise if a group differs from others of its class in an option they have in common."""
         for index, other in enumerate(self.param_groups):
-            found = kind._uncommon(group, place, other, index) if self._kind_of(other) is kind else ""
+            found = (
+                kind._uncommon(group, place, other, index) if self._kind_of(other) is kind else ""
+            )
             if found:
                 raise InvalidArgumentError(f"{found}.")
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
-from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.pairs import Pair, as_real

@@ -7,6 +7,9 @@ from functools import partial
 from inspect import Signature
 from typing import Any, ClassVar
 
+import numpy as np
+from torch import Tensor
+
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.formula import Rule
@@ -67,14 +70,16 @@ class OfMatrices:
 
 
 def _read(name: str, value: Any) -> Any:
-    """An option as a rule's function takes it."""
+    """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
     if name == "nesterov":
         return bool(value)
     if name == "eps":
         return float(value)
     if isinstance(value, list | tuple):  # of a file, say
         return tuple(_read("", each) for each in value)
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 class Muon(OfMatrices, ModernOptimizer):
