@@ -27,6 +27,7 @@ from attack import files, restores, resumed, watched
 from attack.figures import Figures
 from attack.restores import Dice
 from attack.server import figures_of
+from attack.torch_trainings import encode_all
 from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager, tensorflow
@@ -350,6 +351,7 @@ def attempt(seed: int, number: int) -> str:
 
 def warm() -> None:
     """Have everything imported, and files of each kind at hand."""
+    encode_all()
     restores.warm()
     other = _folder[0].with_name(f"{_folder[0].name}-out")
     other.mkdir()

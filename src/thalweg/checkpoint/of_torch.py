@@ -26,11 +26,10 @@ from thalweg.formula import Slot
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.class_of import class_named
+from thalweg.optim.class_of import class_named, is_named
 from thalweg.optim.differing import is_before_steps, is_number, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, warn_of
 
 _MOST_FLOAT32 = torch.finfo(torch.float32).max
@@ -283,10 +282,9 @@ class OfTorch:
         for key, value in given.items():
             is_flag = key in HOW or isinstance(group.get(key), bool)
             if key != "params" and (key not in group or (_is_number(value) and not is_flag)):
-                made[key] = _map_tensors(value, torch.clone)
-            # A large integer is a number of no kernel.
-            if type(value) is int and is_number(value) and not -(2**63) <= value < 2**63:
-                made[key] = float(value)
+                # No kernel takes a larger integer.
+                is_large = type(value) is int and is_number(value) and abs(value) >= 2**63
+                made[key] = float(value) if is_large else _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
@@ -297,7 +295,7 @@ def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
 
     It is None for classes that `thalweg.optim` does not have, and for those of users.
     """
-    kind: Any = class_named(cls.__name__) if cls.__name__ in KINDS else None
+    kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
 
 

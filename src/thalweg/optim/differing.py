@@ -317,7 +317,7 @@ def is_number(value: object) -> bool:
 
 
 def are_numbers(value: object, count: int) -> bool:
-    """Return whether a value is so many numbers: a sequence, or an array or tensor of one dimension."""
+    """Return whether a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
         items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
     else:

@@ -60,7 +60,7 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
     rows = [each for each in _tensors(*held.values()) if each.is_sparse]
     has_sparse = gradient is not None and gradient.is_sparse
     is_beside = all(map(is_misplaced, rows))
-    if has_sparse and coalesces and not gradient.dense_dim():
+    if gradient is not None and has_sparse and coalesces and not gradient.dense_dim():
         is_beside = True
         for key, value in state.items():
             if isinstance(value, Tensor) and not value.is_sparse and value.storage_offset():

@@ -65,8 +65,9 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
             raise ValueError(f"ns_coefficients is {coefficients!r}; known are {names}.")
         known = COEFFICIENTS[coefficients]
     else:
-        are_several = isinstance(coefficients, tuple) and isinstance((*coefficients, 0)[0], tuple)
-        known = coefficients if are_several else (coefficients,)  # pyright: ignore
+        given: Any = coefficients
+        are_several = isinstance(given, tuple) and all(isinstance(each, tuple) for each in given)
+        known = given if given and are_several else (given,)
         if not all(map(_is_triple, known)):
             raise ValueError(f"ns_coefficients must be three numbers each, not {coefficients!r}.")
     if type(steps) is not int or not 0 < steps < 100:
