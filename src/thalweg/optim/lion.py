@@ -39,7 +39,7 @@ class PlainLion(torch.optim.Optimizer):
         if not lr >= 0:
             raise ValueError(f"Invalid learning rate: {lr}")
         if not are_numbers(betas, 2):
-            raise InvalidTypeError(f"betas must be a pair of numbers, not {shown(betas)}.")
+            raise InvalidTypeError(f"Invalid betas value: {shown(betas)}; expected: two numbers.")
         for index, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 raise ValueError(f"Invalid beta parameter at index {index}: {beta}")

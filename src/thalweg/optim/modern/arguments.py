@@ -52,10 +52,10 @@ class Arguments(torch.optim.Optimizer):
             count = getattr(self, "_betas", 2) if name == "betas" else 2
             if not are_numbers(value, count):
                 what = "a pair of numbers" if count == 2 else "three numbers"
-                raise InvalidTypeError(f"{name} must be {what}, not {shown(value)}.")
+                raise InvalidTypeError(f"Invalid {name} value: {shown(value)}; expected: {what}.")
             return value.tolist() if hasattr(value, "tolist") else value
         if not is_flag(value):
-            raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.")
+            raise InvalidTypeError(f"Invalid {name} value: {shown(value)}; expected: a number.")
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
