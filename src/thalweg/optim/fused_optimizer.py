@@ -434,6 +434,10 @@ class FusedOptimizer(Scaled):
             *choices,
         ]
 
+    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
+        """Return why no step could be taken with groups that are each fit by themselves."""
+        return []
+
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Why options of a group choose no rule.

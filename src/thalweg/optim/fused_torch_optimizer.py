@@ -22,17 +22,17 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import Want, of_state, sum_of
+from thalweg.optim.differing import FLOATS, Want, are_numbers, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW
+from thalweg.optim.groups import HOW, PAIRS, Options, number
 from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
@@ -111,7 +111,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **rest)
             raise
-        super().__init__(*args, **keywords)
+        try:
+            super().__init__(*args, **keywords)
+        except LookupError as error:  # of a number that torch takes an item of
+            given = self._accepted.bind(self, *args, **keywords).arguments
+            unfit = [n for n in PAIRS if n in given and not are_numbers(given[n], self._betas)]
+            if isinstance(error, ThalwegError) or not unfit:
+                raise
+            value = shown(given[unfit[0]])
+            raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
         if not self._around.keeps_as_torch:
@@ -165,14 +173,34 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_common(kind, group, place)
 
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
-        """Refuse a group that differs from others of its class in what they have in common."""
+        """Raise if a group differs from others of its class in an option they have in common."""
         for index, other in enumerate(self.param_groups):
-            names = kind._common if self._kind_of(other) is kind else ()
-            for name in (each for each in names if other[each] != group[each]):
-                raise InvalidArgumentError(
-                    f"{name} of group {place} is {shown(group[name])}, and of group {index}"
-                    f" {shown(other[name])}: groups of {kind.__name__} have it in common."
-                )
+            found = (
+                kind._uncommon(group, place, other, index) if self._kind_of(other) is kind else ""
+            )
+            if found:
+                raise InvalidArgumentError(f"{found}.")
+
+    @classmethod
+    def _uncommon(cls, group: Group, place: int, other: Group, index: int) -> str:
+        """Return how two groups differ in an option that groups of the class have in common."""
+        for name in (each for each in cls._common if other.get(each) != group.get(each)):
+            return (
+                f"{name} of group {place} is {shown(group.get(name))}, and of group {index}"
+                f" {shown(other.get(name))}: groups of {cls.__name__} have it in common"
+            )
+        return ""
+
+    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
+        """Return how groups differ in options that those of their class have in common."""
+        firsts: dict[type[FusedTorchOptimizer], int] = {}
+        found = [
+            kind._uncommon(group, place, groups[first], first)
+            for place, group in enumerate(groups)
+            if (kind := self._kind_of(group))._common
+            and (first := firsts.setdefault(kind, place)) != place
+        ]
+        return [each for each in found if each]
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -566,28 +594,39 @@ class FusedTorchOptimizer(FusedOptimizer):
                 unfit.append(str(error).rstrip("."))
         return unfit
 
-    def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
-        """Why a step could not be taken with the state of a parameter of a group."""
+    def _unfit_state(
+        self, group: Group, own: object, param: Tensor, title: object, makes: bool = False
+    ) -> list[str]:
+        """Return why no step could be taken with the state of a parameter of a group.
+
+        Args:
+            group: The group.
+            own: The state.
+            param: The parameter.
+            title: What it is called.
+            makes: Whether slots may be missing, which the next step makes.
+        """
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
         kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
-        scalars = [STEP] * kind._counts + [slot.name for slot in rule.numbers]
         beside = [*kind._optional, *self._around.keys(param)]
         others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
-        wanted |= {name: Want() for name in scalars}
-        if self._keeps_step(kind) and not kind._counts:
-            wanted[STEP] = Want(is_optional=True)
+        if self._keeps_step(kind):
+            wanted[STEP] = Want(is_optional=not kind._counts)
+        wanted |= {slot.name: Want(dtypes=FLOATS) for slot in rule.numbers}
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
-        for slot in self._around.rule(rule).measured_slots:  # those that a wrapper adds are made
+        around = self._around.rule(rule)
+        # Those that a wrapper adds are made where they are missing.
+        for slot in (*around.measured_slots, *around.common_slots):
             wanted[slot.name] = Want(torch.empty(()), is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
-        for slot in self._around.rule(rule).element_slots:
+        for slot in around.element_slots:
             if slot.storage is not None:
                 with importing:
                     from thalweg.core.encoded import codec_of, likeness_of
@@ -597,7 +636,49 @@ class FusedTorchOptimizer(FusedOptimizer):
                     wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
+        if makes:
+            made = {slot.name for slot in slots if slot not in rule.numbers}
+            wanted |= {n: wanted[n]._replace(is_optional=True) for n in made & wanted.keys()}
         return of_state(own, wanted, title)
+
+    def _unfit_numbers(
+        self, group: Group, own: Mapping[str, Any], param: Tensor, title: object, seen: set[object]
+    ) -> list[str]:
+        """Return why no step can be made of a group's options and a parameter's numbers.
+
+        Functions of users are not called.
+
+        Args:
+            group: The group.
+            own: The state of the parameter, in which `_unfit_state` finds nothing.
+            param: The parameter.
+            title: What it is called.
+            seen: The groups and numbers that were checked before; these are added.
+        """
+        rule = self._rule_around(group, param)
+        numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
+        numbers |= {name: float(own[name]) for name in numbers if own.get(name) is not None}
+        key = (id(group), rule, *numbers.values())
+        if rule.prepare is None or rule.calls_users or key in seen:
+            return []
+        seen.add(key)
+        try:
+            options = Options(group, rule, self._kind_of(group)._fixed)
+            # A root that is real in one step may be complex in the next.
+            for _ in range(2):
+                numbers[STEP] = numbers["t"] = numbers[STEP] + 1
+                for made in rule.prepare(**options.given_to_prepare(numbers)).values():
+                    number(made)
+        except (ArithmeticError, TypeError, ThalwegError) as error:
+            shown_numbers = self._show_numbers(group)
+            return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
+        return []
+
+    def _show_numbers(self, group: Group) -> str:
+        """Return the numbers among a group's options, for messages."""
+        flags = self._kind_of(group)._flags
+        names = [name for name in self._wanted_options(group) if name not in flags]
+        return ", ".join(f"{name}={shown(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
         self._check_flat_buffers(self.param_groups)

@@ -182,6 +182,8 @@ def number(value: Any) -> float:
     if isinstance(value, Tensor):
         check_number(value)
         return float(value.item())
+    if isinstance(value, np.complexfloating):  # of which Python would drop a part
+        raise InvalidTypeError(f"a number must be real, not {value!r}.")
     return float(value)
 
 

@@ -13,7 +13,6 @@ from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
-from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.pairs import Pair, as_real
@@ -308,10 +307,7 @@ class TorchHooks(GroupHooks):
                 if type(each) is not float and not self._stays(each):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
-            group = optimizer.param_groups[place]
-            flags = optimizer._kind_of(group)._flags
-            names = [n for n in optimizer._wanted_options(group) if n not in flags]
-            own = ", ".join(f"{name}={shown(group.get(name))}" for name in names)
+            own = optimizer._show_numbers(optimizer.param_groups[place])
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
             ) from error

@@ -19,9 +19,11 @@ from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
 from thalweg.optim import differing
+from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import entry_of
+from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
@@ -108,8 +110,12 @@ def as_torch(
                 slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, given)
+    for group in twin.param_groups:
+        for param in group["params"]:
+            fit_slots(twin, group, param, twin.state.get(param, {}))
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
+    separate_slots(twin)
     twin._own.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
@@ -216,6 +222,7 @@ def _members(
         found += faults
         for param, key, title in differing.members_of(group, other):
             yield optimizer.param_groups[place] if faults else group, key, param, title
+    found += optimizer._unfit_groups(groups)
 
 
 def _give_back_dtypes(
@@ -267,6 +274,36 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
             value, now = saved.get(slot.name), own.get(slot.name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
                 own[slot.name] = value.detach().to(now.device, copy=True)
+
+
+def fit_slots(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
+    """Convert what steps make in one way alone: numbers to shape (), shaped slots to their dtype.
+
+    Args:
+        optimizer: A `FusedTorchOptimizer`.
+        group: The group of the parameter.
+        param: The parameter.
+        own: Its state, which is changed.
+    """
+    rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
+    for name in (STEP, *(slot.name for slot in rule.numbers)):
+        value = own.get(name)
+        if isinstance(value, Tensor):
+            own[name] = _as_number(value)
+        elif value is not None and not optimizer._kind_of(group)._plain:
+            own[name] = torch.tensor(float(value), dtype=scalar_dtype())
+    for slot in rule.shaped_slots:
+        value = own.get(slot.name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            own[slot.name] = value.to(kinds.of(slot, param))
+
+
+def _as_number(value: Tensor) -> Tensor:
+    """Return a tensor of one number with shape () and a dtype that counts far enough."""
+    value = value.reshape(()) if value.dim() else value
+    if value.dtype.is_floating_point:
+        return value if value.dtype in differing.FLOATS else value.to(scalar_dtype())
+    return value.long()
 
 
 def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:

@@ -7,6 +7,9 @@ from functools import partial
 from inspect import Signature
 from typing import Any, ClassVar
 
+import numpy as np
+from torch import Tensor
+
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.formula import Rule
@@ -18,6 +21,7 @@ from thalweg.rules.modern.normuon import normuon
 from thalweg.rules.modern.soap import soap
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
+_MOST = 3.4028234663852886e38  # of float32
 ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
@@ -68,14 +72,18 @@ class OfMatrices:
 
 
 def _read(name: str, value: Any) -> Any:
-    """An option as a rule's function takes it."""
+    """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
     if name == "nesterov":
         return bool(value)
     if name == "eps":
+        if not abs(value) <= _MOST:
+            raise ValueError(f"eps must be a number of float32, not {shown(value)}.")
         return float(value)
     if isinstance(value, list | tuple):  # of a file, say
         return tuple(_read("", each) for each in value)
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 class Muon(OfMatrices, ModernOptimizer):
