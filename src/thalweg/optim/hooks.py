@@ -19,6 +19,7 @@ from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
+from thalweg.engines.draws import step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
@@ -252,6 +253,8 @@ class GroupHooks(Hooks):
         numbers["is_first"] = bool(lacked) and part.first in lacked
         for option in self._optimizer._around.wrapping:
             numbers |= option.scalars(lacked, numbers.get(STEP, 1))
+        if part.rule.codecs:
+            numbers |= step_scalar(numbers.get(STEP, 1))
         return place, numbers
 
     def _stays(self, value: Any) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Container, Mapping
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg.engines.codecs.dither import ABOVE, ELEMENT_STRIDE, STEP_STRIDE
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
-from thalweg.engines.draws import NARROW
+from thalweg.engines.draws import NARROW, SCALARS
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.formula import Formula
 from thalweg.ground.locks import importing
@@ -75,8 +76,9 @@ _ENCODE = """
 {at_record}
 codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
 if scale > float32(0):
+    dither = dither0 + (begin + part) * {stride}
     for j in range({block}):
-        codes[j] = code_of({encode}(p{stream}[part + j], scale))
+        codes[j] = {round_to}({encode}(p{stream}[part + j], scale), dither + j * {stride}, {limits})
 else:
     for j in range({block}):
         codes[j] = 0
@@ -118,6 +120,7 @@ def generate_blocks(
         from_copy=from_copy,
         vectors=vectors,
         draws=draws,
+        dithers=bool(coded),
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
@@ -137,6 +140,7 @@ def generate_blocks(
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
     begin = begin_draws(update, drawn.values()) if drawn else []
+    begin += [_begin_dithers(update)] if written else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
@@ -228,7 +232,7 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
     """A template for each of these streams."""
     lines: list[str] = []
     for stream, codec in coded.items():
-        shift, size = _shift_of(codec), codec.record_bytes
+        shift, size, top = _shift_of(codec), codec.record_bytes, codec.largest + ABOVE
         text = template.format(
             stream=stream,
             block=codec.block,
@@ -240,10 +244,19 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             least=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
+            stride=ELEMENT_STRIDE,
+            round_to="positive_code" if codec.positive else "signed_code",
+            limits=f"{codec.least}, {top}" if codec.positive else top,
             **{part: _name_of(part, codec) for part in _PARTS},
         )
         lines += text.strip().splitlines()
     return lines
+
+
+def _begin_dithers(update: Update) -> str:
+    """Return the line with the dither of a chunk's first element; see `codecs.dither`."""
+    step = f"int64({update.scalar[SCALARS[0]]})"
+    return f"dither0 = {step} * {STEP_STRIDE} + offset * {ELEMENT_STRIDE}"
 
 
 def _shift_of(codec: Codec) -> int:

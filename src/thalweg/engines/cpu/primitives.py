@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from thalweg.engines.codecs import dither
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 
@@ -367,12 +368,37 @@ def _float_of(code: Code, bits: Value) -> Value:
     return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
 
 
-def _code_of(code: Code, x: Value) -> Value:
-    """The nearest integer, ties to even, of a float32 from -128 to 255; its low 8 bits."""
-    # The last bit of a sum with this number is worth 1.
-    moved = code.builder.fadd(x.llvm, ir.Constant(FLOAT32.llvm, 1.5 * 2.0**23))
-    bits = code.builder.bitcast(moved, _I32)
-    return Value(code.builder.trunc(bits, _I8), KINDS["uint8"])
+def _dither_of(code: Code, place: Value) -> Any:
+    """Return the dither of a place, as `thalweg.engines.codecs.dither` makes it."""
+    write = code.builder
+    unused = write.lshr(write.trunc(place.llvm, _I32), _word_of(dither.SHIFT))
+    share = write.fmul(write.sitofp(unused, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    return write.fadd(share, ir.Constant(FLOAT32.llvm, dither.HALF_UNIT))
+
+
+def _smaller_float(code: Code, one: Any, other: Any) -> Any:
+    return code.builder.select(code.builder.fcmp_ordered("<", one, other), one, other)
+
+
+def _positive_code(code: Code, x: Value, place: Value, least: Value, most: Value) -> Value:
+    """Return the code of a real one that is not negative; see `dither.round_codes`."""
+    write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
+    low, top = (code.cast_to(each, FLOAT32).llvm for each in (least, most))
+    raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
+    moved = _smaller_float(code, write.fadd(raised, _dither_of(code, place)), top)
+    found = write.select(write.fcmp_ordered(">", x.llvm, zero), moved, zero)
+    return Value(write.trunc(write.fptosi(found, _I32), _I8), KINDS["uint8"])
+
+
+def _signed_code(code: Code, x: Value, place: Value, most: Value) -> Value:
+    """Return the code of a real one of any sign; see `dither.round_codes`."""
+    write, bits = code.builder, code.builder.bitcast(x.llvm, _I32)
+    size = write.bitcast(write.and_(bits, _word_of(0x7FFFFFFF)), FLOAT32.llvm)
+    size = _smaller_float(code, size, write.fmul(size, size))
+    top = code.cast_to(most, FLOAT32).llvm
+    moved = _smaller_float(code, write.fadd(size, _dither_of(code, place)), top)
+    whole, sign = write.fptosi(moved, _I32), write.ashr(bits, _word_of(31))
+    return Value(write.trunc(write.sub(write.xor(whole, sign), sign), _I8), KINDS["uint8"])
 
 
 # Numbers of which a bfloat16 is the upper part; see `thalweg.engines.codecs.split8`.
@@ -563,7 +589,8 @@ PRIMITIVES: dict[str, Function] = {
     "join_bfloat": _join_bfloat,
     "upper_of": _upper_of,
     "lower_of": _lower_of,
-    "code_of": _code_of,
+    "positive_code": _positive_code,
+    "signed_code": _signed_code,
     "min": _smaller,
     "begin_denormals": _begin_denormals,
     "end_denormals": _end_denormals,
