@@ -45,7 +45,6 @@ class Codec:
         prepare: `(number) -> prepared`.
         positive: Whether it holds only numbers that are not negative.
         least: The smallest code that a step gives to a positive number, if `positive`.
-        largest: The largest magnitude of a code.
         is_beside: Whether codes are the lower part of the variable itself, a bfloat16, one for each
             element and without scales: `split8`, whose arithmetic is in its file.
     """
@@ -58,7 +57,6 @@ class Codec:
     prepare: Formula = as_it_is
     positive: bool = False
     least: int = 0
-    largest: int = 127
     is_beside: bool = False
 
     @property

@@ -33,30 +33,31 @@ import numpy.typing as npt
 
 from thalweg.engines.codecs.codec import Codec
 
+PERIOD = 256  # dithers of a step
+TURN = 151  # ranks between elements that are a period apart
 ELEMENT_STRIDE = 0x6A09E667  # the fraction of the root of 2
 STEP_STRIDE = 0x9E3779B9  # the fraction of the golden ratio
 MASK = 0xFFFFFFFF
-SHIFT = 16  # bits of a sum that are not used
-UNIT = 2.0**-16
-HALF_UNIT = 2.0**-17
-ABOVE = 0.5  # of the largest code, which what arithmetic adds to it must not pass
+SHIFT = 18  # bits of a sum that are not used
+UNIT = 2.0**-14
 
 Float32 = npt.NDArray[np.float32]
 
 
 def dithers_of(count: int, step: int) -> Float32:
     """Return the dithers of the first elements of a parameter in a step."""
+    elements = np.arange(count, dtype=np.uint64)
+    ranks = (elements + (elements // np.uint64(PERIOD)) * np.uint64(TURN)) % np.uint64(PERIOD)
     begin = np.uint32(step * STEP_STRIDE & MASK)
-    sums = np.arange(count, dtype=np.uint32) * np.uint32(ELEMENT_STRIDE) + begin
-    return (sums >> np.uint32(SHIFT)).astype(np.float32) * np.float32(UNIT) + np.float32(HALF_UNIT)
+    sums = ranks.astype(np.uint32) * np.uint32(ELEMENT_STRIDE) + begin
+    shares = (sums >> np.uint32(SHIFT)).astype(np.float32) + np.float32(0.5)
+    return shares * np.float32(UNIT)
 
 
 def round_codes(codec: Codec, codes: Float32, dithers: Float32) -> npt.NDArray[np.int16]:
     """Return the codes of real ones, as `Codec.encode` makes them, after a dither was added."""
-    top = np.float32(codec.largest + ABOVE)
     if codec.positive:
-        moved = np.minimum(np.maximum(codes, np.float32(codec.least)) + dithers, top)
+        moved = np.maximum(codes, np.float32(codec.least)) + dithers
         return np.where(codes > 0, moved, np.float32(0)).astype(np.int16)
-    size = np.abs(codes)
-    moved = np.minimum(np.minimum(size, size * size) + dithers, top).astype(np.int16)
-    return np.where(codes < 0, -moved, moved)
+    small = codes * np.minimum(np.abs(codes), np.float32(1))
+    return (small + np.copysign(dithers, codes)).astype(np.int16)

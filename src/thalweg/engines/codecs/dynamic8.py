@@ -92,8 +92,8 @@ def encode_positive(number, scale):
     share = number / scale
     end = decade(share, 128.0)
     count = count_of(end, 128.0)
-    low = share * (1 / FIRST_POSITIVE)
-    return where(share < FIRST_POSITIVE, low, count - 1.0 + within(share, end, count))
+    rank = minimum(count - 1.0 + within(share, end, count), 255.0)
+    return where(share < FIRST_POSITIVE, share * (1 / FIRST_POSITIVE), rank)
 
 
 def decode_positive(code, scale):
@@ -103,7 +103,7 @@ def decode_positive(code, scale):
     return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale
 
 
-DYNAMIC8 = Codec("dynamic8", block=256, signed=True, encode=encode, decode=decode, largest=128)
+DYNAMIC8 = Codec("dynamic8", block=256, signed=True, encode=encode, decode=decode)
 DYNAMIC8_POSITIVE = Codec(
     "dynamic8_positive",
     block=256,
@@ -112,5 +112,4 @@ DYNAMIC8_POSITIVE = Codec(
     decode=decode_positive,
     positive=True,
     least=7,  # 1.6e-5 of the largest number; see `dither`
-    largest=255,
 )

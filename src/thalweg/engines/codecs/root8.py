@@ -37,5 +37,4 @@ ROOT8 = Codec(
     prepare=root,
     positive=True,
     least=3,  # 1/85 of the largest root; see `dither`
-    largest=255,
 )

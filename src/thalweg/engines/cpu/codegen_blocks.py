@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
-from thalweg.engines.codecs.dither import ABOVE, ELEMENT_STRIDE, STEP_STRIDE
+from thalweg.engines.codecs.dither import PERIOD, TURN
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
@@ -59,6 +59,8 @@ for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
 """
 
+_TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
+
 # Peaks of all blocks come before any code: nobody waits for one.
 _SCALE = """
 {at_record}
@@ -76,9 +78,9 @@ _ENCODE = """
 {at_record}
 codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
 if scale > float32(0):
-    dither = dither0 + (begin + part) * {stride}
     for j in range({block}):
-        codes[j] = {round_to}({encode}(p{stream}[part + j], scale), dither + j * {stride}, {limits})
+        code = {encode}(p{stream}[part + j], scale)
+        codes[j] = {round_to}(code, dithers[turn + part + j]{limits})
 else:
     for j in range({block}):
         codes[j] = 0
@@ -126,7 +128,8 @@ def generate_blocks(
     written = {k: codec for k, codec in coded.items() if k in changed}
     whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
     parts = {k: codec for k, codec in coded.items() if k not in whole}
-    encoding = [_lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
+    turn = [_TURN] if written else []
+    encoding = [turn, _lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
     elements = _CHUNK.format(
@@ -140,7 +143,7 @@ def generate_blocks(
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
     begin = begin_draws(update, drawn.values()) if drawn else []
-    begin += [_begin_dithers(update)] if written else []
+    begin += _begin_dithers(update) if written else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
@@ -232,7 +235,7 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
     """A template for each of these streams."""
     lines: list[str] = []
     for stream, codec in coded.items():
-        shift, size, top = _shift_of(codec), codec.record_bytes, codec.largest + ABOVE
+        shift, size = _shift_of(codec), codec.record_bytes
         text = template.format(
             stream=stream,
             block=codec.block,
@@ -244,19 +247,21 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             least=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
-            stride=ELEMENT_STRIDE,
             round_to="positive_code" if codec.positive else "signed_code",
-            limits=f"{codec.least}, {top}" if codec.positive else top,
+            limits=f", {codec.least}" if codec.positive else "",
             **{part: _name_of(part, codec) for part in _PARTS},
         )
         lines += text.strip().splitlines()
     return lines
 
 
-def _begin_dithers(update: Update) -> str:
-    """Return the line with the dither of a chunk's first element; see `codecs.dither`."""
-    step = f"int64({update.scalar[SCALARS[0]]})"
-    return f"dither0 = {step} * {STEP_STRIDE} + offset * {ELEMENT_STRIDE}"
+def _begin_dithers(update: Update) -> list[str]:
+    """Return the lines that make the dithers of a step, twice, so that turns need not wrap."""
+    return [
+        f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
+        f"for rank in range({2 * PERIOD}):",
+        "    dithers[rank] = dither_of(step_number, rank)",
+    ]
 
 
 def _shift_of(codec: Codec) -> int:

@@ -368,37 +368,39 @@ def _float_of(code: Code, bits: Value) -> Value:
     return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
 
 
-def _dither_of(code: Code, place: Value) -> Any:
-    """Return the dither of a place, as `thalweg.engines.codecs.dither` makes it."""
+def _dither_of(code: Code, step: Value, rank: Value) -> Value:
+    """Return a dither of a step, by its rank; see `thalweg.engines.codecs.dither`."""
     write = code.builder
-    unused = write.lshr(write.trunc(place.llvm, _I32), _word_of(dither.SHIFT))
-    share = write.fmul(write.sitofp(unused, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, dither.UNIT))
-    return write.fadd(share, ir.Constant(FLOAT32.llvm, dither.HALF_UNIT))
+    number, place = (write.trunc(each.llvm, _I32) for each in (step, rank))
+    place = write.and_(place, _word_of(dither.PERIOD - 1))
+    moved = write.mul(place, _word_of(dither.ELEMENT_STRIDE))
+    total = write.add(write.mul(number, _word_of(dither.STEP_STRIDE)), moved)
+    share = write.sitofp(write.lshr(total, _word_of(dither.SHIFT)), FLOAT32.llvm)
+    share = write.fadd(share, ir.Constant(FLOAT32.llvm, 0.5))
+    return Value(write.fmul(share, ir.Constant(FLOAT32.llvm, dither.UNIT)), FLOAT32)
 
 
-def _smaller_float(code: Code, one: Any, other: Any) -> Any:
-    return code.builder.select(code.builder.fcmp_ordered("<", one, other), one, other)
-
-
-def _positive_code(code: Code, x: Value, place: Value, least: Value, most: Value) -> Value:
+def _positive_code(code: Code, x: Value, added: Value, least: Value) -> Value:
     """Return the code of a real one that is not negative; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
-    low, top = (code.cast_to(each, FLOAT32).llvm for each in (least, most))
+    low = code.cast_to(least, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
-    moved = _smaller_float(code, write.fadd(raised, _dither_of(code, place)), top)
+    moved = write.fadd(raised, added.llvm)
     found = write.select(write.fcmp_ordered(">", x.llvm, zero), moved, zero)
     return Value(write.trunc(write.fptosi(found, _I32), _I8), KINDS["uint8"])
 
 
-def _signed_code(code: Code, x: Value, place: Value, most: Value) -> Value:
+def _signed_code(code: Code, x: Value, added: Value) -> Value:
     """Return the code of a real one of any sign; see `dither.round_codes`."""
-    write, bits = code.builder, code.builder.bitcast(x.llvm, _I32)
+    write = code.builder
+    bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _word_of(0x7FFFFFFF)), FLOAT32.llvm)
-    size = _smaller_float(code, size, write.fmul(size, size))
-    top = code.cast_to(most, FLOAT32).llvm
-    moved = _smaller_float(code, write.fadd(size, _dither_of(code, place)), top)
-    whole, sign = write.fptosi(moved, _I32), write.ashr(bits, _word_of(31))
-    return Value(write.trunc(write.sub(write.xor(whole, sign), sign), _I8), KINDS["uint8"])
+    one = ir.Constant(FLOAT32.llvm, 1.0)
+    share = write.select(write.fcmp_ordered("<", size, one), size, one)
+    sign = write.and_(bits, _word_of(0x80000000))
+    signed = write.bitcast(write.or_(write.bitcast(added.llvm, _I32), sign), FLOAT32.llvm)
+    whole = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
+    return Value(write.trunc(whole, _I8), KINDS["uint8"])
 
 
 # Numbers of which a bfloat16 is the upper part; see `thalweg.engines.codecs.split8`.
@@ -589,6 +591,7 @@ PRIMITIVES: dict[str, Function] = {
     "join_bfloat": _join_bfloat,
     "upper_of": _upper_of,
     "lower_of": _lower_of,
+    "dither_of": _dither_of,
     "positive_code": _positive_code,
     "signed_code": _signed_code,
     "min": _smaller,
