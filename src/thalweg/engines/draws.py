@@ -11,8 +11,8 @@ STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float3
 SEEDS = 1 << 48
 NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
 SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
-# Scalars of a request that does not count steps: its codes are rounded as those of a first step.
-UNCOUNTED = {SCALARS[0]: 0.0}
+# Scalars where steps are not counted: codes are the nearest ones then.
+UNCOUNTED = {SCALARS[0]: -1.0}
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:

@@ -442,8 +442,8 @@ def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
 def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import encode_tensor
-        from thalweg.engines.draws import SCALARS
-    return encode_tensor(codec, values, int(scalars.get(SCALARS[0], 0)))
+        from thalweg.engines.draws import SCALARS, UNCOUNTED
+    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]))
 
 
 def namespace_of(dtype: Dtype) -> torch.dtype:

@@ -19,7 +19,7 @@ from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
-from thalweg.engines.draws import step_scalar
+from thalweg.engines.draws import UNCOUNTED, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
@@ -254,7 +254,7 @@ class GroupHooks(Hooks):
         for option in self._optimizer._around.wrapping:
             numbers |= option.scalars(lacked, numbers.get(STEP, 1))
         if part.rule.codecs:
-            numbers |= step_scalar(numbers.get(STEP, 1))
+            numbers |= step_scalar(numbers[STEP]) if STEP in numbers else UNCOUNTED
         return place, numbers
 
     def _stays(self, value: Any) -> bool:

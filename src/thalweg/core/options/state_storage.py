@@ -85,7 +85,6 @@ class StateCodec(Option):
     """
 
     changes_state = True
-    counts = True  # codes are rounded by the number of the step
     state_storage: Storage | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

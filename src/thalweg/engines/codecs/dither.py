@@ -11,7 +11,8 @@ step to step it moves by the golden ratio, so that the dithers of any run of ste
 evenly: a number that falls by a fiftieth of a code in each step loses a code every fifty steps.
 Random bits would lose a code at random times, and spread three times as wide after a long fall. It
 depends on nothing but the number of the step and the place of the element in its parameter, and
-costs a multiplication. Step numbers repeat after 2**24.
+costs a multiplication. Step numbers repeat after 2**24. Optimizers that do not count their steps,
+such as SGD and Lion, divide by no slot: their dither is a half, for the nearest code.
 
 Three details:
 
@@ -45,7 +46,9 @@ Float32 = npt.NDArray[np.float32]
 
 
 def dithers_of(count: int, step: int) -> Float32:
-    """Return the dithers of the first elements of a parameter in a step."""
+    """Return the dithers of the first elements of a parameter in a step; -1 is a step uncounted."""
+    if step < 0:
+        return np.full(count, 0.5, np.float32)
     elements = np.arange(count, dtype=np.uint64)
     ranks = (elements + (elements // np.uint64(PERIOD)) * np.uint64(TURN)) % np.uint64(PERIOD)
     begin = np.uint32(step * STEP_STRIDE & MASK)

@@ -83,16 +83,15 @@ def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Ten
     Args:
         codec: The codec.
         numbers: The tensor.
-        step: The number of the step that made the numbers, from 0 on. None for numbers that do not
-            come from a step: they get the nearest code, but no positive one becomes 0.
+        step: The number of the step that made the numbers, or -1, as for `dithers_of`. None for
+            numbers that do not come from a step: they get the nearest code, but no positive one
+            becomes 0.
     """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
     if codec.is_beside:
         return torch.from_numpy(split_numbers(flat)[1]).to(numbers.device)
-    if step is not None:
-        dithers = dithers_of(len(flat), step)
-    else:
-        dithers = np.full(len(flat), 0.5, np.float32) if codec.positive else None
+    is_nearest = step is None and not codec.positive
+    dithers = None if is_nearest else dithers_of(len(flat), -1 if step is None else step)
     return torch.from_numpy(encode_array(codec, flat, dithers)).to(numbers.device)
 
 

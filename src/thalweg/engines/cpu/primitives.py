@@ -376,8 +376,10 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
     moved = write.mul(place, _word_of(dither.ELEMENT_STRIDE))
     total = write.add(write.mul(number, _word_of(dither.STEP_STRIDE)), moved)
     share = write.sitofp(write.lshr(total, _word_of(dither.SHIFT)), FLOAT32.llvm)
-    share = write.fadd(share, ir.Constant(FLOAT32.llvm, 0.5))
-    return Value(write.fmul(share, ir.Constant(FLOAT32.llvm, dither.UNIT)), FLOAT32)
+    half = ir.Constant(FLOAT32.llvm, 0.5)
+    made = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    is_uncounted = write.icmp_signed("<", number, _word_of(0))
+    return Value(write.select(is_uncounted, half, made), FLOAT32)
 
 
 def _positive_code(code: Code, x: Value, added: Value, least: Value) -> Value:

@@ -172,7 +172,7 @@ class _Element(Element):
         for codec in self._blocks:
             lines += _lines_of(_RECORDS, codec, row=self._row)
         if self._coded:
-            step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32).to(tl.uint32)"
+            step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32)"
             lines.append(f"dithers = dithers_of(offset + at, {step})")
         return [*lines, *super().update_element()]
 

@@ -191,8 +191,8 @@ def kept_of(peaks):
 def dithers_of(element, step):
     """Dithers of elements of a parameter (int64) in a step; see `thalweg.engines.codecs.dither`."""
     rank = (element + (element // PERIOD) * TURN) & (PERIOD - 1)
-    total = rank.to(tl.uint32) * ELEMENT_STRIDE + step * STEP_STRIDE
-    return ((total >> SHIFT).to(tl.float32) + 0.5) * UNIT
+    total = rank.to(tl.uint32) * ELEMENT_STRIDE + step.to(tl.uint32) * STEP_STRIDE
+    return tl.where(step < 0, 0.5, ((total >> SHIFT).to(tl.float32) + 0.5) * UNIT)
 
 
 @triton.jit
