@@ -94,10 +94,8 @@ def check(storage: Any, steps: int, elements: int, seed: int, beta2: float) -> N
     assert (mean >= LEAST * wide_mean)[is_large].all()
 
 
-STORAGES = [
-    "8bit", "dynamic8",
-    *({"exp_avg": "float32", "exp_avg_sq": codec.name} for codec in OF_SLOTS.values() if codec.positive),
-]  # fmt: skip
+POSITIVE = [codec for codec in OF_SLOTS.values() if codec.positive]
+STORAGES = ["8bit", "dynamic8", *({"exp_avg": "float32", "exp_avg_sq": x.name} for x in POSITIVE)]
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
@@ -113,7 +111,7 @@ def test_steps_are_near_those_of_float32_at_length(storage: Any, beta2: float, s
     check(storage, 6000, 4096, seed, beta2)
 
 
-@pytest.mark.parametrize("codec", [x for x in OF_SLOTS.values() if x.positive], ids=lambda x: x.name)
+@pytest.mark.parametrize("codec", POSITIVE, ids=lambda codec: codec.name)
 def test_a_positive_number_is_never_0(codec: Any) -> None:
     numbers = np.full(codec.block, 1e-30, np.float32)
     numbers[0], numbers[5] = 1.0, 0.0

@@ -129,7 +129,11 @@ def generate_blocks(
     whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
     parts = {k: codec for k, codec in coded.items() if k not in whole}
     turn = [_TURN] if written else []
-    encoding = [turn, _lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
+    encoding = [
+        turn,
+        _lines_of(_CLEAR, written),
+        *(_each_block(x, written) for x in (_SCALE, _ENCODE)),
+    ]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
     elements = _CHUNK.format(
