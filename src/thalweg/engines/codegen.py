@@ -128,6 +128,7 @@ class Update:
         vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
         draws: Whether numbers of 16 bits are rounded by random bits; the table has the number of
             the variable then, and the position of its first element in the whole one.
+        dithers: Whether slots are kept in codes, which are rounded by the number of the step.
 
     Raises:
         RuleError: A formula takes or returns another number of values.
@@ -146,6 +147,7 @@ class Update:
         before_name: str = "before0",
         vectors: Mapping[str, str] = NONE,
         draws: bool = False,
+        dithers: bool = False,
     ) -> None:
         self.formula, self.storage, self.grad = transcribe(formula), storage, grad
         self.copy, self.from_copy = copy, from_copy
@@ -159,8 +161,9 @@ class Update:
         formulas = [*(each for _, each in self._named), self.formula]
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
-        if draws:
-            beside = [name for name in SCALARS if name not in self.scalar]
+        if draws or dithers:
+            own = SCALARS if draws else SCALARS[:1]
+            beside = [name for name in own if name not in self.scalar]
             self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
         self.scalars = tuple(self.scalar)
         # Of a row of the table, which has sides of matrices beside vectors.

@@ -11,6 +11,8 @@ STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float3
 SEEDS = 1 << 48
 NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
 SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
+# Scalars where steps are not counted: codes are the nearest ones then.
+UNCOUNTED = {SCALARS[0]: -1.0}
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:
@@ -18,6 +20,10 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
 
     That number may be a tensor of a device, where it stays.
     """
-    own = step % STEPS if isinstance(step, Tensor) else float(step % STEPS)
-    own = own, float(seed % STEPS), float(seed // STEPS)
-    return dict(zip(SCALARS, own, strict=True))
+    low, high = (float(each) for each in (seed % STEPS, seed // STEPS))
+    return {**step_scalar(step), SCALARS[1]: low, SCALARS[2]: high}
+
+
+def step_scalar(step: Any) -> dict[str, Any]:
+    """Return the scalar for the number of a step, by name; see `scalars_of`."""
+    return {SCALARS[0]: step % STEPS if isinstance(step, Tensor) else float(step % STEPS)}

@@ -268,7 +268,7 @@ class ReferencePart:
         if has_lower and (not index or (codec is not None and codec.is_beside)):
             return self._part_of(value, scalars, is_lower=index > 0)
         if codec is not None:
-            return _encode(codec, value)
+            return _encode(codec, value, scalars)
         if self._place is None or dtype not in REDUCED:
             return value.to(dtype)
         with importing:
@@ -433,10 +433,11 @@ def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     return decode_tensor(codec, records, var)
 
 
-def _encode(codec: Codec, values: Tensor) -> Tensor:
+def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
     with importing:
         from thalweg.engines.codecs.records import encode_tensor
-    return encode_tensor(codec, values)
+        from thalweg.engines.draws import SCALARS, UNCOUNTED
+    return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]))
 
 
 def namespace_of(dtype: Dtype) -> torch.dtype:

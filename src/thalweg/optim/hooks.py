@@ -20,6 +20,7 @@ from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
+from thalweg.engines.draws import UNCOUNTED, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
@@ -259,6 +260,8 @@ class GroupHooks(Hooks):
         numbers["is_first"] = bool(lacked) and part.first in lacked
         for option in self._optimizer._around.wrapping:
             numbers |= option.scalars(lacked, numbers.get(STEP, 1))
+        if part.rule.codecs:
+            numbers |= step_scalar(numbers[STEP]) if STEP in numbers else UNCOUNTED
         return place, numbers
 
     def _stays(self, value: Any) -> bool:

@@ -37,8 +37,10 @@ class GroupScalars:
         self._hooks = hooks
         self._rule = hooks.step_rule()
         self._read_options()
-        # Numbers beside those of the rule, or that others may write to.
-        self._is_made_anew = bool(hooks._optimizer._around.wrapping) or self._moves()
+        # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
+        # that others may write to.
+        has_more = bool(hooks._optimizer._around.wrapping or self._rule.codecs)
+        self._is_made_anew = has_more or self._moves()
 
     def hold(self, group: Group) -> bool:
         """Whether a group has the options that it had, or another rate, which is read."""

@@ -32,8 +32,9 @@ class Codec:
     magnitude of what `prepare` makes of them. Blocks are cut in the order of the variable's
     elements; beyond the last one codes are 0.
 
-    The formulas are those of rules, so that all engines compute the same. A code is the integer
-    nearest to what `encode` returns, the even one of two.
+    The formulas are those of rules, so that all engines compute the same. `encode` returns a real
+    number between the two codes next to the number. `encode_array` takes the nearest one, the even
+    one of two; a step rounds as `thalweg.engines.codecs.dither` says.
 
     Args:
         name: What `Slot.storage` calls it.
@@ -43,6 +44,7 @@ class Codec:
         decode: `(code, scale) -> number`; 0 of code 0.
         prepare: `(number) -> prepared`.
         positive: Whether it holds only numbers that are not negative.
+        least: The smallest code that a step gives to a positive number, if `positive`.
         is_beside: Whether codes are the lower part of the variable itself, a bfloat16, one for each
             element and without scales: `split8`, whose arithmetic is in its file.
     """
@@ -54,6 +56,7 @@ class Codec:
     decode: Formula
     prepare: Formula = as_it_is
     positive: bool = False
+    least: int = 0
     is_beside: bool = False
 
     @property

@@ -8,14 +8,11 @@ of bitsandbytes 0.50.2, where the codes are indices of a sorted table.
 # Formulas have no types.
 # pyright: basic
 from thalweg.engines.codecs.codec import Codec
-from thalweg.formula import absolute, maximum, minimum, where
+from thalweg.formula import absolute, minimum, where
 
-# From here on a share is nearer to the first number of a decade of so many than to what is below;
-# and from `TOP` on to 1 than to the last number. 1 beside numbers of both signs is the code 128.
-FIRST = 0.275e-6
-FIRST_POSITIVE = 0.1625e-6
-TOP = 1 - 0.225 / 64
-TOP_POSITIVE = 1 - 0.225 / 128
+# The first number of the lowest decade. 1 beside numbers of both signs is the code 128.
+FIRST = 0.55e-6
+FIRST_POSITIVE = 0.325e-6
 
 
 def border(tenth, count):
@@ -48,9 +45,16 @@ def count_of(end, most):
 
 
 def within(share, end, count):
-    """The number of a share among those of its decade."""
-    number = (share / end - 0.1) * count / 0.9 - 0.5
-    return maximum(minimum(number, count - 1.0), 0.0)
+    """Return the place of a share among the numbers of its decade, and between decades.
+
+    Between the last number of a decade and the first of the next one, places grow evenly by 1.
+    That gap is 3 times as wide as those of the decade below it, 3/5 of those above it, and half of
+    the last decade's before 1.
+    """
+    place = (share / end - 0.1) * count / 0.9 - 0.5
+    beyond = place - (count - 1.0)
+    above = count - 1.0 + where(end > 0.5, beyond * 2.0, beyond * (1 / 3))
+    return where(beyond > 0, above, minimum(place, place * (5 / 3)))
 
 
 def number_at(place, end, count):
@@ -66,12 +70,12 @@ def power_below(rank):
 
 
 def encode(number, scale):
-    """Rank of the nearest number, with its sign."""
+    """Return the rank of a number, with its sign."""
     share = absolute(number / scale)
     end = decade(share, 64.0)
     count = count_of(end, 64.0)
-    rank = where(share < FIRST, 0.0, count + within(share, end, count))
-    return where(number < 0, -rank, where(share > TOP, 128.0, rank))
+    rank = where(share < FIRST, share * (1 / FIRST), count + within(share, end, count))
+    return where(number < 0, -minimum(rank, 127.0), rank)
 
 
 def decode(code, scale):
@@ -84,12 +88,12 @@ def decode(code, scale):
 
 
 def encode_positive(number, scale):
-    """Rank of the nearest number."""
+    """Return the rank of a number."""
     share = number / scale
     end = decade(share, 128.0)
     count = count_of(end, 128.0)
-    rank = where(share < FIRST_POSITIVE, 0.0, count - 1.0 + within(share, end, count))
-    return where(share > TOP_POSITIVE, 255.0, rank)
+    rank = minimum(count - 1.0 + within(share, end, count), 255.0)
+    return where(share < FIRST_POSITIVE, share * (1 / FIRST_POSITIVE), rank)
 
 
 def decode_positive(code, scale):
@@ -107,4 +111,5 @@ DYNAMIC8_POSITIVE = Codec(
     encode=encode_positive,
     decode=decode_positive,
     positive=True,
+    least=7,  # 1.6e-5 of the largest number; see `dither`
 )

@@ -21,6 +21,7 @@ from thalweg.engines.codecs.codec import (
     SCALE_BYTES,
     Codec,
 )
+from thalweg.engines.codecs.dither import dithers_of, round_codes
 from thalweg.engines.codecs.split8 import join_numbers, lower_beside, split_numbers
 from thalweg.engines.copies import is_nearest
 from thalweg.engines.numpy_functions import numpy_formula
@@ -33,12 +34,13 @@ _SIGN = np.uint32(0x7FFFFFFF)  # all bits but it
 _ONE = 0x3F800000  # 1, as bits
 
 
-def encode_array(codec: Codec, numbers: Float32) -> Bytes:
-    """The records of numbers, of shape (codec.bytes_of(len(numbers)),).
+def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None) -> Bytes:
+    """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
 
     Args:
         codec: The codec.
-        numbers: Of one dimension.
+        numbers: Numbers in one dimension.
+        dithers: The dither of each number, as `dithers_of` makes them; None for the nearest codes.
     """
     records = np.zeros((-(-len(numbers) // codec.block), codec.record_bytes), np.uint8)
     blocks = np.zeros((len(records), codec.block), np.float32)
@@ -55,7 +57,13 @@ def encode_array(codec: Codec, numbers: Float32) -> Bytes:
     unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
     kept = np.where(is_usual, peaks, unusual)
     records[:, :SCALE_BYTES] = kept.view(np.uint8)
-    records[:, SCALE_BYTES:] = np.rint(codes).astype(np.int16).astype(np.uint8)
+    if dithers is None:
+        rounded = np.rint(codes).astype(np.int16)
+    else:
+        padded = np.zeros(blocks.size, np.float32)
+        padded[: len(dithers)] = dithers
+        rounded = round_codes(codec, codes, padded.reshape(blocks.shape))
+    records[:, SCALE_BYTES:] = rounded.astype(np.uint8)
     return records.reshape(-1)
 
 
@@ -70,11 +78,22 @@ def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
     return numbers.reshape(-1)[:count]
 
 
-def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
-    """The records of a tensor, a new uint8 tensor, in the order of its elements."""
+def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Tensor:
+    """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
+
+    Args:
+        codec: The codec.
+        numbers: The tensor.
+        step: The number of the step that made the numbers, or -1, as for `dithers_of`. None for
+            numbers that do not come from a step: they get the nearest code, but no positive one
+            becomes 0.
+    """
     flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
-    records = split_numbers(flat)[1] if codec.is_beside else encode_array(codec, flat)
-    return torch.from_numpy(records).to(numbers.device)
+    if codec.is_beside:
+        return torch.from_numpy(split_numbers(flat)[1]).to(numbers.device)
+    is_nearest = step is None and not codec.positive
+    dithers = None if is_nearest else dithers_of(len(flat), -1 if step is None else step)
+    return torch.from_numpy(encode_array(codec, flat, dithers)).to(numbers.device)
 
 
 def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:

@@ -29,5 +29,12 @@ def decode(code, scale):
 
 
 ROOT8 = Codec(
-    "root8", block=32, signed=False, encode=encode, decode=decode, prepare=root, positive=True
+    "root8",
+    block=32,
+    signed=False,
+    encode=encode,
+    decode=decode,
+    prepare=root,
+    positive=True,
+    least=3,  # 1/85 of the largest root; see `dither`
 )

@@ -11,12 +11,13 @@ from collections.abc import Container, Mapping
 
 from thalweg.engines.codecs import CODECS
 from thalweg.engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg.engines.codecs.dither import PERIOD, TURN
 from thalweg.engines.codecs.split8 import HALF
 from thalweg.engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg.engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
 from thalweg.engines.cpu.codegen_draws import begin_draws, draw_for, rounded
 from thalweg.engines.cpu.work import STEP
-from thalweg.engines.draws import NARROW
+from thalweg.engines.draws import NARROW, SCALARS
 from thalweg.engines.transcribe import FUNCTION_PREFIX, transcribe
 from thalweg.formula import Formula
 from thalweg.ground.locks import importing
@@ -58,6 +59,8 @@ for j in range(count, (count + {block} - 1) & -{block}):
     p{stream}[j] = 0
 """
 
+_TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
+
 # Peaks of all blocks come before any code: nobody waits for one.
 _SCALE = """
 {at_record}
@@ -76,7 +79,8 @@ _ENCODE = """
 codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
 if scale > float32(0):
     for j in range({block}):
-        codes[j] = code_of({encode}(p{stream}[part + j], scale))
+        code = {encode}(p{stream}[part + j], scale)
+        codes[j] = {round_to}(code, dithers[turn + part + j]{limits})
 else:
     for j in range({block}):
         codes[j] = 0
@@ -118,12 +122,18 @@ def generate_blocks(
         from_copy=from_copy,
         vectors=vectors,
         draws=draws,
+        dithers=bool(coded),
     )
     changed = {stream for _, stream in update.written_results()}
     written = {k: codec for k, codec in coded.items() if k in changed}
     whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
     parts = {k: codec for k, codec in coded.items() if k not in whole}
-    encoding = [_lines_of(_CLEAR, written), *(_each_block(x, written) for x in (_SCALE, _ENCODE))]
+    turn = [_TURN] if written else []
+    encoding = [
+        turn,
+        _lines_of(_CLEAR, written),
+        *(_each_block(x, written) for x in (_SCALE, _ENCODE)),
+    ]
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, coded, drawn, lower)
     elements = _CHUNK.format(
@@ -137,6 +147,7 @@ def generate_blocks(
     definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
     pointers = _point_at_chunk(update, coded, lower)
     begin = begin_draws(update, drawn.values()) if drawn else []
+    begin += _begin_dithers(update) if written else []
     lines = [*begin, *elements.strip().splitlines()]
     return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
 
@@ -240,10 +251,21 @@ def _lines_of(template: str, coded: Coded) -> list[str]:
             least=LEAST_PEAK,
             largest=LARGEST_PEAK,
             nan=NAN,
+            round_to="positive_code" if codec.positive else "signed_code",
+            limits=f", {codec.least}" if codec.positive else "",
             **{part: _name_of(part, codec) for part in _PARTS},
         )
         lines += text.strip().splitlines()
     return lines
+
+
+def _begin_dithers(update: Update) -> list[str]:
+    """Return the lines that make the dithers of a step, twice, so that turns need not wrap."""
+    return [
+        f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
+        f"for rank in range({2 * PERIOD}):",
+        "    dithers[rank] = dither_of(step_number, rank)",
+    ]
 
 
 def _shift_of(codec: Codec) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg.engines.draws import UNCOUNTED
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Scalars, Stages
 from thalweg.engines.streams import Streams, streams_of
 from thalweg.ground.lazily import lazy
@@ -110,7 +111,7 @@ class Group:
             shared: Scalars of the group's compute dtype.
             separate: Scalars that differ by variable, an array over the plan's variables each.
         """
-        names = self.kernel.scalars
+        names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if separate.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
             return

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from thalweg.engines.codecs import dither
 from thalweg.engines.cpu.work import STEP
 from thalweg.engines.transcribe import FUNCTION_PREFIX
 
@@ -377,12 +378,41 @@ def _float_of(code: Code, bits: Value) -> Value:
     return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
 
 
-def _code_of(code: Code, x: Value) -> Value:
-    """The nearest integer, ties to even, of a float32 from -128 to 255; its low 8 bits."""
-    # The last bit of a sum with this number is worth 1.
-    moved = code.builder.fadd(x.llvm, ir.Constant(FLOAT32.llvm, 1.5 * 2.0**23))
-    bits = code.builder.bitcast(moved, _I32)
-    return Value(code.builder.trunc(bits, _I8), KINDS["uint8"])
+def _dither_of(code: Code, step: Value, rank: Value) -> Value:
+    """Return a dither of a step, by its rank; see `thalweg.engines.codecs.dither`."""
+    write = code.builder
+    number, place = (write.trunc(each.llvm, _I32) for each in (step, rank))
+    place = write.and_(place, _word_of(dither.PERIOD - 1))
+    moved = write.mul(place, _word_of(dither.ELEMENT_STRIDE))
+    total = write.add(write.mul(number, _word_of(dither.STEP_STRIDE)), moved)
+    share = write.sitofp(write.lshr(total, _word_of(dither.SHIFT)), FLOAT32.llvm)
+    half = ir.Constant(FLOAT32.llvm, 0.5)
+    made = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    is_uncounted = write.icmp_signed("<", number, _word_of(0))
+    return Value(write.select(is_uncounted, half, made), FLOAT32)
+
+
+def _positive_code(code: Code, x: Value, added: Value, least: Value) -> Value:
+    """Return the code of a real one that is not negative; see `dither.round_codes`."""
+    write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
+    low = code.cast_to(least, FLOAT32).llvm
+    raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
+    moved = write.fadd(raised, added.llvm)
+    found = write.select(write.fcmp_ordered(">", x.llvm, zero), moved, zero)
+    return Value(write.trunc(write.fptosi(found, _I32), _I8), KINDS["uint8"])
+
+
+def _signed_code(code: Code, x: Value, added: Value) -> Value:
+    """Return the code of a real one of any sign; see `dither.round_codes`."""
+    write = code.builder
+    bits = write.bitcast(x.llvm, _I32)
+    size = write.bitcast(write.and_(bits, _word_of(0x7FFFFFFF)), FLOAT32.llvm)
+    one = ir.Constant(FLOAT32.llvm, 1.0)
+    share = write.select(write.fcmp_ordered("<", size, one), size, one)
+    sign = write.and_(bits, _word_of(0x80000000))
+    signed = write.bitcast(write.or_(write.bitcast(added.llvm, _I32), sign), FLOAT32.llvm)
+    whole = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
+    return Value(write.trunc(whole, _I8), KINDS["uint8"])
 
 
 # Numbers of which a bfloat16 is the upper part; see `thalweg.engines.codecs.split8`.
@@ -574,7 +604,9 @@ PRIMITIVES: dict[str, Function] = {
     "join_bfloat": _join_bfloat,
     "upper_of": _upper_of,
     "lower_of": _lower_of,
-    "code_of": _code_of,
+    "dither_of": _dither_of,
+    "positive_code": _positive_code,
+    "signed_code": _signed_code,
     "min": _smaller,
     "begin_denormals": _begin_denormals,
     "end_denormals": _end_denormals,

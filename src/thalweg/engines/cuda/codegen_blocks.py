@@ -57,7 +57,8 @@ _WRITE = """
 prepared{stream} = tile_of({prepare}({value}), at, length, MASKED)
 peak{stream} = peaks_of(prepared{stream}, {parts})
 scale{stream} = scale_of(peak{stream})
-code{stream} = code_of({encode}(usual(prepared{stream}, peak{stream}), scale{stream}))
+real{stream} = {encode}(usual(prepared{stream}, peak{stream}), scale{stream})
+code{stream} = {round_to}(real{stream}, dithers{least})
 store_where(w{stream}, record{block} * {words}, kept_of(peak{stream}), there{block}, MASKED)
 store_where(c{stream}, codes{block}, code{stream}, there{block}, MASKED)
 """
@@ -84,7 +85,8 @@ def generate_blocks(
     """
     every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
     plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
-    update = Update(formula, plain, draws=draws, **others)
+    dithers = any(not codec.is_beside for codec in every.values())
+    update = Update(formula, plain, draws=draws, dithers=dithers, **others)
     changed = {stream for _, stream in update.written_results()}
     drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
     element = _Element(update, Writer(_NUMBERS, flush, fast and not every), every, drawn)
@@ -116,7 +118,7 @@ class _Element(Element):
         self.arguments = [*records, *self.arguments]
         blocks = {codec.block: codec for codec in self._coded.values()}
         self._blocks, self._row = list(blocks.values()), min(blocks, default=1)
-        self.more = ["begin"] if self._coded else []
+        self.more = ["begin", "offset"] if self._coded else []
         self.more += ["number", "position", "WHOLE: tl.constexpr"] if drawn else []
 
     # The program around it
@@ -148,7 +150,7 @@ class _Element(Element):
         return lines
 
     def call_over(self, start: str, elements: str, masked: bool) -> str:
-        more = [start] if self._coded else []
+        more = [start, "offset"] if self._coded else []
         more += ["number", f"position + {start}", "ALIGNED"] if self._drawn else []
         given = [*self.arguments, *more, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(given)})"
@@ -169,6 +171,9 @@ class _Element(Element):
             lines += _lines_of(_ROWS, rows=self.block // self._row, row=self._row)
         for codec in self._blocks:
             lines += _lines_of(_RECORDS, codec, row=self._row)
+        if self._coded:
+            step = f"{self.update.scalar[SCALARS[0]]}.to(tl.int32)"
+            lines.append(f"dithers = dithers_of(offset + at, {step})")
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
@@ -219,6 +224,8 @@ def _lines_of(template: str, codec: Codec | None = None, **given: object) -> lis
     if codec is not None:
         given |= {part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in _PARTS}
         given |= {"block": codec.block, "shift": _shift_of(codec), "header": SCALE_BYTES}
+        given["round_to"] = "positive_code" if codec.positive else "signed_code"
+        given["least"] = f", {codec.least}" if codec.positive else ""
         given |= {"bytes": codec.record_bytes, "words": _words_of(codec)}
     return template.format(**given).strip().splitlines()
 

@@ -13,12 +13,16 @@ import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
-from thalweg.engines.codecs import codec
+from thalweg.engines.codecs import codec, dither
 from thalweg.engines.cuda.functions import to_float16
 
 LEAST_PEAK = tl.constexpr(codec.LEAST_PEAK)
 LARGEST_PEAK = tl.constexpr(codec.LARGEST_PEAK)
 NAN = tl.constexpr(codec.NAN)
+PERIOD, TURN = tl.constexpr(dither.PERIOD), tl.constexpr(dither.TURN)
+ELEMENT_STRIDE = tl.constexpr(dither.ELEMENT_STRIDE)
+STEP_STRIDE = tl.constexpr(dither.STEP_STRIDE)
+SHIFT, UNIT = tl.constexpr(dither.SHIFT), tl.constexpr(dither.UNIT)
 
 # Random bits
 
@@ -184,7 +188,23 @@ def kept_of(peaks):
 
 
 @triton.jit
-def code_of(x):
-    """The bits of the nearest integer, ties to even, of a number from -128 to 255."""
-    # The last bit of a sum with this number is worth 1.
-    return (x + 12582912.0).to(tl.int32, bitcast=True)
+def dithers_of(element, step):
+    """Dithers of elements of a parameter (int64) in a step; see `thalweg.engines.codecs.dither`."""
+    rank = (element + (element // PERIOD) * TURN) & (PERIOD - 1)
+    total = rank.to(tl.uint32) * ELEMENT_STRIDE + step.to(tl.uint32) * STEP_STRIDE
+    return tl.where(step < 0, 0.5, ((total >> SHIFT).to(tl.float32) + 0.5) * UNIT)
+
+
+@triton.jit
+def positive_code(x, dithers, LEAST: tl.constexpr):
+    """The bits of codes of real ones that are not negative."""
+    moved = tl.where(x > LEAST, x, LEAST * 1.0) + dithers
+    return tl.where(x > 0.0, moved, 0.0).to(tl.int32)
+
+
+@triton.jit
+def signed_code(x, dithers):
+    """The bits of codes of real ones of any sign."""
+    size = tl.abs(x)
+    moved = x * tl.where(size < 1.0, size, 1.0) + tl.where(x < 0.0, -dithers, dithers)
+    return moved.to(tl.int32)

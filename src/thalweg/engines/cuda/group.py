@@ -17,7 +17,7 @@ from thalweg.engines.cuda.codegen import CHUNK, SIZES, WIDTH
 from thalweg.engines.cuda.mirror import Mirror, send_constant
 from thalweg.engines.cuda.scalars import Rows
 from thalweg.engines.cuda.tree import LaunchedTree
-from thalweg.engines.draws import GROUP
+from thalweg.engines.draws import GROUP, UNCOUNTED
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Stages
 from thalweg.engines.measuring import LEAF, leaf_counts
 from thalweg.engines.streams import streams_of
@@ -125,6 +125,7 @@ class Group:
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Which row of scalars each variable reads, and the rows, which are sent."""
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        shared = {**UNCOUNTED, **shared}
         is_shared = separate.keys().isdisjoint(kernel.scalars)
         known: dict[str, Any] = {}
         for name in kernel.scalars:

@@ -1,0 +1,89 @@
+"""Print the test loss of AdamW with 8-bit slots beside float32, over paired seeds.
+
+    python benchmarks/eight_bit_losses.py [--problems digits lm] [--seeds 16]
+
+A pair has the same start and the same batches. `digits` trains an MLP of 85,000 parameters for 300
+steps (it needs scikit-learn), `lm` is the transformer of `thalweg race --problem lm`. Ends with 1
+if a mean is more than 0.5 % above that of float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from thalweg import optim
+from thalweg.race.problems import lm
+
+STORAGES = ("8bit", "dynamic8")
+ALLOWED = 0.005  # of the loss of float32
+
+
+def train_digits(seed: int, **options: Any) -> float:
+    """Return the test loss of an MLP on the digits of scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    images = (images / 16).float()
+    torch.manual_seed(seed)
+    order = torch.randperm(len(images))
+    train, test = order[:1400], order[1400:]
+    sizes = [(64, 256), (256, 256), (256, 10)]
+    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.GELU())]
+    model = nn.Sequential(*layers[:-1])
+    optimizer = optim.AdamW(model.parameters(), lr=2e-3, **options)
+    for _ in range(300):
+        batch = train[torch.randint(0, len(train), (64,))]
+        cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return cross_entropy(model(images[test]), labels[test]).item()
+
+
+def train_lm(seed: int, **options: Any) -> float:
+    """Return the test loss of the race's transformer."""
+    problem = lm.load(seed)
+    torch.manual_seed(seed)
+    model = problem.make_model()
+    optimizer = optim.AdamW(model.parameters(), lr=0.01, **options)
+    for rows in problem.order(1, seed)[: lm.STEPS]:
+        problem.loss(model, rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return problem.scores(model).test_loss
+
+
+PROBLEMS: dict[str, Callable[..., float]] = {"digits": train_digits, "lm": train_lm}
+
+
+def main() -> int:
+    """Train, and print a line for each problem and storage."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=[*PROBLEMS])
+    parser.add_argument("--seeds", type=int, default=16, help="(16)")
+    arguments = parser.parse_args()
+    is_worse = False
+    for name in arguments.problems:
+        train, seeds = PROBLEMS[name], range(arguments.seeds)
+        wide = [train(seed) for seed in seeds]
+        for storage in STORAGES:
+            own = [train(seed, state_storage=storage) for seed in seeds]
+            pairs = zip(own, wide, strict=True)
+            shares = [(one - other) / statistics.mean(wide) for one, other in pairs]
+            mean, error = statistics.mean(shares), statistics.stdev(shares) / len(shares) ** 0.5
+            losses = f"{statistics.mean(own):.4f}, float32 {statistics.mean(wide):.4f}"
+            print(f"{name} {storage}: {losses}, {mean:+.2%} +- {error:.2%}", flush=True)
+            is_worse |= mean > ALLOWED
+    return int(is_worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
