@@ -33,6 +33,7 @@ _OPERATIONS: dict[object, int] = {
     np.power: program.RAISE,  # `formula.power` of a symbol
     np.greater: program.GREATER,
     np.less: program.LESS,
+    np.greater_equal: program.AT_LEAST,
     np.not_equal: program.UNEQUAL,
     np.equal: program.EQUAL,
     np.negative: program.MULTIPLY,  # by -1
@@ -40,7 +41,7 @@ _OPERATIONS: dict[object, int] = {
     np.bitwise_and: program.BOTH,
     np.where: program.CHOOSE,
 }
-_COMPARES = {program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
+_COMPARES = {program.AT_LEAST, program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
 _OF_CONDITIONS = {program.EITHER, program.BOTH}
 _OF_TENSORS = {"clamp", "item", "where", "sample"}  # attributes by which formulas tell tensors
 
@@ -165,6 +166,12 @@ class Symbol(NDArrayOperatorsMixin):
         if type(self).dtype is np.float32:
             return self.tape.narrowed(number)
         return self._alias(type(self), number)
+
+    def __mod__(self, divisor: int) -> Any:
+        """Return this number, which a run fails for if it is not from 0 to the divisor."""
+        if not (self >= 0.0 and self < float(divisor)):
+            raise TypeError("A remainder of a number that is not below the divisor.")
+        return self
 
     def select(self, value: Callable[[], Any], other: Any) -> Any:
         """Return what a function makes where this condition holds, else a number.

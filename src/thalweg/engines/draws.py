@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 GROUP = 8  # elements that one call serves
 STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
 SEEDS = 1 << 48
@@ -26,4 +24,5 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
 
 def step_scalar(step: Any) -> dict[str, Any]:
     """Return the scalar for the number of a step, by name; see `scalars_of`."""
-    return {SCALARS[0]: step % STEPS if isinstance(step, Tensor) else float(step % STEPS)}
+    own = step % STEPS  # a number, a tensor or a symbol
+    return {SCALARS[0]: float(own) if isinstance(own, int | float) else own}

@@ -13,6 +13,7 @@ from thalweg.core.columns import derived
 from thalweg.core.groups import Group
 from thalweg.core.hooks import Dtype
 from thalweg.core.symbols import Program, Symbol
+from thalweg.engines.draws import step_scalar
 from thalweg.ground.lazily import lazy
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import HIGHEST, Options
@@ -149,6 +150,8 @@ class TorchScalars(GroupScalars):
         before = step - 1.0 if STEP in self._beside else 1
         for option in self._hooks._optimizer._around.wrapping:
             numbers |= option.scalars((), before)
+        if self._rule.codecs and STEP in self._beside:
+            numbers |= step_scalar(before)
         known = {**self.options.given(), **read, **numbers}
         given = {name: known[name] for name in self._given}
         made = {**self._hypers, **read, **numbers}

@@ -46,6 +46,7 @@ CHOOSE = 9
 LESS = 10
 BOTH = 11
 EQUAL = 12
+AT_LEAST = 13
 
 NONE = -1  # in place of a register: somebody else sets the scalar
 
@@ -97,6 +98,8 @@ def computed(program, operation, x, y, z):
         return raised(program, x, y)
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
+    if operation == AT_LEAST:
+        return _f_where(x >= y, 1.0, 0.0)
     if operation == LESS:
         return _f_where(x < y, 1.0, 0.0)
     if operation == UNEQUAL:
