@@ -73,7 +73,7 @@ class RepeatedPairs:
         given: Any,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
-        attributes: Sequence[dict[str, object]] = (),
+        attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         how: GradientTransforms = NOTHING,
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
@@ -83,7 +83,8 @@ class RepeatedPairs:
             given: A list of tuples of a gradient and a variable.
             numbers: Tensors of one number each, of the same types, that nobody may write between
                 `expect` and `take`; those of counters begin with them.
-            attributes: Dictionaries that are to stay as they are.
+            attributes: Dictionaries that are to stay as they are, each with the key whose value
+                may change; None if none may.
             how: What happened to the gradients.
         """
         found = snapshot()
@@ -106,14 +107,20 @@ class RepeatedPairs:
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
-        self, given: Any, numbers: Sequence[Tensor], attributes: Sequence[dict[str, object]]
+        self,
+        given: Any,
+        numbers: Sequence[Tensor],
+        attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
         found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
             return False
-        for own in (*attributes, *map(vars, request.variables)):  # where there may be a constraint
+        for own, varying in attributes:
+            found.hold_dict(own, varying)
+        # Where there may be a constraint.
+        for own in map(vars, request.variables):
             found.hold_dict(own)
         cells = self._launches.cells
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
@@ -131,10 +138,23 @@ class RepeatedPairs:
         )
         return True
 
-    def expect(self, known: Sequence[object]) -> None:
-        """Say what the numbers that are watched are to be; of counters a step says it itself."""
-        for place, value in enumerate(known):
+    def expect(self, known: Sequence[object], first: int = 0) -> None:
+        """Set what numbers that are watched have to be; a step sets those of counters itself.
+
+        Args:
+            known: The values.
+            first: The position of the first of these numbers.
+        """
+        for place, value in enumerate(known, first):
             self.snapshot.expect(place, self._kinds[place], value)
+
+    def compare(self, given: list[object], begun: int) -> int:
+        """Return what is not as it was; 0 if `take` could be called.
+
+        Args:
+            given, begun: As those of `take`.
+        """
+        return self.snapshot.take(given, begun, look.MEASURE)
 
     def take(
         self,

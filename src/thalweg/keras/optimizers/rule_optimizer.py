@@ -125,15 +125,13 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = dtype(rate)
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
-    def _are_scalars_known(self) -> bool:
-        """Whether hyperparameters are the same in each step until somebody writes to them."""
+    def _has_usual_scalars(self) -> bool:
+        """Return whether only the library's code makes scalars of hyperparameters."""
         made = (
             self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
             self._scalar, self._rate, self._learning_rate, self._get_hyper,
         )  # fmt: skip
-        if self._initial_decay or not all(map(is_ours, made)):
-            return False
-        return all(isinstance(each, Tensor) for each in self._hyper.values())
+        return all(map(is_ours, made))
 
     def _exact_names(self) -> tuple[str, ...]:
         """The attributes that scalars are made of and that are no variables."""

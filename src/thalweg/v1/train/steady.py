@@ -104,7 +104,8 @@ class SteadyV1Apply(SteadyApply):
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         session = current_session()
-        looked_at = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        looked_at = [(own, None) for own in kept_in]
         found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
