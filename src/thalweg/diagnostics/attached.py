@@ -257,6 +257,11 @@ class Between:
         """How many steps it has taken."""
         return self._step.taken
 
+    @property
+    def read(self) -> Any:
+        """What users' functions returned for a step that was not taken then; else None."""
+        return getattr(self._step, "read", None)
+
     def is_over(self, pairs: list[Any]) -> bool:
         """Whether it may be a step over pairs."""
         return not self._recorder.is_due() and self._step.is_over(pairs)

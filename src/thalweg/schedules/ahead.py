@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,12 @@ class RatesAhead:
         count = min(2 * len(rates), _LONGEST) if rates and place == len(rates) else 1
         with np.errstate(all="ignore"):
             rates = [self._rate_at(step)]
-            try:
+            with suppress(*_ERRORS):
                 rates += [self._rate_at(step + place) for place in range(1, count)]
-            except _ERRORS:
-                pass
         self._computed = step, rates
         return rates[0]
+
+    def alone(self, step: int) -> Any:
+        """Return the learning rate of a step, computed now and for no other step."""
+        with np.errstate(all="ignore"):
+            return self._rate_at(step)

@@ -50,6 +50,8 @@ class SteadyKerasApply(SteadyApply):
         self._dtypes = planned.ready.dtypes
         self._values = optimizer._hyper._values
         self._tensors = {name: each for name, each in self._values.items() if _is_tensor(each)}
+        hypers = [each.name for each in self._rule.hypers]
+        self._scalar_names = {optimizer.NAMES.get(each, each): each for each in hypers}
         self._called: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
         self._read(optimizer)
@@ -77,23 +79,23 @@ class SteadyKerasApply(SteadyApply):
         is_same_rate = self._values.get(_RATE) is self._given_rate and self._schedule.is_same()
         if is_same_rate and versions == self._versions:
             return
-        expected = [
-            version + (name == _RATE)
-            for name, version in zip(self._tensors, self._versions, strict=True)
-        ]
-        if not (is_same_rate and self._has_known_scalars) or versions != expected:
+        if not (is_same_rate and self._has_known_scalars):
             self._read(optimizer)
             return
-        # As the learning rate set by hand at each step: nothing else is read.
+        written: list[str] = []
+        for place, (name, tensor) in enumerate(self._tensors.items()):
+            if versions[place] != self._versions[place]:
+                self._found.expect([Tensor.item(tensor)], place + 1)
+                written.append(name)
         self._versions = versions
-        place = list(self._tensors).index(_RATE)
-        self._found.expect([Tensor.item(self._tensors[_RATE])], place + 1)
-        self._follow_rate(optimizer)
-        if not self._rates:
-            self._scalars = {
-                dtype: {**own, _RATE: optimizer._rate(dtype)}
-                for dtype, own in self._scalars.items()
-            }
+        if _RATE in written:
+            self._follow_rate(optimizer)
+        known = self._scalar_names
+        names = [known[name] for name in written if name in known]
+        self._scalars = {
+            dtype: {**own, **{name: optimizer._scalar_of(name, dtype) for name in names}}
+            for dtype, own in self._scalars.items()
+        }
 
     def _follow_rate(self, optimizer: Any) -> None:
         """Have the learning rate computed ahead, if it follows from the number of the step."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
+from thalweg.core.outcome import not_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
 from thalweg.core.steady import ERRORS, is_repeatable, look
@@ -23,11 +24,14 @@ from thalweg.core.steady_apply import SteadyApply, has_own_methods
 from thalweg.ground.counters import Move, number_of
 from thalweg.ground.running import current_session, is_ours
 from thalweg.ground.scalars import product, scalar_type
+from thalweg.v1.train.followed import follows_count
 from thalweg.v1.train.hooks import RuleHooks
 
 FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
+_NUMBERS = (float, int, np.generic)  # which functions return
+_UNKNOWN = float("0")  # in place of what a function would return
 
 
 class SteadyV1Apply(SteadyApply):
@@ -37,7 +41,12 @@ class SteadyV1Apply(SteadyApply):
         optimizer, planned, found: As those of `SteadyApply`.
         step: Gradients and variables, what is raised by 1, in a session what was read for the step,
             and what happened to the gradients.
+
+    Attributes:
+        read: What users' functions returned for a step that was not taken then; else None.
     """
+
+    read: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -56,11 +65,15 @@ class SteadyV1Apply(SteadyApply):
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
-        self._reads = values is None and any(
-            map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        functions = [] if values is not None else optimizer._functions()
+        # Those that may do anything, or something else if they are called twice.
+        self._functions = [each for each in functions if not follows_count(each)]
+        self._reads = values is None and (
+            bool(functions)
+            or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
         )
-        self._values = values = optimizer._read_values() if values is None else values
-        self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
+        self._values = values = _values_without_calls(optimizer) if values is None else values
+        self._moving = [name for name, each in values.items() if _is_moving(each)]
         self._fixed = [name for name in values if name not in self._moving]
         moves = _moves(optimizer, values, self._global_step)
         self._counters = [counter for counter, _ in moves]
@@ -92,7 +105,9 @@ class SteadyV1Apply(SteadyApply):
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step, values, how) = kept.last, step
+        values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
+        hooks.calls = hooks.calls and optimizer._is_begun_by_users()
         if (
             planned is None
             or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
@@ -118,6 +133,7 @@ class SteadyV1Apply(SteadyApply):
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         pairs, global_step, values, how = given
+        self.read = None
         if (
             type(pairs) is not list
             or global_step is not self._global_step
@@ -127,24 +143,52 @@ class SteadyV1Apply(SteadyApply):
         ):
             return False
         if values is None:
-            try:
-                values = optimizer._read_values() if self._reads else self._values
-            except ERRORS:  # the careful way says it
-                return False
-        if not self._are_alike(values):
-            return False
-        other = self._take_as_known(optimizer, pairs, values, how)
-        if other == look.WRITTEN_BY_OTHERS:
-            self._read_counters()
+            values = self._values
+            if self._reads:
+                if self._functions and not self._is_ready(pairs):
+                    kept.quick = None
+                    return False
+                values = self._read_values(optimizer)
+        other = FAILED
+        if values is not None and self._are_alike(values):
             other = self._take_as_known(optimizer, pairs, values, how)
-        if other not in (0, FAILED, look.WRITTEN_BY_OTHERS):
+            if other == look.WRITTEN_BY_OTHERS:
+                self._read_counters()
+                other = self._take_as_known(optimizer, pairs, values, how)
+        if other and self._functions:  # the careful step takes what was read
+            self.read = values
+        if other not in (0, FAILED, look.WRITTEN_BY_OTHERS) or self.read is not None:
             kept.quick = None
         return not other
+
+    def _is_ready(self, pairs: list[object]) -> bool:
+        """Return whether the step is as it was, before users' functions are called."""
+        other = self._found.compare(pairs, self.taken)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._read_counters()
+            other = self._found.compare(pairs, self.taken)
+        return not other
+
+    def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
+        """Return what a step reads; None where the careful way has to raise an error.
+
+        Raises:
+            Whatever users' functions raise; they are not called a second time.
+        """
+        if self._functions:
+            with not_taken([]):
+                return optimizer._read_values()
+        try:
+            return optimizer._read_values()
+        except ERRORS:
+            return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
         """Whether values differ from those of before in elements of tensors alone."""
         for name in self._moving:
             each = values.get(name)
+            if isinstance(each, _NUMBERS):
+                continue
             if not isinstance(each, _MOVING) or each.ndim:
                 return False
             if isinstance(each, np.ndarray) and np.isnan(each):  # which the careful way refuses
@@ -206,6 +250,21 @@ class SteadyV1Apply(SteadyApply):
             return found
 
         return found_of
+
+
+def _values_without_calls(optimizer: Any) -> dict[str, Any]:
+    """Return what a step reads, with `_UNKNOWN` for what functions would return."""
+    functions = set(map(id, optimizer._functions()))
+    if not functions:
+        return optimizer._read_values()
+    twin = object.__new__(type(optimizer))
+    for name, each in vars(optimizer).items():
+        vars(twin)[name] = _UNKNOWN if id(each) in functions else each
+    return twin._read_values()
+
+
+def _is_moving(value: object) -> bool:
+    return value is _UNKNOWN or isinstance(value, _MOVING)
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
