@@ -148,6 +148,20 @@ class RepeatedPairs:
         for place, value in enumerate(known, first):
             self.snapshot.expect(place, self._kinds[place], value)
 
+    def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
+        """Change one of the scalars that `values_of` of `take` gives for a compute dtype.
+
+        Args:
+            dtype: The compute dtype.
+            values: The dictionary that it gives.
+            name: The name of a scalar that is there.
+            value: What it becomes.
+        """
+        values[name] = value
+        for launch, scalars in self._scalars:
+            if launch.dtype is dtype:
+                scalars.change(values, name, value)
+
     def compare(self, given: list[object], begun: int) -> int:
         """Return what is not as it was; 0 if `take` could be called.
 
@@ -170,8 +184,8 @@ class RepeatedPairs:
         Args:
             given: Gradients and variables.
             begun: How many were taken when it was begun.
-            values_of: Gives, for a compute dtype, what the scalars are made of; nobody may change
-                the dictionary afterwards.
+            values_of: Gives, for a compute dtype, what the scalars are made of; the dictionary is
+                changed by `change` alone.
             step: The number of the step; None if those are the scalars themselves.
             following: What the counters become.
             how: What happens to the gradients, if anything did before.

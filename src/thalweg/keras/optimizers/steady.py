@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import is_function, is_number
+from thalweg.core.hyperparameters import as_read, is_function, is_number
 from thalweg.core.outcome import not_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
@@ -29,7 +29,7 @@ _EXACT = (int, float, np.number)
 _RATE = "learning_rate"
 # What decides on a step beside hyperparameters.
 _ASKED = (
-    "_clipping", "_aggregator", "_initial_decay", "_slots", "_slots.parts", "_hyper", "iterations",
+    "_clipping", "_aggregator", "_initial_decay", "_slots", "_slots.parts", "_hyper", "_iterations",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class SteadyKerasApply(SteadyApply):
 
     def _read(self, optimizer: Any) -> None:
         """Read the count of steps and all hyperparameters, which others may have written to."""
-        self._versions = [each._version for each in self._tensors.values()]
+        self._versions = {name: each._version for name, each in self._tensors.items()}
         known = [Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())]
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._given_rate = self._values.get(_RATE)
@@ -73,29 +73,31 @@ class SteadyKerasApply(SteadyApply):
         self._found.expect(known)
         self._follow_rate(optimizer)
 
+    def _has_other_rate(self) -> bool:
+        """Return whether the learning rate was set since it was read, as far as versions tell."""
+        rate = self._tensors.get(_RATE)
+        if rate is not None:
+            return rate._version != self._versions[_RATE]
+        return self._values.get(_RATE) is not self._given_rate or not self._schedule.is_same()
+
     def _read_written(self, optimizer: Any) -> None:
-        """Read the hyperparameters that were written to or set since they were read last."""
-        versions = [each._version for each in self._tensors.values()]
-        is_same_rate = self._values.get(_RATE) is self._given_rate and self._schedule.is_same()
-        if is_same_rate and versions == self._versions:
-            return
-        if not (is_same_rate and self._has_known_scalars):
+        """Read the hyperparameters that were set since they were read, as far as versions tell."""
+        if not self._has_known_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
-        written: list[str] = []
-        for place, (name, tensor) in enumerate(self._tensors.items()):
-            if versions[place] != self._versions[place]:
-                self._found.expect([Tensor.item(tensor)], place + 1)
-                written.append(name)
-        self._versions = versions
-        if _RATE in written:
-            self._follow_rate(optimizer)
-        known = self._scalar_names
-        names = [known[name] for name in written if name in known]
-        self._scalars = {
-            dtype: {**own, **{name: optimizer._scalar_of(name, dtype) for name in names}}
-            for dtype, own in self._scalars.items()
-        }
+        versions, change = self._versions, self._found.change
+        for place, (name, tensor) in enumerate(self._tensors.items(), 1):
+            version = tensor._version
+            if version == versions[name]:
+                continue
+            number = Tensor.item(tensor)
+            self._found.expect((number,), place)
+            if name in self._scalar_names:
+                for dtype, own in self._scalars.items():
+                    change(dtype, own, self._scalar_names[name], as_read(tensor, number, dtype))
+            versions[name] = version
+            if name == _RATE and self._rates:
+                self._follow_rate(optimizer)
 
     def _follow_rate(self, optimizer: Any) -> None:
         """Have the learning rate computed ahead, if it follows from the number of the step."""
@@ -132,25 +134,31 @@ class SteadyKerasApply(SteadyApply):
     def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         if type(given) is not list or not self._stands(optimizer):
             return False
-        self._read_written(optimizer)
+        if self._has_other_rate():
+            self._read_written(optimizer)
         other = 0
         if self._functions:
-            other = self._found.compare(given, self._count.value)
-            if other == look.WRITTEN_BY_OTHERS:
-                self._read(optimizer)
-                other = self._found.compare(given, self._count.value)
+            other = self._known(optimizer, partial(self._compare, given))
             if not other:
                 self._call_functions(optimizer)
                 if not self._is_of(optimizer, kept) or not self._stands(optimizer):
                     return False
-                self._read_written(optimizer)
-        other = other or self._take_as_known(optimizer, given)
-        if other == look.WRITTEN_BY_OTHERS:  # to the count of steps, or without a version
-            self._read(optimizer)
-            other = self._take_as_known(optimizer, given)
+        other = other or self._known(optimizer, partial(self._take_as_known, optimizer, given))
         if other:
             kept.quick = None
         return not other
+
+    def _known(self, optimizer: Any, look_at: Callable[[], int]) -> int:
+        """Return what a look returns, once the numbers that others have written to are read."""
+        other = look_at()
+        for read in (self._read_written, self._read):  # what versions tell; everything
+            if other == look.WRITTEN_BY_OTHERS:
+                read(optimizer)
+                other = look_at()
+        return other
+
+    def _compare(self, given: Any) -> int:
+        return self._found.compare(given, self._count.value)
 
     def _stands(self, optimizer: Any) -> bool:
         """Return whether the optimizer's attributes are as they were."""
@@ -192,12 +200,14 @@ class SteadyKerasApply(SteadyApply):
         """
         if not self._has_known_scalars:
             return optimizer._hyper_scalars if self._is_usual else optimizer._rule_scalars
-        scalars, rates, called = self._scalars, self._rates, self._called
-        if rates:
-            return lambda dtype: {**scalars[dtype], _RATE: rates[dtype].at(count)}
-        if self._functions:
-            return lambda dtype: {**scalars[dtype], **called[dtype]}
-        return scalars.__getitem__
+        change = self._found.change
+        for dtype, own in self._scalars.items():
+            if self._rates:
+                change(dtype, own, _RATE, self._rates[dtype].at(count))
+            elif self._functions:
+                for name, value in self._called[dtype].items():
+                    change(dtype, own, name, value)
+        return self._scalars.__getitem__
 
 
 def _is_tensor(value: object) -> bool:

@@ -88,6 +88,14 @@ class Followed(Argument):
         count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
         return self._ahead.alone(count) if self.keeps else self._ahead.at(count)
 
+    def is_over(self, step: object) -> bool:
+        """Return whether this is the count of steps that `computed` reads."""
+        return step is not None and self._step is step
+
+    def at(self, count: int) -> Any:
+        """Return what `computed` returns at a count of steps, of a rate that `follows_count`."""
+        return None if self._ahead is None else self._ahead.at(count)
+
     def _made_by(self) -> tuple[Names, object] | None:
         return None if self.source is None else (RATES, self.source[0])
 
@@ -235,8 +243,7 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
 
 
 def _value_at(part: Any, count: int) -> Any:
-    ahead = part._ahead if isinstance(part, Followed) else None
-    return part if ahead is None else torch.tensor(ahead.at(count), device="cpu")
+    return torch.tensor(part.at(count), device="cpu") if isinstance(part, Followed) else part
 
 
 def _as_numpy(value: Any) -> Any:

@@ -6,7 +6,7 @@ before, which the look confirms, or is read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
@@ -72,6 +72,7 @@ class SteadyV1Apply(SteadyApply):
             bool(functions)
             or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
         )
+        self._decays = self._counted_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
         self._moving = [name for name, each in values.items() if _is_moving(each)]
         self._fixed = [name for name in values if name not in self._moving]
@@ -90,10 +91,21 @@ class SteadyV1Apply(SteadyApply):
         self._scalars: dict[Dtype, dict[str, Any]] = {}
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
         if reads_alone and not optimizer._has_own_hook("_scalars_of"):
-            dtypes = planned.ready.dtypes
-            self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
+            for each in planned.ready.dtypes:
+                own = optimizer._hyper_scalars(values, each, None)
+                self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
 
     is_due = False
+
+    def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
+        """Return the decays over the step that is counted, by name; {} if anything else is read."""
+        hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        if self._functions or any(hooks):
+            return {}
+        given = {name: getattr(optimizer, each) for name, each in optimizer.HYPERS.items()}
+        decays = {name: each for name, each in given.items() if follows_count(each)}
+        is_counted = all(each.is_over(self._global_step) for each in decays.values())
+        return decays if functions and is_counted else {}
 
     def _read_counters(self) -> list[Any]:
         known = list(map(number_of, self._counters))
@@ -125,11 +137,16 @@ class SteadyV1Apply(SteadyApply):
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Whether these are pairs of something and the variables of this step."""
-        own = self._variables
-        if len(pairs) != len(own) or set(map(type, pairs)) != {tuple}:
+        """Whether these may be pairs of something and the variables of this step."""
+        return len(pairs) == len(self._variables)
+
+    def _is_over_pairs(self, pairs: list[Any]) -> bool:
+        """Return whether these are pairs of something and the variables of this step."""
+        if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
             return False
-        return min(map(len, pairs)) == 2 and all(map(is_, map(itemgetter(1), pairs), own))
+        return min(map(len, pairs)) == 2 and all(
+            map(is_, map(itemgetter(1), pairs), self._variables)
+        )
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         pairs, global_step, values, how = given
@@ -142,11 +159,15 @@ class SteadyV1Apply(SteadyApply):
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        if values is None:
+        follows = values is None and bool(self._decays)
+        if follows:
+            values = self._decayed_values()
+        elif values is None:
             values = self._values
             if self._reads:
                 if self._functions and not self._is_ready(pairs):
-                    kept.quick = None
+                    if self._is_over_pairs(pairs):
+                        kept.quick = None
                     return False
                 values = self._read_values(optimizer)
         other = FAILED
@@ -154,12 +175,21 @@ class SteadyV1Apply(SteadyApply):
             other = self._take_as_known(optimizer, pairs, values, how)
             if other == look.WRITTEN_BY_OTHERS:
                 self._read_counters()
+                values = self._decayed_values() if follows else values
                 other = self._take_as_known(optimizer, pairs, values, how)
         if other and self._functions:  # the careful step takes what was read
             self.read = values
-        if other not in (0, FAILED, look.WRITTEN_BY_OTHERS) or self.read is not None:
+        if self.read is not None or (
+            other not in (0, FAILED, look.WRITTEN_BY_OTHERS) and self._is_over_pairs(pairs)
+        ):
             kept.quick = None
         return not other
+
+    def _decayed_values(self) -> dict[str, Any]:
+        """Return what a step reads whose decays are over the step that is counted."""
+        begun_at, known = self._known
+        count = (known if begun_at == self.taken else self._read_counters())[-1]
+        return {**self._values, **{name: each.at(count) for name, each in self._decays.items()}}
 
     def _is_ready(self, pairs: list[object]) -> bool:
         """Return whether the step is as it was, before users' functions are called."""
@@ -229,27 +259,24 @@ class SteadyV1Apply(SteadyApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], known: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """What gives that of which the scalars of a compute dtype are made."""
+        """Return what gives, for a compute dtype, that of which its scalars are made."""
+        if not self._scalars:
+            return lambda dtype: optimizer._scalars_of(values, dtype, None)
+        powers = list(zip(optimizer.POWERS, known, strict=False))
+        if self._moving and not self._is_simple:
 
-        if self._scalars and not (self._moving or optimizer.POWERS):
-            return self._scalars.__getitem__
+            def found_of(dtype: Dtype) -> dict[str, Any]:
+                own = {name: dtype(number) for name, number in powers}
+                return {**optimizer._hyper_scalars(values, dtype, None), **own}
 
-        def found_of(dtype: Dtype) -> dict[str, Any]:
-            if not self._scalars:
-                return optimizer._scalars_of(values, dtype, None)
-            if not self._moving:
-                found = {**self._scalars[dtype]}
-            elif self._is_simple:
-                found = {**self._scalars[dtype]}
-                for name in self._moving:
-                    found[name] = as_hyper(values[name], dtype)
-            else:
-                found = optimizer._hyper_scalars(values, dtype, None)
-            for name, number in zip(optimizer.POWERS, known, strict=False):
-                found[name] = dtype(number)
-            return found
-
-        return found_of
+            return found_of
+        change = self._found.change
+        for dtype, own in self._scalars.items():
+            for name in self._moving:
+                change(dtype, own, name, as_hyper(values[name], dtype))
+            for name, number in powers:
+                change(dtype, own, name, dtype(number))
+        return self._scalars.__getitem__
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
