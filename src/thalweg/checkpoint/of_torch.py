@@ -117,14 +117,14 @@ class OfTorch:
         for group in self.optimizer.param_groups:
             options = {name: value for name, value in group.items() if name != "param_names"}
             groups.append({**options, "params": [titles[param] for param in group["params"]]})
-        if self._is_ours and self.optimizer._encodes():
-            with importing:
-                from thalweg.optim.encoding import tell_storage
-            tell_storage(self.optimizer, groups)
         for owner in self.optimizer.state:
             if owner not in titles:
                 raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
         own = {titles[param]: each for param, each in self.optimizer.state.items()}
+        if self._is_ours and self.optimizer._encodes():
+            with importing:
+                from thalweg.optim.encoding import tell_storage
+            tell_storage(self.optimizer, groups, own)
         states = {
             title: {name: _copy_value(value, f"'{title}/{name}'") for name, value in each.items()}
             for title, each in own.items()
@@ -142,7 +142,7 @@ class OfTorch:
             if self._is_ours:
                 own, left = taken_apart(self.optimizer, own)
                 values = {param: self._values.get(name, param) for param, name in titles.items()}
-                own = fitted(self.optimizer, own, self._converts, values)
+                own = fitted(self.optimizer, own, left, self._converts, values)
             parts = self._prepare_parts(own["state"], own["param_groups"], titles, found, lacking)
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
@@ -259,11 +259,15 @@ class OfTorch:
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
-        """A group with the numbers of a file and the other options of its own."""
+        """Return a group with the numbers of a file, and its own other options.
+
+        A number that the file has as None, such as `heads`, becomes None.
+        """
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
         for key, value in given.items():
-            if key != "params" and (_is_number(value) or key not in group):
+            is_unset = value is None and _is_number(group.get(key))
+            if key != "params" and (_is_number(value) or is_unset or key not in group):
                 made[key] = _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)

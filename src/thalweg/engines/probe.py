@@ -338,6 +338,35 @@ def _confirm_gradients(layout: Layout) -> None:
 
 
 @cache
+def float_offset() -> int:
+    """Return where objects of the classes float and np.float64 have their number.
+
+    Raises:
+        UnknownLayoutError: It is not found.
+    """
+    import numpy as np
+
+    offset = object.__basicsize__
+    for number in (0.1, -2.5e300, 3.0):
+        for made in (number, np.float64(number)):
+            if ctypes.c_double.from_address(id(made) + offset).value != number:
+                raise UnknownLayoutError("the number of a float")
+    return offset
+
+
+@cache
+def no_gradient() -> int:
+    """Return the address of the TensorImpl that torch keeps in place of a gradient set to None."""
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+    param.grad = torch.ones_like(param)
+    param.grad = None
+    found = layout()
+    if isinstance(found, str):
+        raise UnknownLayoutError(found)
+    return _at(_at(param._cdata, found.autograd), found.grad)
+
+
+@cache
 def layout() -> Layout | str:
     """The layout of this torch's objects, or why it is not known."""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -347,6 +376,7 @@ def layout() -> Layout | str:
     try:
         found = _find()
         confirm(found)
+        float_offset()
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
     return found

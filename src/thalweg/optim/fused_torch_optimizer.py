@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
+
+if TYPE_CHECKING:
+    from thalweg.optim.steady import SteadyStep
+
+NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
@@ -138,7 +144,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._common:
             self._check_common(kind, group, place)
         if kind._of_matrices:
-            self._check_matrices(kind.__name__, self._choose_rule(group).heads)
+            self._check_matrices(self._choose_rule(group), kind.__name__, place)
         if self._around.wrapping:
             params = group["params"]
             for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
@@ -260,6 +266,10 @@ class FusedTorchOptimizer(FusedOptimizer):
                 self._own.note_repeated(
                     *(Repeated(each.part, each.hooks, each.share.places) for each in steps)
                 )
+            else:
+                trainable = sum(param.requires_grad for param in self._params())
+                gradients = sum(len(each.share.pairs) for each in steps)
+                self._own.changes.note_planned(gradients, trainable)
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
@@ -325,6 +335,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         finally:
             if gathered is not None:
                 gathered.release_gradients()
+
+    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+        around = self._around
+        if around.accumulate > 1 or around.in_backward or around.kinds.device is not None:
+            return None
+        if any(map(self._is_torchs_group, self.param_groups)):
+            return None
+        with importing:
+            from thalweg.optim.absent_gradients import plan_with_absent
+        return plan_with_absent(self, kind)
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
@@ -451,12 +471,21 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Whether sparse gradients of a group are computed here."""
         return True
 
-    def _shares(self) -> dict[Rule, _Share]:
+    def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
+        """Return for each rule the gradients and parameters that it updates.
+
+        Args:
+            absent: Stand-ins for gradients that are not there, by `id` of their parameters.
+        """
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
             given = zip(self._gradients(params), params, strict=True)
-            pairs = [(grad, param) for grad, param in given if grad is not None]
+            pairs = [
+                (each, param)
+                for grad, param in given
+                if (each := absent.get(id(param)) if grad is None else grad) is not None
+            ]
             for rule, own in self._by_rule(group, pairs):
                 share = found.setdefault(self._around.rule(rule), _Share([], []))
                 share.pairs.extend(own)
@@ -527,6 +556,16 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        unfit = super()._unfit_options(group, place)
+        kind = self._kind_of(group)
+        if not unfit and kind._of_matrices:
+            try:
+                self._check_matrices(self._choose_rule(group), kind.__name__, place)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                unfit.append(str(error).rstrip("."))
+        return unfit
+
     def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
         """Why a step could not be taken with the state of a parameter of a group."""
         wanted = {SUM: sum_of(param)}
@@ -561,6 +600,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return of_state(own, wanted, title)
 
     def _step_of_torch(self) -> None:
+        self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
         is_scaled = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
         if self._around or is_scaled:

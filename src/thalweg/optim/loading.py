@@ -47,11 +47,16 @@ def load(
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
+        FailedPreconditionError: The call is in a block of `swapped()`.
     """
+    optimizer._check_not_swapped(
+        f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
+        " parameters their former values when it ends. Load the state outside of the block."
+    )
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
     given, left = taken_apart(optimizer, given)
-    given = fitted(optimizer, given, convert)
+    given = fitted(optimizer, given, left, convert)
     loading, lacking = plan(optimizer, given)
     warn_of(optimizer, lacking, left)
     restore(loading)
@@ -134,11 +139,12 @@ def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], 
 def fitted(
     optimizer: Any,
     given: dict[str, Any],
+    notes: list[str],
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
-    see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
+    """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
+    notes; see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
@@ -148,7 +154,7 @@ def fitted(
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.encoding import fit_storage
-        return fit_storage(optimizer, given, convert, values or {})
+        return fit_storage(optimizer, given, notes, convert, values or {})
     return given
 
 

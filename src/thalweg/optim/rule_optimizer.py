@@ -145,7 +145,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._around.check_rule(self.rule, self._title)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
-            self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
+            self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
         self._check_kept(self.param_groups[-1])
         self._make()
 

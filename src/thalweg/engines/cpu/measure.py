@@ -121,6 +121,17 @@ class Sweep:
         )
         self.address = self._block.ctypes.data
 
+    def have_chunks_apart(self) -> Int64:
+        """Give the sweep a table of chunks of its own, whose lengths may change; return it."""
+        self._chunks = chunks = self._own.chunks.copy()  # which the block only points at
+        self._block[4] = chunks.ctypes.data
+        return chunks
+
+    @property
+    def chunks(self) -> Int64:
+        """The chunks of all tensors, with all of their elements."""
+        return self._own.chunks
+
     def record(self) -> tuple[int, int, int]:
         """Where the leaves are, of how many tensors, and where it says how many each has."""
         counts = self._own.counts

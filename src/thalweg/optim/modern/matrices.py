@@ -29,9 +29,10 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """What takes matrices alone; those of more dimensions as the first one and all others.
+    """Base of rules for matrices; parameters of more dimensions are the first one by all others.
 
-    With `heads`, each of so many blocks of rows is a matrix of its own.
+    Parameters of three dimensions need an explicit `heads`, the number of blocks of rows that are
+    matrices of their own.
     """
 
     _of_matrices = True
@@ -105,7 +106,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -137,7 +138,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -161,7 +162,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -192,7 +193,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...
 
 
@@ -221,5 +222,5 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...
