@@ -37,7 +37,7 @@ def test_a_rate_that_is_asked_for_again_and_again_is_computed_alone() -> None:
 
 
 def test_an_error_comes_with_its_own_step() -> None:
-    def rate_at(step: int) -> float:
+    def rate_at(step: int) -> np.float32:
         if step == 20:
             raise ValueError("no rate")
         return np.float32(step)

@@ -287,6 +287,11 @@ class Hyperparameters(Mapping[str, Any]):
         """Begin a step, in which each callable and schedule is called once."""
         self._given = {}
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a step has begun."""
+        return self._given is not None
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

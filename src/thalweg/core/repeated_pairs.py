@@ -60,6 +60,7 @@ class RepeatedPairs:
         places = [0] * len(planned.request.variables)
         self._launches = Launches([planned], places)
         rule = planned.request.rule
+        self._may_have_threads = self._launches.may_have_threads
         self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
         self._gradients: SteadyGradients | None = None
         if how.stages:
@@ -204,7 +205,8 @@ class RepeatedPairs:
                 made = scalars.made(values_of(launch.dtype), step)
                 if made is not None:
                     launch.set_scalars({0: made})
-            self._launches.set_threads(found)
+            if self._may_have_threads:
+                self._launches.set_threads(found)
             return found.take(given, begun)
         for is_beyond in (False, True):
             other = gradients.measure(how, found, begun, given, is_beyond)

@@ -23,6 +23,7 @@ class Due:
     """
 
     read: Any = None
+    calls = True  # perhaps, users' functions
     is_due = True  # and is planned when it is taken
 
     def __init__(self, make: Make) -> None:

@@ -248,6 +248,7 @@ class Between:
     """A step in one call, unless it is to be measured; see `SteadyApply`."""
 
     is_due = False
+    calls = True  # perhaps, users' functions
 
     def __init__(self, step: Any, recorder: Attached) -> None:
         self._step, self._recorder = step, recorder

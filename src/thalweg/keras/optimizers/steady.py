@@ -52,6 +52,8 @@ class SteadyKerasApply(SteadyApply):
         self._tensors = {name: each for name, each in self._values.items() if _is_tensor(each)}
         hypers = [each.name for each in self._rule.hypers]
         self._scalar_names = {optimizer.NAMES.get(each, each): each for each in hypers}
+        self._rate_tensor = self._tensors.get(_RATE)
+        self._selection = optimizer._selection()
         self._called: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
         self._read(optimizer)
@@ -64,6 +66,7 @@ class SteadyKerasApply(SteadyApply):
         self._given_rate = self._values.get(_RATE)
         self._schedule = _Schedule(self._given_rate)
         self._functions = _user_functions(optimizer)
+        self.calls = bool(self._functions)
         if self._has_known_scalars:
             functions = [name for name, each in self._values.items() if is_function(each)]
             with optimizer._hyper.knowing(dict.fromkeys(functions, 0.0)):
@@ -72,13 +75,6 @@ class SteadyKerasApply(SteadyApply):
         self._begun, self._scalars = int(known[0]) - self.taken, scalars
         self._found.expect(known)
         self._follow_rate(optimizer)
-
-    def _has_other_rate(self) -> bool:
-        """Return whether the learning rate was set since it was read, as far as versions tell."""
-        rate = self._tensors.get(_RATE)
-        if rate is not None:
-            return rate._version != self._versions[_RATE]
-        return self._values.get(_RATE) is not self._given_rate or not self._schedule.is_same()
 
     def _read_written(self, optimizer: Any) -> None:
         """Read the hyperparameters that were set since they were read, as far as versions tell."""
@@ -131,44 +127,61 @@ class SteadyKerasApply(SteadyApply):
         found = RepeatedPairs.of(*own, optimizer._clipping)
         return None if found is None else SteadyKerasApply(optimizer, planned, found)
 
+    def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
+        return (
+            super()._is_of(optimizer, kept)
+            and optimizer._choose_rule() is self._rule
+            and optimizer._slots.parts is None
+            and not optimizer._transformers
+        )
+
+    def _has_equal_attributes(self, optimizer: Any) -> bool:
+        return (
+            optimizer._selection() == self._selection
+            and tuple(vars(optimizer)) == self._names
+            and all(map(is_, self._asked_for(optimizer), self._asked))
+        )
+
     def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
-        if type(given) is not list or not self._stands(optimizer):
+        if type(given) is not list:
             return False
-        if self._has_other_rate():
+        rate = self._rate_tensor
+        if rate is None:
+            other_rate = self._values.get(_RATE)
+            if other_rate is not self._given_rate or not self._schedule.is_same():
+                if not (is_number(other_rate) or isinstance(other_rate, FormulaSchedule)):
+                    return False
+                self._read(optimizer)
+                if self._functions and not optimizer._hyper.is_begun:  # as its fields are others
+                    return False
+        elif rate._version != self._versions[_RATE]:
             self._read_written(optimizer)
-        other = 0
         if self._functions:
-            other = self._known(optimizer, partial(self._compare, given))
+            other = self._known(optimizer, given, self._compare)
             if not other:
                 self._call_functions(optimizer)
-                if not self._is_of(optimizer, kept) or not self._stands(optimizer):
+                if not self._is_of(optimizer, kept):
                     return False
-        other = other or self._known(optimizer, partial(self._take_as_known, optimizer, given))
+                other = self._known(optimizer, given, self._take_as_known)
+        else:
+            other = self._take_as_known(optimizer, given)
+            if other == look.WRITTEN_BY_OTHERS:
+                other = self._known(optimizer, given, self._take_as_known)
         if other:
             kept.quick = None
         return not other
 
-    def _known(self, optimizer: Any, look_at: Callable[[], int]) -> int:
+    def _known(self, optimizer: Any, given: Any, look_at: Callable[[Any, Any], int]) -> int:
         """Return what a look returns, once the numbers that others have written to are read."""
-        other = look_at()
+        other = look_at(optimizer, given)
         for read in (self._read_written, self._read):  # what versions tell; everything
             if other == look.WRITTEN_BY_OTHERS:
                 read(optimizer)
-                other = look_at()
+                other = look_at(optimizer, given)
         return other
 
-    def _compare(self, given: Any) -> int:
+    def _compare(self, optimizer: Any, given: Any) -> int:
         return self._found.compare(given, self._count.value)
-
-    def _stands(self, optimizer: Any) -> bool:
-        """Return whether the optimizer's attributes are as they were."""
-        rate = self._values.get(_RATE)
-        return (
-            optimizer._choose_rule() is self._rule
-            and all(map(is_, self._asked_for(optimizer), self._asked))
-            and not optimizer._transformers
-            and (rate is self._given_rate or is_number(rate) or isinstance(rate, FormulaSchedule))
-        )
 
     def _call_functions(self, optimizer: Any) -> None:
         """Call users' functions; what they return is kept for a careful step, too."""

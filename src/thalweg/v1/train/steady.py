@@ -59,9 +59,6 @@ class SteadyV1Apply(SteadyApply):
         _, self._global_step, values, how = step
         self._stages = how.stages
         self._variables = planned.request.variables
-        own = vars(optimizer)
-        self._attributes = [name for name in own if name != "_plans"]  # which holds this
-        self._own = list(map(own.get, self._attributes))
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
@@ -155,7 +152,6 @@ class SteadyV1Apply(SteadyApply):
             type(pairs) is not list
             or global_step is not self._global_step
             or how.stages != self._stages
-            or not all(map(is_, map(vars(optimizer).get, self._attributes), self._own))
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
