@@ -32,7 +32,8 @@ class SteadyApply(ABC):
         self._current = current()
         self._class: type[Any] = type(optimizer)
         attributes: dict[str, Any] = vars(optimizer)
-        self._names, self._objects = tuple(attributes), [*attributes.values()]
+        self._names = tuple(attributes)
+        self._objects: list[Any] = list(attributes.values())
         # Plans hold this step, which has to go with them.
         self._place = self._names.index("_plans")
         del self._objects[self._place]
@@ -75,7 +76,7 @@ class SteadyApply(ABC):
     def _has_same_attributes(self, optimizer: Any) -> bool:
         """Return whether all attributes of the optimizer are the objects that they were."""
         attributes: dict[str, Any] = vars(optimizer)
-        own = [*attributes.values()]
+        own: list[Any] = list(attributes.values())
         if len(own) != len(self._names):
             return False
         del own[self._place]
