@@ -115,14 +115,8 @@ def test_those_of_minimize_have_them() -> None:
     assert own.taken == 6
 
 
-class _OwnSchedule(ExponentialDecay):
-    """One that may do anything."""
-
-
 NONE = {
     "another number is counted": ("Nadam", {}),
-    "a user's schedule is asked": ("Adam", {"learning_rate": _OwnSchedule(0.1, 2, 0.5)}),
-    "a user's function is asked": ("Adam", {"learning_rate": lambda: 0.1}),
 }
 
 

@@ -125,7 +125,6 @@ def test_a_count_of_steps_is_a_whole_number(first: int) -> None:
 
 
 NONE: dict[str, Callable[[], Any]] = {
-    "a rate that is a callable": lambda: train.AdamOptimizer(lambda: 0.1),
     "averages": lambda: opt.MovingAverageOptimizer(train.AdamOptimizer(0.1)),
     "norms": lambda: opt.LARSOptimizer(0.1),
 }

@@ -59,8 +59,8 @@ class RuleScalars:
         """The scalars of a step; None if its call makes them.
 
         Args:
-            values: Hyperparameters as scalars of the compute dtype, as `derived` takes them; nobody
-                may change the dictionary afterwards.
+            values: Hyperparameters as scalars of the compute dtype, as `derived` takes them; the
+                dictionary is changed by `change` alone.
             step: The number of the step, from 1; None if the values are all there is to be.
         """
         if step is None:
@@ -74,6 +74,22 @@ class RuleScalars:
             return derived(self._rule, {**values}, dtype, step)
         program.set(0, dtype(step))
         return None
+
+    def change(self, values: dict[str, Any], name: str, value: object) -> None:
+        """Change one of the values, in the dictionary and where a program has them.
+
+        Args:
+            values: As given to `made`.
+            name: The name of a value that is there.
+            value: A scalar.
+        """
+        values[name] = value
+        if values is not self._values or self._program is None:
+            return
+        if type(value) is self._launch.dtype:
+            self._program.set(1 + self._program.names.index(name), value)
+        else:
+            self._values = None
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}

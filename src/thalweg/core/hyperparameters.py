@@ -98,6 +98,13 @@ def as_hyper(value: Any, dtype: ScalarType) -> Any:
     return made
 
 
+def as_read(tensor: torch.Tensor, number: Any, dtype: ScalarType) -> Any:
+    """Return the number that was read from a tensor as a scalar of `dtype`; see `as_hyper`."""
+    if -_TINY < number < _TINY and number:
+        return _flush_denormal(number, scalar_type(tensor), dtype)
+    return dtype(number)
+
+
 def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> object:
     """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
@@ -280,6 +287,11 @@ class Hyperparameters(Mapping[str, Any]):
         """Begin a step, in which each callable and schedule is called once."""
         self._given = {}
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a step has begun."""
+        return self._given is not None
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -415,10 +427,7 @@ class Hyperparameters(Mapping[str, Any]):
             return as_hyper(value, dtype)
         if type(value) in _PLAIN:
             check_number(value, name)
-            number = value.item()
-            if -_TINY < number < _TINY and number:
-                return _flush_denormal(number, scalar_type(value), dtype)
-            return dtype(number)
+            return as_read(value, value.item(), dtype)
         if isinstance(value, LearningRateSchedule):
             return self._scheduled_rate(name, value, dtype, step)
         return as_step_scalar(name, self.now(name), dtype)

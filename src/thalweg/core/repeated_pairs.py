@@ -60,6 +60,7 @@ class RepeatedPairs:
         places = [0] * len(planned.request.variables)
         self._launches = Launches([planned], places)
         rule = planned.request.rule
+        self._may_have_threads = self._launches.may_have_threads
         self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
         self._gradients: SteadyGradients | None = None
         if how.stages:
@@ -73,7 +74,7 @@ class RepeatedPairs:
         given: Any,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
-        attributes: Sequence[dict[str, object]] = (),
+        attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         how: GradientTransforms = NOTHING,
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
@@ -83,7 +84,8 @@ class RepeatedPairs:
             given: A list of tuples of a gradient and a variable.
             numbers: Tensors of one number each, of the same types, that nobody may write between
                 `expect` and `take`; those of counters begin with them.
-            attributes: Dictionaries that are to stay as they are.
+            attributes: Dictionaries that are to stay as they are, each with the key whose value
+                may change; None if none may.
             how: What happened to the gradients.
         """
         found = snapshot()
@@ -106,15 +108,18 @@ class RepeatedPairs:
         return made if made._hold(given, numbers, attributes) else None
 
     def _hold(
-        self, given: Any, numbers: Sequence[Tensor], attributes: Sequence[dict[str, object]]
+        self,
+        given: Any,
+        numbers: Sequence[Tensor],
+        attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
         found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
             return False
-        for own in attributes:
-            found.hold_dict(own)
+        for own, varying in attributes:
+            found.hold_dict(own, varying)
         # A variable may be given a constraint, which is among its attributes.
         if not all(map(found.hold_attributes, request.variables)):
             return False
@@ -134,10 +139,37 @@ class RepeatedPairs:
         )
         return True
 
-    def expect(self, known: Sequence[object]) -> None:
-        """Say what the numbers that are watched are to be; of counters a step says it itself."""
-        for place, value in enumerate(known):
+    def expect(self, known: Sequence[object], first: int = 0) -> None:
+        """Set what numbers that are watched have to be; a step sets those of counters itself.
+
+        Args:
+            known: The values.
+            first: The position of the first of these numbers.
+        """
+        for place, value in enumerate(known, first):
             self.snapshot.expect(place, self._kinds[place], value)
+
+    def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
+        """Change one of the scalars that `values_of` of `take` gives for a compute dtype.
+
+        Args:
+            dtype: The compute dtype.
+            values: The dictionary that it gives.
+            name: The name of a scalar that is there.
+            value: What it becomes.
+        """
+        values[name] = value
+        for launch, scalars in self._scalars:
+            if launch.dtype is dtype:
+                scalars.change(values, name, value)
+
+    def compare(self, given: list[object], begun: int) -> int:
+        """Return what is not as it was; 0 if `take` could be called.
+
+        Args:
+            given, begun: As those of `take`.
+        """
+        return self.snapshot.take(given, begun, look.MEASURE)
 
     def take(
         self,
@@ -153,8 +185,8 @@ class RepeatedPairs:
         Args:
             given: Gradients and variables.
             begun: How many were taken when it was begun.
-            values_of: Gives, for a compute dtype, what the scalars are made of; nobody may change
-                the dictionary afterwards.
+            values_of: Gives, for a compute dtype, what the scalars are made of; the dictionary is
+                changed by `change` alone.
             step: The number of the step; None if those are the scalars themselves.
             following: What the counters become.
             how: What happens to the gradients, if anything did before.
@@ -173,7 +205,8 @@ class RepeatedPairs:
                 made = scalars.made(values_of(launch.dtype), step)
                 if made is not None:
                     launch.set_scalars({0: made})
-            self._launches.set_threads(found)
+            if self._may_have_threads:
+                self._launches.set_threads(found)
             return found.take(given, begun)
         for is_beyond in (False, True):
             other = gradients.measure(how, found, begun, given, is_beyond)

@@ -17,8 +17,13 @@ class Due:
     Args:
         make: Makes of an optimizer, of what it keeps and of a step what takes that one again in one
             call; None if nothing can.
+
+    Attributes:
+        read: What users' functions returned for the step if it was not taken then; else None.
     """
 
+    read: Any = None
+    calls = True  # perhaps, users' functions
     is_due = True  # and is planned when it is taken
 
     def __init__(self, make: Make) -> None:
@@ -32,7 +37,10 @@ class Due:
         """Take the step if it can be planned; whether it was taken."""
         made, recorder = self._make(optimizer, kept, given), optimizer._recorder
         kept.quick = made if made is None or recorder is None else recorder.between(made)
-        return kept.quick is not None and kept.quick.take(optimizer, kept, given)
+        quick = kept.quick
+        is_taken = quick is not None and quick.take(optimizer, kept, given)
+        self.read = getattr(quick, "read", None)
+        return is_taken
 
 
 def say_what_became(error: Exception, kept: PlanCache, before: int) -> None:

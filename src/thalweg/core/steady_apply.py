@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from operator import is_
 from typing import Any
 
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
 from thalweg.core.steady import is_traced
+from thalweg.engines import current
 from thalweg.ground.running import executing_eagerly
 
 
@@ -21,12 +23,20 @@ class SteadyApply(ABC):
         found: How that was found.
     """
 
+    # Whether users' functions are called in it.
+    calls = False
+
     def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
         self._planned, self._found = planned, found
         self._rule = planned.request.rule
-        self._selection = optimizer._selection()
+        self._current = current()
         self._class: type[Any] = type(optimizer)
-        self._names = tuple(optimizer.__dict__)
+        attributes: dict[str, Any] = vars(optimizer)
+        self._names = tuple(attributes)
+        self._objects: list[Any] = list(attributes.values())
+        # Plans hold this step, which has to go with them.
+        self._place = self._names.index("_plans")
+        del self._objects[self._place]
         self._count = found.snapshot.count
 
     @property
@@ -51,15 +61,30 @@ class SteadyApply(ABC):
             raise
 
     def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
-        """Whether it is the last step of an optimizer that nobody has made another one."""
+        """Return whether it is the last step of an optimizer that is as it was."""
         return (
             kept.last is self._planned
+            and type(optimizer) is self._class
+            and (
+                (current() == self._current and self._has_same_attributes(optimizer))
+                or self._has_equal_attributes(optimizer)
+            )
             and not is_traced()
             and executing_eagerly()
-            and optimizer._selection() == self._selection
-            and type(optimizer) is self._class
-            and tuple(optimizer.__dict__) == self._names
         )
+
+    def _has_same_attributes(self, optimizer: Any) -> bool:
+        """Return whether all attributes of the optimizer are the objects that they were."""
+        attributes: dict[str, Any] = vars(optimizer)
+        own: list[Any] = list(attributes.values())
+        if len(own) != len(self._names):
+            return False
+        del own[self._place]
+        return all(map(is_, own, self._objects))
+
+    def _has_equal_attributes(self, optimizer: Any) -> bool:
+        """Return whether those attributes that decide on a step are as they were."""
+        return False
 
     @abstractmethod
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:

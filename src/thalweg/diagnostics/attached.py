@@ -248,6 +248,7 @@ class Between:
     """A step in one call, unless it is to be measured; see `SteadyApply`."""
 
     is_due = False
+    calls = True  # perhaps, users' functions
 
     def __init__(self, step: Any, recorder: Attached) -> None:
         self._step, self._recorder = step, recorder
@@ -256,6 +257,11 @@ class Between:
     def taken(self) -> int:
         """How many steps it has taken."""
         return self._step.taken
+
+    @property
+    def read(self) -> Any:
+        """What users' functions returned for a step that was not taken then; else None."""
+        return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:
         """Whether it may be a step over pairs."""

@@ -28,12 +28,11 @@ class BuiltIn(RuleOptimizer):
 
     Attributes:
         EXACT: Attributes that formulas take exactly, not through float32, by the rule's names.
-        NAMES: Names of hyperparameters in Keras, where the rule's differ.
     """
 
     EXACT: dict[str, str] = {}
     epsilon: float
-    NAMES: dict[str, str] = {"beta1": "beta_1", "beta2": "beta_2"}
+    NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
     def __init__(self, name: str | None, **kwargs: Any) -> None:
         Optimizer.__init__(self, name, **kwargs)
@@ -49,10 +48,8 @@ class BuiltIn(RuleOptimizer):
             name = hyper.name
             if name in self.EXACT:
                 values[name] = dtype(as_number(name, getattr(self, self.EXACT[name])))
-            elif name == "learning_rate":
-                values[name] = self._rate(dtype)
             else:
-                values[name] = self._scalar(self.NAMES.get(name, name), dtype)
+                values[name] = self._scalar_of(name, dtype)
         return values
 
     def _exact_names(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from thalweg.ground import scalars
 from thalweg.ground.running import current_session, executing_eagerly, is_deferred, is_symbolic
 from thalweg.keras import backend
 from thalweg.schedules import LearningRateSchedule
+from thalweg.schedules.base import FormulaSchedule
 from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
@@ -157,13 +158,29 @@ class Hypers(TrackableSlots):
         return self._hyper.scalar(name, dtype, self.iterations)
 
     def _learning_rate(self, dtype: type[np.floating]) -> object:
-        """The learning rate of this step, after schedule and decay."""
+        """Return the learning rate of this step, after schedule and decay."""
         rate = self._scalar("learning_rate", dtype)
-        if self._initial_decay > 0:
-            decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore
-            step = dtype(self.iterations.item())
-            rate = as_hyper(inverse_time(rate, step, 1, decay, staircase=False), dtype)
-        return rate
+        return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
+
+    def _rate_at(self, dtype: type[np.floating], count: int) -> object:
+        """Return `_learning_rate` of the step that follows `count` others.
+
+        The learning rate is a number, a tensor, or a schedule given by a formula.
+        """
+        rate = self._hyper.raw("learning_rate")
+        if isinstance(rate, FormulaSchedule):
+            rate = as_hyper(rate.formula(dtype(count)), dtype)
+        else:
+            rate = self._scalar("learning_rate", dtype)
+        return self._decayed(rate, dtype, count)
+
+    def _decayed(self, rate: Any, dtype: type[np.floating], count: float) -> object:
+        """Return a learning rate after the constructor's `decay` over `count` steps."""
+        if not self._initial_decay > 0:
+            return rate
+        decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore
+        rate = inverse_time(rate, dtype(count), 1, decay, staircase=False)  # pyright: ignore
+        return as_hyper(rate, dtype)  # pyright: ignore
 
     def _decayed_lr(self, var_dtype: object) -> Tensor:
         """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic.

@@ -92,9 +92,6 @@ class Nadam(BuiltIn):
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
         return {**super()._hyper_scalars(dtype), "momentum_cache": dtype(cache)}
 
-    def _are_scalars_known(self) -> bool:
-        return False  # the cache of momenta is another in each step
-
     def _create_slots(self, var_list: list[Tensor]) -> None:
         if self._cache is None:
             self._make_cache(var_list[0].dtype.to_real())

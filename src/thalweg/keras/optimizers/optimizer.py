@@ -201,12 +201,15 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 return _in_replicas().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
-            with self._lock, self._hyper:
-                given: Any = grads_and_vars
+            with self._lock:
+                quick, given = kept.quick, grads_and_vars
                 given = list(given) if type(given) is zip else given
-                if kept.quick is not None and kept.quick.take(self, kept, given):
-                    return self.iterations
-                return self._step_alone(given, name, experimental_aggregate_gradients)
+                if quick is not None and not quick.calls and quick.take(self, kept, given):
+                    return self._iterations
+                with self._hyper:
+                    if quick is not None and quick.calls and quick.take(self, kept, given):
+                        return self.iterations
+                    return self._step_alone(given, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, kept, before)

@@ -46,6 +46,9 @@ class RuleOptimizer(Optimizer):
         **kwargs: The rule's other hyperparameters by name, as numbers, tensors or callables, and
             the keywords of `Optimizer`.
 
+    Attributes:
+        NAMES: Names of hyperparameters, where the rule's differ.
+
     Raises:
         TypeError: A keyword that is neither.
         RuleError: A scalar of the rule has a name that means something else to every optimizer.
@@ -60,6 +63,8 @@ class RuleOptimizer(Optimizer):
         >>> w.numpy()
         array([0.5, 2.5], dtype=float32)
     """
+
+    NAMES: dict[str, str] = {}
 
     def __init__(
         self,
@@ -101,13 +106,19 @@ class RuleOptimizer(Optimizer):
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
         """The rule's hyperparameters in this step as scalars of a compute dtype."""
         values = {
-            hyper.name: self._scalar(hyper.name, dtype)
+            hyper.name: self._scalar_of(hyper.name, dtype)
             for hyper in self._choose_rule().hypers
             if hyper.name != "learning_rate"
         }
         if "learning_rate" in self._hyper:
             values["learning_rate"] = self._rate(dtype)
         return values
+
+    def _scalar_of(self, name: str, dtype: Dtype) -> Any:
+        """Return a hyperparameter in this step by its name in the rule; see `_hyper_scalars`."""
+        if name == "learning_rate":
+            return self._rate(dtype)
+        return self._scalar(self.NAMES.get(name, name), dtype)
 
     def _rule_scalars(
         self, dtype: Dtype, rate: float | None = None, in_common: Mapping[str, float] | None = None
@@ -125,15 +136,13 @@ class RuleOptimizer(Optimizer):
             values["learning_rate"] = dtype(rate)
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
-    def _are_scalars_known(self) -> bool:
-        """Whether hyperparameters are the same in each step until somebody writes to them."""
+    def _has_usual_scalars(self) -> bool:
+        """Return whether only the library's code makes scalars of hyperparameters."""
         made = (
             self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
             self._scalar, self._rate, self._learning_rate, self._get_hyper,
         )  # fmt: skip
-        if self._initial_decay or not all(map(is_ours, made)):
-            return False
-        return all(isinstance(each, Tensor) for each in self._hyper.values())
+        return all(map(is_ours, made))
 
     def _exact_names(self) -> tuple[str, ...]:
         """The attributes that scalars are made of and that are no variables."""

@@ -349,7 +349,7 @@ def _followed(
         with np.errstate(all="ignore"):
             return torch.tensor(formula(number), device="cpu")
 
-    return follow_rate(rate, (global_step,), as_dtype(dtype), name)
+    return follow_rate(rate, (global_step,), as_dtype(dtype), name, formula)
 
 
 def _dtype_of(learning_rate: object) -> ScalarType:

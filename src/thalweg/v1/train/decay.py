@@ -8,6 +8,7 @@ those of the schedules of the same name in `thalweg.keras.optimizers.schedules`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -230,12 +231,15 @@ def noisy_linear_cosine_decay(
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
     keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
 
-    def draw_config(*own: Any) -> object:
+    def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
     found = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(found, Followed):
         found.keeps = [keeper]
+        # Loading a state gives `keeper` another sequence.
+        config = cache(lambda: schedules.NoisyLinearCosineDecay(*inputs).get_config())  # pyright: ignore
+        found.follow(global_step, lambda step: keeper.having(config()).formula(step))
     return found
 
 
@@ -265,14 +269,19 @@ def piecewise_constant(
     kinds = {_dtype_word(value) for value in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
-    return follow_rate(schedule, (x,), as_dtype(kind_of(values)), name or "PiecewiseConstant")
+    dtype = as_dtype(kind_of(values))
+    return follow_rate(schedule, (x,), dtype, name or "PiecewiseConstant", schedule.formula)
 
 
 piecewise_constant_decay = piecewise_constant
 
 
 def follow_rate(
-    rate: Callable[..., Tensor], inputs: Sequence[object], dtype: torch.dtype, name: str
+    rate: Callable[..., Tensor],
+    inputs: Sequence[object],
+    dtype: torch.dtype,
+    name: str,
+    rate_at: Callable[[int], Any] | None = None,
 ) -> Any:
     """The learning rate that a function makes of the global step and its own arguments.
 
@@ -280,6 +289,8 @@ def follow_rate(
         rate: Takes the values of `inputs`; returns a 0-d tensor of `dtype`.
         inputs: The global step, and what else may be a tensor of a graph.
         dtype, name: Of the tensor in graph mode.
+        rate_at: Optional. Returns the same number as a NumPy scalar, given the global step as an
+            integer.
 
     Returns:
         A `Followed`, which reads `inputs` anew when it is called (eager), or a tensor (graph).
@@ -290,7 +301,10 @@ def follow_rate(
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
     if not is_deferred(*inputs):
-        return Followed(lambda: rate(*inputs), name)
+        made = Followed(lambda: rate(*inputs), name)
+        if rate_at is not None:
+            made.follow(inputs[0], rate_at)
+        return made
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
@@ -298,8 +312,13 @@ def _decayed_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
 ) -> object:
     dtype = as_dtype(kind_of(arguments[:1]))
+    made = cache(lambda: schedule(*arguments))
     return follow_rate(
-        lambda step, *own: schedule(*own)(step), (global_step, *arguments), dtype, name
+        lambda step, *own: schedule(*own)(step),
+        (global_step, *arguments),
+        dtype,
+        name,
+        lambda step: made().formula(step),
     )
 
 

@@ -8,9 +8,16 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from thalweg.core.described import RATES, Argument, Names
 from thalweg.core.hyperparameters import is_function
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.counters import number_of
+from thalweg.ground.running import executing_eagerly
+from thalweg.schedules.ahead import RatesAhead
 
 P = ParamSpec("P")
 
@@ -19,14 +26,10 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
     """An operator and its reflection."""
 
     def forward(self: Followed, other: object) -> Followed:
-        return Followed(
-            lambda: function(self(), _current_value(other)), self.__name__, _kept_by(self, other)
-        )
+        return _combined(function, self.__name__, self, other)
 
     def reflected(self: Followed, other: object) -> Followed:
-        return Followed(
-            lambda: function(_current_value(other), self()), self.__name__, _kept_by(self, other)
-        )
+        return _combined(function, self.__name__, other, self)
 
     return forward, reflected
 
@@ -51,13 +54,47 @@ class Followed(Argument):
 
     def __init__(self, rate: Callable[[], object], name: str, keeps: Sequence[object] = ()) -> None:
         self._rate = rate
+        self._step: Any = None  # the number of the step, where that alone decides on the rate
+        self._ahead: RatesAhead | None = None
         self.keeps = keeps
         self.__name__ = name
         self.source: tuple[Callable[..., object], dict[str, object]] | None = None
 
     def __call__(self) -> Any:
         """The learning rate now."""
-        return self._rate()
+        computed = self.computed()
+        return self._rate() if computed is None else torch.tensor(computed, device="cpu")
+
+    def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
+        """Have `computed` compute the learning rate, if there is a count of steps.
+
+        Args:
+            step: The count of steps: an integer, or a tensor of one.
+            rate_at: Returns the learning rate as a NumPy scalar, given the count; of nothing else
+                but what `keeps` names.
+        """
+        is_whole = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
+        if is_whole or type(step) is int:
+            self._step, self._ahead = step, RatesAhead(rate_at)
+
+    def unfollow(self) -> None:
+        """Have the learning rate computed by a call alone, as it depends on more than a count."""
+        self._ahead = None
+
+    def computed(self) -> Any:
+        """Return the learning rate now as a NumPy scalar; None if only a call can give it."""
+        if self._ahead is None or not executing_eagerly():
+            return None
+        count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
+        return self._ahead.alone(count) if self.keeps else self._ahead.at(count)
+
+    def is_over(self, step: object) -> bool:
+        """Return whether this is the count of steps that `computed` reads."""
+        return step is not None and self._step is step
+
+    def at(self, count: int) -> Any:
+        """Return what `computed` returns at a count of steps, of a rate that `follows_count`."""
+        return None if self._ahead is None else self._ahead.at(count)
 
     def _made_by(self) -> tuple[Names, object] | None:
         return None if self.source is None else (RATES, self.source[0])
@@ -122,7 +159,10 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
     def make_rate(*args: P.args, **kwargs: P.kwargs) -> object:
         rate = function(*args, **kwargs)
         if isinstance(rate, Followed) and rate.source is None:
-            rate.source = (make_rate, dict(signature.bind(*args, **kwargs).arguments))
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+            rate.source = (make_rate, arguments)
+            if not all(map(_is_constant, _without_step(arguments))):
+                rate.unfollow()
         return rate
 
     _signatures[make_rate] = signature
@@ -145,6 +185,69 @@ def _kept_by(*parts: object) -> list[object]:
     """What parts of a learning rate keep, each once."""
     found = [kept for part in parts if isinstance(part, Followed) for kept in part.keeps]
     return list({id(kept): kept for kept in found}.values())
+
+
+def has_formula(value: object) -> bool:
+    """Return whether a hyperparameter is a learning rate that `computed` returns in eager mode."""
+    return isinstance(value, Followed) and value._ahead is not None
+
+
+def follows_count(value: object) -> bool:
+    """Return whether a hyperparameter depends on a count of steps alone, however often it is asked.
+
+    It has a formula then, which draws no random numbers.
+    """
+    return isinstance(value, Followed) and value._ahead is not None and not value.keeps
+
+
+def value_now(given: Any) -> Any:
+    """Return the value of a hyperparameter: what a function returns, else what was given.
+
+    A learning rate of a formula is a NumPy scalar, and need not be checked.
+    """
+    computed = given.computed() if isinstance(given, Followed) else None
+    return _current_value(given) if computed is None else computed
+
+
+def _without_step(arguments: Mapping[str, Any]) -> list[object]:
+    """Return what a learning rate is made of beside the count of steps, items of lists each."""
+    found: list[object] = []
+    for name, each in arguments.items():
+        if name not in ("global_step", "x"):
+            found += each if isinstance(each, list | tuple) else (each,)
+    return found
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, _CONSTANTS)
+
+
+_CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
+
+
+def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> Followed:
+    """Return what an operator makes of learning rates, and of numbers."""
+    made = Followed(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
+    followed = [each for each in parts if isinstance(each, Followed)]
+    step = followed[0]._step
+
+    def rate_at(count: int) -> Any:
+        return _as_numpy(function(*(_value_at(each, count) for each in parts)))
+
+    others = [each for each in parts if not isinstance(each, Followed)]
+    if all(follows_count(each) and each._step is step for each in followed) and all(
+        map(_is_constant, others)
+    ):
+        made.follow(step, rate_at)
+    return made
+
+
+def _value_at(part: Any, count: int) -> Any:
+    return torch.tensor(part.at(count), device="cpu") if isinstance(part, Followed) else part
+
+
+def _as_numpy(value: Any) -> Any:
+    return value.numpy()[()] if isinstance(value, Tensor) else value
 
 
 def _current_value(value: Any) -> object:

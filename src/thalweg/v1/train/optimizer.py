@@ -386,10 +386,17 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
                 return False
             try:
-                return quick.take(self, kept, (given, global_step, values, how))
+                if quick.take(self, kept, (given, global_step, values, how)):
+                    return True
             finally:
                 if done is not None:
                     done.settle()
+            read = getattr(quick, "read", None)
+            if read is None or done is not None:
+                return False
+            outcome = self._take(given, global_step, self._name, captured=[read])
+        raise_first(outcome.errors)
+        return True
 
     def _take(
         self,
@@ -426,6 +433,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             quick = kept.quick if is_plain and how is NOTHING else None
             if quick is not None and quick.take(self, kept, (given, global_step, values, how)):
                 return Outcome(True, [])
+            values = getattr(quick, "read", None) if values is None else values
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with self._while_taking(self._make_hooks(global_step, name, values)) as hooks:

@@ -19,6 +19,7 @@ from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operatio
 from thalweg.graph.either import IndexedSlices
 from thalweg.ground.counters import number_of
 from thalweg.ground.running import is_ours
+from thalweg.v1.train.followed import has_formula, value_now
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
@@ -109,12 +110,14 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
                     f" not the callable {given!r}."
                 )
-            values[name] = self._call_if_function(given)
-            check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
+            values[name] = value_now(given)
+            if not has_formula(given):
+                check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)
         return values
 
-    def _call_if_function(self, given: Any) -> object:
-        return given() if is_function(given) else given
+    def _functions(self) -> list[object]:
+        """Return the hyperparameters that are functions, which each step calls once."""
+        return list(filter(is_function, [getattr(self, each) for each in self.HYPERS.values()]))
 
     def _captured_inputs(self) -> list[Any]:
         # As in TensorFlow, callables are called when the graph is built.

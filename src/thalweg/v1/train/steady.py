@@ -6,7 +6,7 @@ before, which the look confirms, or is read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
+from thalweg.core.outcome import not_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
 from thalweg.core.steady import ERRORS, is_repeatable, look
@@ -23,11 +24,14 @@ from thalweg.core.steady_apply import SteadyApply, has_own_methods
 from thalweg.ground.counters import Move, number_of
 from thalweg.ground.running import current_session, is_ours
 from thalweg.ground.scalars import product, scalar_type
+from thalweg.v1.train.followed import follows_count
 from thalweg.v1.train.hooks import RuleHooks
 
 FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
+_NUMBERS = (float, int, np.generic)  # which functions return
+_UNKNOWN = float("0")  # in place of what a function would return
 
 
 class SteadyV1Apply(SteadyApply):
@@ -37,7 +41,12 @@ class SteadyV1Apply(SteadyApply):
         optimizer, planned, found: As those of `SteadyApply`.
         step: Gradients and variables, what is raised by 1, in a session what was read for the step,
             and what happened to the gradients.
+
+    Attributes:
+        read: What users' functions returned for a step that was not taken then; else None.
     """
+
+    read: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -50,17 +59,19 @@ class SteadyV1Apply(SteadyApply):
         _, self._global_step, values, how = step
         self._stages = how.stages
         self._variables = planned.request.variables
-        own = vars(optimizer)
-        self._attributes = [name for name in own if name != "_plans"]  # which holds this
-        self._own = list(map(own.get, self._attributes))
         self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
-        self._reads = values is None and any(
-            map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        functions = [] if values is not None else optimizer._functions()
+        # Those that may do anything, or something else if they are called twice.
+        self._functions = [each for each in functions if not follows_count(each)]
+        self._reads = values is None and (
+            bool(functions)
+            or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
         )
-        self._values = values = optimizer._read_values() if values is None else values
-        self._moving = [name for name, each in values.items() if isinstance(each, _MOVING)]
+        self._decays = self._counted_decays(optimizer, functions)
+        self._values = values = _values_without_calls(optimizer) if values is None else values
+        self._moving = [name for name, each in values.items() if _is_moving(each)]
         self._fixed = [name for name in values if name not in self._moving]
         moves = _moves(optimizer, values, self._global_step)
         self._counters = [counter for counter, _ in moves]
@@ -77,10 +88,21 @@ class SteadyV1Apply(SteadyApply):
         self._scalars: dict[Dtype, dict[str, Any]] = {}
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
         if reads_alone and not optimizer._has_own_hook("_scalars_of"):
-            dtypes = planned.ready.dtypes
-            self._scalars = {each: optimizer._hyper_scalars(values, each, None) for each in dtypes}
+            for each in planned.ready.dtypes:
+                own = optimizer._hyper_scalars(values, each, None)
+                self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
 
     is_due = False
+
+    def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
+        """Return the decays over the step that is counted, by name; {} if anything else is read."""
+        hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        if self._functions or any(hooks):
+            return {}
+        given = {name: getattr(optimizer, each) for name, each in optimizer.HYPERS.items()}
+        decays = {name: each for name, each in given.items() if follows_count(each)}
+        is_counted = all(each.is_over(self._global_step) for each in decays.values())
+        return decays if functions and is_counted else {}
 
     def _read_counters(self) -> list[Any]:
         known = list(map(number_of, self._counters))
@@ -92,7 +114,9 @@ class SteadyV1Apply(SteadyApply):
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
         """The step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step, values, how) = kept.last, step
+        values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
+        hooks.calls = hooks.calls and optimizer._is_begun_by_users()
         if (
             planned is None
             or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
@@ -104,46 +128,93 @@ class SteadyV1Apply(SteadyApply):
             return None
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         session = current_session()
-        looked_at = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        looked_at = [(own, None) for own in kept_in]
         found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Whether these are pairs of something and the variables of this step."""
-        own = self._variables
-        if len(pairs) != len(own) or set(map(type, pairs)) != {tuple}:
+        """Whether these may be pairs of something and the variables of this step."""
+        return len(pairs) == len(self._variables)
+
+    def _is_over_pairs(self, pairs: list[Any]) -> bool:
+        """Return whether these are pairs of something and the variables of this step."""
+        if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
             return False
-        return min(map(len, pairs)) == 2 and all(map(is_, map(itemgetter(1), pairs), own))
+        return min(map(len, pairs)) == 2 and all(
+            map(is_, map(itemgetter(1), pairs), self._variables)
+        )
 
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         pairs, global_step, values, how = given
+        self.read = None
         if (
             type(pairs) is not list
             or global_step is not self._global_step
             or how.stages != self._stages
-            or not all(map(is_, map(vars(optimizer).get, self._attributes), self._own))
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        if values is None:
-            try:
-                values = optimizer._read_values() if self._reads else self._values
-            except ERRORS:  # the careful way says it
-                return False
-        if not self._are_alike(values):
-            return False
-        other = self._take_as_known(optimizer, pairs, values, how)
-        if other == look.WRITTEN_BY_OTHERS:
-            self._read_counters()
+        follows = values is None and bool(self._decays)
+        if follows:
+            values = self._decayed_values()
+        elif values is None:
+            values = self._values
+            if self._reads:
+                if self._functions and not self._is_ready(pairs):
+                    if self._is_over_pairs(pairs):
+                        kept.quick = None
+                    return False
+                values = self._read_values(optimizer)
+        other = FAILED
+        if values is not None and self._are_alike(values):
             other = self._take_as_known(optimizer, pairs, values, how)
-        if other not in (0, FAILED, look.WRITTEN_BY_OTHERS):
+            if other == look.WRITTEN_BY_OTHERS:
+                self._read_counters()
+                values = self._decayed_values() if follows else values
+                other = self._take_as_known(optimizer, pairs, values, how)
+        if other and self._functions:  # the careful step takes what was read
+            self.read = values
+        if self.read is not None or (
+            other not in (0, FAILED, look.WRITTEN_BY_OTHERS) and self._is_over_pairs(pairs)
+        ):
             kept.quick = None
         return not other
+
+    def _decayed_values(self) -> dict[str, Any]:
+        """Return what a step reads whose decays are over the step that is counted."""
+        begun_at, known = self._known
+        count = (known if begun_at == self.taken else self._read_counters())[-1]
+        return {**self._values, **{name: each.at(count) for name, each in self._decays.items()}}
+
+    def _is_ready(self, pairs: list[object]) -> bool:
+        """Return whether the step is as it was, before users' functions are called."""
+        other = self._found.compare(pairs, self.taken)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._read_counters()
+            other = self._found.compare(pairs, self.taken)
+        return not other
+
+    def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
+        """Return what a step reads; None where the careful way has to raise an error.
+
+        Raises:
+            Whatever users' functions raise; they are not called a second time.
+        """
+        if self._functions:
+            with not_taken([]):
+                return optimizer._read_values()
+        try:
+            return optimizer._read_values()
+        except ERRORS:
+            return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
         """Whether values differ from those of before in elements of tensors alone."""
         for name in self._moving:
             each = values.get(name)
+            if isinstance(each, _NUMBERS):
+                continue
             if not isinstance(each, _MOVING) or each.ndim:
                 return False
             if isinstance(each, np.ndarray) and np.isnan(each):  # which the careful way refuses
@@ -184,27 +255,39 @@ class SteadyV1Apply(SteadyApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], known: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """What gives that of which the scalars of a compute dtype are made."""
+        """Return what gives, for a compute dtype, that of which its scalars are made."""
+        if not self._scalars:
+            return lambda dtype: optimizer._scalars_of(values, dtype, None)
+        powers = list(zip(optimizer.POWERS, known, strict=False))
+        if self._moving and not self._is_simple:
 
-        if self._scalars and not (self._moving or optimizer.POWERS):
-            return self._scalars.__getitem__
+            def found_of(dtype: Dtype) -> dict[str, Any]:
+                own = {name: dtype(number) for name, number in powers}
+                return {**optimizer._hyper_scalars(values, dtype, None), **own}
 
-        def found_of(dtype: Dtype) -> dict[str, Any]:
-            if not self._scalars:
-                return optimizer._scalars_of(values, dtype, None)
-            if not self._moving:
-                found = {**self._scalars[dtype]}
-            elif self._is_simple:
-                found = {**self._scalars[dtype]}
-                for name in self._moving:
-                    found[name] = as_hyper(values[name], dtype)
-            else:
-                found = optimizer._hyper_scalars(values, dtype, None)
-            for name, number in zip(optimizer.POWERS, known, strict=False):
-                found[name] = dtype(number)
-            return found
+            return found_of
+        change = self._found.change
+        for dtype, own in self._scalars.items():
+            for name in self._moving:
+                change(dtype, own, name, as_hyper(values[name], dtype))
+            for name, number in powers:
+                change(dtype, own, name, dtype(number))
+        return self._scalars.__getitem__
 
-        return found_of
+
+def _values_without_calls(optimizer: Any) -> dict[str, Any]:
+    """Return what a step reads, with `_UNKNOWN` for what functions would return."""
+    functions = set(map(id, optimizer._functions()))
+    if not functions:
+        return optimizer._read_values()
+    twin = object.__new__(type(optimizer))
+    for name, each in vars(optimizer).items():
+        vars(twin)[name] = _UNKNOWN if id(each) in functions else each
+    return twin._read_values()
+
+
+def _is_moving(value: object) -> bool:
+    return value is _UNKNOWN or isinstance(value, _MOVING)
 
 
 def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:

@@ -18,11 +18,12 @@ from thalweg.core.outcome import raise_within
 from thalweg.core.pairs import Gradient
 from thalweg.core.step import take
 from thalweg.formula import Rule
-from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation
+from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
 from thalweg.ground.scalars import as_operand
 from thalweg.ground.switches import Within
 from thalweg.ground.tracing import untraced
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
+from thalweg.v1.train.followed import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
@@ -131,8 +132,9 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     def _read_values(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()
-        decay = self._call_if_callable(self._weight_decay)
-        check_scalar("weight_decay", decay, ACCEPTED)
+        decay = resolve(value_now(self._weight_decay))
+        if not has_formula(self._weight_decay):
+            check_scalar("weight_decay", decay, ACCEPTED)
         own = {"decoupled_decay": decay, "decay_var_list": chosen if optimizer is self else None}
         return {**own, **super()._read_values()}
 
@@ -144,6 +146,10 @@ class DecoupledWeightDecayExtension(Optimizer):
                 by_reference(var) if is_symbolic(var) else var for var in chosen
             ]
         return [read, *others]
+
+    def _functions(self) -> list[object]:
+        own: list[object] = super()._functions()  # pyright: ignore
+        return [*own, *filter(is_function, [self._weight_decay])]
 
     def _may_call_users(self) -> bool:
         return is_function(self._weight_decay) or super()._may_call_users()

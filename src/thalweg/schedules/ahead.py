@@ -1,0 +1,53 @@
+"""Learning rates of coming steps, computed several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+_LONGEST = 32  # steps that are computed at a time, at most
+# Of a step that may never come: the step itself raises what there is to raise.
+_ERRORS = (TypeError, ValueError, ArithmeticError)
+
+
+class RatesAhead:
+    """A learning rate that depends on the step alone, computed for several steps at a time.
+
+    Between the steps of a training the processor's caches hold other things, and a formula takes
+    several times as long as when it runs again and again. So it runs for steps to come, too:
+    first for one, then, as long as they come one after the other, for twice as many each time.
+
+    Args:
+        rate_at: Returns the learning rate of a step. Its value depends on nothing else.
+    """
+
+    def __init__(self, rate_at: Callable[[int], Any]) -> None:
+        self._rate_at = rate_at
+        # One attribute: threads that share a rate replace it as a whole.
+        self._computed: tuple[int, list[Any]] = (0, [])
+
+    def at(self, step: int) -> Any:
+        """Return the learning rate of a step.
+
+        Raises:
+            Whatever `rate_at` raises for this step.
+        """
+        first, rates = self._computed
+        place = step - first
+        if 0 <= place < len(rates):
+            return rates[place]
+        count = min(2 * len(rates), _LONGEST) if rates and place == len(rates) else 1
+        with np.errstate(all="ignore"):
+            rates = [self._rate_at(step)]
+            with suppress(*_ERRORS):
+                rates += [self._rate_at(step + place) for place in range(1, count)]
+        self._computed = step, rates
+        return rates[0]
+
+    def alone(self, step: int) -> Any:
+        """Return the learning rate of a step, computed now and for no other step."""
+        with np.errstate(all="ignore"):
+            return self._rate_at(step)

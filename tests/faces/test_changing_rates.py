@@ -1,0 +1,406 @@
+"""Steps whose hyperparameters change each time are taken in one native call, with the same bits.
+
+The twin of each training takes careful steps: the native look is switched off for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import thalweg.v1 as tf
+from thalweg import Variable, schedules
+from thalweg.engines import probe
+from thalweg.keras import backend, optimizers
+from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt
+
+pytestmark = pytest.mark.skipif(
+    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+)
+KINDS = [((3, 2), torch.float32), ((70,), torch.float64), ((), torch.bfloat16)]
+STEPS = 40
+Change = Callable[["Training", int], object]
+
+
+class Training:
+    """An optimizer over three variables, and what is changed before each of its steps."""
+
+    def __init__(self, make: Callable[[Any], Any], change: Change | None = None) -> None:
+        torch.manual_seed(0)
+        self.variables = [Variable(torch.randn(shape).to(dtype)) for shape, dtype in KINDS]
+        self.global_step = Variable(0, dtype=torch.int64, trainable=False)
+        self.optimizer = make(self)
+        self.change = change
+        self.calls = 0
+        self.quick_steps = 0  # that `compare` saw taken in one call
+
+    def pairs(self, seed: int) -> list[tuple[Tensor, Variable]]:
+        dice = torch.Generator().manual_seed(seed)
+        return [
+            (torch.randn(var.shape, generator=dice).to(var.dtype), var) for var in self.variables
+        ]
+
+    def step(self, seed: int) -> None:
+        if self.change is not None:
+            self.change(self, seed)
+        if isinstance(self.optimizer, optimizers.Optimizer):
+            self.optimizer.apply_gradients(self.pairs(seed))
+        else:
+            self.optimizer.apply_gradients(self.pairs(seed), self.global_step)
+
+    def rate(self) -> float:
+        """Return another learning rate each time; a function that an optimizer is given."""
+        self.calls += 1
+        return 0.1 / self.calls
+
+    @property
+    def taken(self) -> int:
+        return getattr(self.optimizer._plans.now().quick, "taken", 0)
+
+    def written(self) -> list[Tensor]:
+        own = (*self.variables, *self.optimizer.variables(), self.global_step)
+        return [each.detach().clone() for each in own]
+
+
+def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any) -> Training:
+    """Take steps beside a twin that takes careful ones, and return the training."""
+    own, twin = Training(make, change), Training(make, change)
+    for seed in range(STEPS):
+        before = own.taken
+        own.step(seed)
+        own.quick_steps += own.taken > before
+        with monkeypatch.context() as careful:
+            careful.setenv("THALWEG_NATIVE_LOOK", "0")
+            twin.step(seed)
+        for one, other in zip(own.written(), twin.written(), strict=True):
+            assert torch.equal(one.nan_to_num(), other.nan_to_num()), f"step {seed}"
+    assert twin.taken == 0
+    assert own.calls == twin.calls
+    return own
+
+
+class _Inverse(schedules.LearningRateSchedule):
+    """A schedule of a user's."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1 + step)
+
+
+SCHEDULES: dict[str, Callable[[], Any]] = {
+    "exponential": lambda: schedules.ExponentialDecay(0.1, 10, 0.9),
+    "exponential in float64": lambda: schedules.ExponentialDecay(np.float64(0.1), 10, 0.9),
+    "staircase": lambda: schedules.ExponentialDecay(0.1, 10, 0.9, staircase=True),
+    "not a number at first": lambda: schedules.ExponentialDecay(0.1, 0, 0.9),
+    "inverse time": lambda: schedules.InverseTimeDecay(0.1, 10, 0.9),
+    "polynomial": lambda: schedules.PolynomialDecay(0.1, 30, power=0.5, cycle=True),
+    "piecewise": lambda: schedules.PiecewiseConstantDecay([5, 20.5], [0.1, 0.05, 0.01]),
+    "tuples": lambda: schedules.PiecewiseConstantDecay((5, 20), (0.1, 0.05, 0.01)),
+    "cosine": lambda: schedules.CosineDecay(0.0, 30, 0.1, None, 0.1, 10),
+    "restarts": lambda: schedules.CosineDecayRestarts(0.1, 7),
+    "linear cosine": lambda: schedules.LinearCosineDecay(0.1, 30),
+    "noisy": lambda: schedules.NoisyLinearCosineDecay(0.1, 30, seed=3),
+    "a field that is a tensor": lambda: schedules.ExponentialDecay(0.1, torch.tensor(9.0), 0.9),
+    "a user's": _Inverse,
+}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_of_keras(name: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = SCHEDULES[name]
+    own = compare(lambda _: optimizers.Adam(make(), decay=decay), None, monkeypatch)
+    assert own.taken == STEPS - 2
+
+
+def _keras(rate: Any = 0.1, **options: Any) -> Callable[[Any], Any]:
+    return lambda _: optimizers.Adam(rate() if callable(rate) else rate, **options)
+
+
+def _sgd(_: Any) -> Any:
+    return optimizers.SGD(0.1, momentum=0.9)
+
+
+def _set(name: str, factor: float = 0.1) -> Change:
+    return lambda own, k: setattr(own.optimizer, name, factor / (1 + k))
+
+
+def _assign_rate(own: Training, k: int) -> None:
+    if k:
+        own.optimizer._hyper["learning_rate"].assign(0.1 / k)
+
+
+def _call_back(own: Training, k: int) -> None:
+    if k:
+        backend.set_value(own.optimizer._hyper["learning_rate"], 0.1 / k)
+
+
+def _fill_without_a_version(own: Training, k: int) -> None:
+    if k:
+        own.optimizer._hyper["learning_rate"].data.fill_(0.1 / k)
+
+
+def _set_two(own: Training, k: int) -> None:
+    own.optimizer.learning_rate, own.optimizer.momentum = 0.1 / (1 + k), 0.9 - 0.01 * k
+
+
+def _set_rarely(own: Training, k: int) -> None:
+    if k % 7 == 6:
+        own.optimizer.learning_rate = 0.1 / k
+
+
+def _set_field(own: Training, k: int) -> None:
+    own.optimizer.learning_rate.decay_rate = 0.9 - 0.01 * k
+
+
+def _set_item(own: Training, k: int) -> None:
+    own.optimizer.learning_rate.values[1] = 0.05 / (1 + k)
+
+
+def _set_count(own: Training, k: int) -> None:
+    if k > 5 and k % 7 == 0:
+        own.optimizer.iterations.assign(k // 2)
+
+
+def _set_schedule(own: Training, k: int) -> None:
+    own.optimizer.learning_rate = schedules.ExponentialDecay(0.1 + k, 10, 0.9)
+
+
+def _scale_tensor(own: Training, k: int) -> None:
+    own.optimizer._hyper["learning_rate"].mul_(0.9)
+
+
+BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
+    "rate": (_keras(), _set("learning_rate")),
+    "rate of the constructor's decay": (_keras(decay=0.1), _set("learning_rate")),
+    "beta": (_keras(), _set("beta_1", 0.9)),
+    "momentum": (_sgd, _set("momentum", 0.9)),
+    "rate and momentum": (_sgd, _set_two),
+    "rate, rarely": (_keras(), _set_rarely),
+    "rate by assign": (_keras(), _assign_rate),
+    "rate by a callback": (_keras(), _call_back),
+    "rate without a version": (_keras(), _fill_without_a_version),
+    "rate in a tensor": (_keras(lambda: torch.tensor(0.1)), _scale_tensor),
+    "number over a schedule": (_keras(SCHEDULES["exponential"]), _set("learning_rate")),
+    "schedule over a schedule": (_keras(SCHEDULES["cosine"]), _set_schedule),
+    "field of a schedule": (_keras(SCHEDULES["exponential"]), _set_field),
+    "item of a schedule": (_keras(SCHEDULES["piecewise"]), _set_item),
+    "count of steps": (_keras(SCHEDULES["exponential"]), _set_count),
+    "clipping beside a rate": (_keras(global_clipnorm=0.5), _set("learning_rate")),
+    "clipping beside a schedule": (
+        _keras(SCHEDULES["exponential"], global_clipnorm=0.5),
+        lambda own, k: None,
+    ),
+    "coefficient of Ftrl": (
+        lambda _: optimizers.Ftrl(0.1, l1_regularization_strength=0.1),
+        _set("l1_regularization_strength"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_numbers_of_keras_that_are_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare(*BY_HAND[name], monkeypatch).quick_steps == STEPS - 2
+
+
+DECAYS: dict[str, Callable[[Any], Any]] = {
+    "exponential": lambda step: train.exponential_decay(0.1, step, 10, 0.9),
+    "float64": lambda step: train.exponential_decay(np.float64(0.1), step, 10, 0.9),
+    "natural": lambda step: train.natural_exp_decay(0.1, step, 10, 0.9, True),
+    "inverse time": lambda step: train.inverse_time_decay(0.1, step, 10, 0.9),
+    "polynomial": lambda step: train.polynomial_decay(0.1, step, 30, power=0.5, cycle=True),
+    "cosine": lambda step: train.cosine_decay(0.1, step, 30, alpha=0.1),
+    "restarts": lambda step: train.cosine_decay_restarts(0.1, step, 7),
+    "linear cosine": lambda step: train.linear_cosine_decay(0.1, step, 30),
+    "piecewise": lambda step: train.piecewise_constant(step, [5, 20], [0.1, 0.05, 0.01]),
+    "not a number at first": lambda step: train.exponential_decay(0.1, step, 0, 0.9),
+    "arithmetic": lambda step: 1e-3 + 2 * train.exponential_decay(0.1, step, 10, 0.9),
+    "product of two": lambda step: DECAYS["cosine"](step) * DECAYS["inverse time"](step),
+    "torch's function": lambda step: torch.clamp(DECAYS["cosine"](step), max=0.05),
+    "rate in a tensor": lambda step: train.exponential_decay(torch.tensor(0.1), step, 10, 0.9),
+    "rate in a variable": lambda step: train.exponential_decay(Variable(0.1), step, 10, 0.9),
+    "of a fixed step": lambda step: train.exponential_decay(0.1, 5, 10, 0.9),
+    "policy, piecewise": lambda step: lr_policies.piecewise_constant(
+        step, 0.1, [5, 20], [0.5, 0.1]
+    ),
+    "policy, exp": lambda step: lr_policies.exp_decay(step, 0.1, 10, 0.9, False, 5, 0.01),
+    "policy, poly": lambda step: lr_policies.poly_decay(step, 0.1, 30, 2.0, 5, 1e-3, 8),
+    "policy, cosine": lambda step: lr_policies.cosine_decay(step, 0.1, 30, 1.0, 5, 0.1, 8),
+    "policy, transformer": lambda step: lr_policies.transformer_policy(step, 1.0, 64, 20),
+    "policy, inverse": lambda step: lr_policies.inv_poly_decay(step, 0.1, 30, 1e-3),
+    "a user's function": lambda step: lambda: 0.1 / (1 + int(step)),
+    "a user's tensor": lambda step: lambda: torch.tensor(0.1) / (1 + step),
+}
+V1: dict[str, Callable[[Any], Any]] = {
+    "Adam": train.AdamOptimizer,
+    "Momentum": lambda rate: train.MomentumOptimizer(rate, 0.9),
+    "AdamW": lambda rate: opt.AdamWOptimizer(0.01, learning_rate=rate),
+}
+
+
+def _move_step(own: Training, k: int) -> None:
+    if k in (20, 21):
+        own.global_step.assign(10)
+
+
+@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("optimizer", V1)
+def test_decays(optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = compare(lambda own: V1[optimizer](DECAYS[name](own.global_step)), _move_step, monkeypatch)
+    assert own.taken == STEPS - 2
+
+
+def test_a_decay_that_draws_random_numbers() -> None:
+    own = Training(lambda own: train.AdamOptimizer(_noisy(own.global_step)))
+    for seed in range(STEPS):
+        own.step(seed)
+    assert own.taken == STEPS - 2
+
+
+def _noisy(step: Any) -> Any:
+    return train.noisy_linear_cosine_decay(0.1, step, 30)
+
+
+def test_a_decay_of_another_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(own: Any) -> Any:
+        own.epoch = Variable(0, dtype=torch.int64)
+        return train.AdamOptimizer(train.exponential_decay(0.1, own.epoch, 3, 0.9))
+
+    def begin_epoch(own: Any, k: int) -> None:
+        if k % 5 == 4:
+            own.epoch.assign(k)
+
+    assert compare(make, begin_epoch, monkeypatch).quick_steps == STEPS - 2
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "Keras, rate": lambda own: optimizers.Adam(own.rate),
+    "Keras, beta": lambda own: optimizers.Adam(0.1, beta_1=own.rate),
+    "Keras, rate that decays": lambda own: optimizers.Adam(own.rate, decay=0.1),
+    "v1, rate": lambda own: train.AdamOptimizer(own.rate),
+    "v1, beta": lambda own: train.AdamOptimizer(0.1, beta1=own.rate),
+    "v1, momentum": lambda own: train.MomentumOptimizer(0.1, own.rate),
+    "v1, weight decay": lambda own: opt.AdamWOptimizer(own.rate, learning_rate=0.1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_called_once_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = compare(FUNCTIONS[name], None, monkeypatch)
+    assert own.calls == own.taken + 2 + (name == "v1, beta")  # which makes a first value of it
+    assert own.taken == STEPS - 2
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_change_the_step_are_called_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After such a call the step is not the one that was compared, and is taken carefully."""
+
+    def make(own: Any) -> Any:
+        asked = own.rate
+
+        def rate() -> float:
+            if own.calls % 5 == 4:  # its memory is another one then
+                own.variables[0].data = own.variables[0].data.clone()
+            return asked()
+
+        own.rate = rate
+        return FUNCTIONS[name](own)
+
+    assert 0 < compare(make, None, monkeypatch).quick_steps < STEPS - 2
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_step_that_is_refused_calls_no_function(name: str) -> None:
+    own = Training(FUNCTIONS[name])
+    for seed in range(5):
+        own.step(seed)
+    before, calls = own.written(), own.calls
+    grads = [(grad[:1] if grad.dim() else grad, var) for grad, var in own.pairs(5)]
+    with pytest.raises((ValueError, TypeError)):
+        own.optimizer.apply_gradients(grads)
+    assert own.calls == calls
+    assert all(map(torch.equal, before, own.written()))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("result", ["a word", float("nan"), ValueError("no rate")], ids=str)
+def test_functions_that_fail(name: str, result: Any) -> None:
+    errors: list[tuple[Any, ...]] = []
+    for is_careful in (False, True):
+        own = Training(FUNCTIONS[name])
+        asked = own.rate
+
+        def rate(own: Any = own, asked: Any = asked) -> Any:
+            if own.calls != 6:
+                return asked()
+            own.calls += 1
+            if isinstance(result, Exception):
+                raise type(result)(*result.args)
+            return result
+
+        own.rate = rate  # pyright: ignore[reportAttributeAccessIssue]
+        own.optimizer = FUNCTIONS[name](own)
+        raised: list[Any] = []
+        for seed in range(10):
+            if is_careful:
+                own.optimizer._plans.now().quick = None
+            before = own.written()
+            try:
+                own.step(seed)
+            except (TypeError, ValueError) as error:
+                assert all(map(torch.equal, before, own.written()))
+                raised.append((seed, type(error), str(error), error.__notes__))
+        errors.append((raised, own.calls, [each.tolist() for each in own.written()]))
+    assert repr(errors[0]) == repr(errors[1])
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_runs_of_a_session(is_fed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    values: list[Any] = []
+    for is_careful in (False, True):
+        with tf.Graph().as_default(), monkeypatch.context() as careful:
+            if is_careful:
+                careful.setenv("THALWEG_NATIVE_LOOK", "0")
+            step = train.get_or_create_global_step()
+            weights = tf.Variable(np.arange(6, dtype="float32"), name="weights")
+            fed = tf.placeholder("float32", ())
+            rate = fed if is_fed else train.exponential_decay(0.1, step, 10, 0.9)
+            optimizer = train.AdamOptimizer(rate)
+            op = optimizer.minimize((weights * weights).sum(), global_step=step)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for k in range(STEPS):
+                    session.run(op, {fed: 0.1 / (1 + k)})
+                kept = optimizer._plans._sessions[session]
+                taken.append(getattr(kept.quick, "taken", 0))
+                values.append(session.run(weights))
+    assert taken == [STEPS - 2, 0]
+    assert values[0].tobytes() == values[1].tobytes()
+
+
+@pytest.mark.parametrize("name", [each for each in DECAYS if each.startswith("policy")])
+def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    for is_careful in (False, True):
+        weights = Variable(torch.arange(6.0))
+        with monkeypatch.context() as careful:
+            if is_careful:
+                careful.setenv("THALWEG_NATIVE_LOOK", "0")
+            step = optimize_loss(
+                lambda own=weights: (own * own).sum(), "Adam", {}, DECAYS[name], [weights]
+            )
+            for _ in range(STEPS):
+                step()
+        quick = step._inner._plans.now().quick
+        found.append((getattr(quick, "taken", 0), weights.detach()))
+    assert [taken for taken, _ in found] == [STEPS - 2, 0]
+    assert torch.equal(found[0][1], found[1][1])

@@ -1,0 +1,50 @@
+"""Learning rates that are computed for several steps at a time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from thalweg import schedules
+from thalweg.schedules.ahead import RatesAhead
+
+
+def test_each_step_has_its_own_rate_in_any_order() -> None:
+    formula = schedules.ExponentialDecay(0.1, 7, 0.9).formula
+    ahead, dice = RatesAhead(formula), random.Random(0)
+    steps = [*range(200), *(dice.randrange(300) for _ in range(200)), *range(90, 160)]
+    for step in steps:
+        assert ahead.at(step) == formula(step)
+
+
+def test_steps_one_after_the_other_are_computed_together() -> None:
+    asked: list[int] = []
+    ahead = RatesAhead(lambda step: asked.append(step) or step)
+    for step in range(1000):
+        assert ahead.at(step) == step
+        assert len(asked) <= step + 32
+    assert sorted(asked) == list(range(len(asked)))
+
+
+def test_a_rate_that_is_asked_for_again_and_again_is_computed_alone() -> None:
+    asked: list[int] = []
+    ahead = RatesAhead(lambda step: asked.append(step) or step)
+    for step in (5, 90, 3, 70):
+        assert ahead.at(step) == step
+    assert asked == [5, 90, 3, 70]
+
+
+def test_an_error_comes_with_its_own_step() -> None:
+    def rate_at(step: int) -> np.float32:
+        if step == 20:
+            raise ValueError("no rate")
+        return np.float32(step)
+
+    ahead = RatesAhead(rate_at)
+    for step in range(20):
+        assert ahead.at(step) == step
+    with pytest.raises(ValueError, match="no rate"):
+        ahead.at(20)
+    assert ahead.at(21) == 21
