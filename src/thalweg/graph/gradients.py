@@ -217,7 +217,7 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
         return torch.zeros_like(x) if zero else None
     if by_rows and isinstance(gradient, torch.Tensor):
         # A module reached its embedding's weights in a second way: every row has a gradient.
-        rows = torch.arange(len(gradient), device=gradient.device)
+        rows = torch.arange(len(gradient), dtype=torch.int64, device=gradient.device)
         return IndexedSlices(gradient, rows, gradient.shape)
     return gradient
 

@@ -39,7 +39,7 @@ from thalweg.formula import Rule
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
 from thalweg.ground.running import replicas
-from thalweg.ground.switches import enable_grad, no_grad
+from thalweg.ground.switches import enable_grad, host_allocations, no_grad
 from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.constructors import OfConstructor
@@ -183,7 +183,8 @@ class FusedOptimizer(Scaled):
         around = apart(keywords)
         if around is not NONE:
             self._around = around
-        super().__init__(*args, **keywords)
+        with host_allocations():  # Adagrad's constructor makes `step`
+            super().__init__(*args, **keywords)
         # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
         # `add_param_group` takes it out again.
         self.defaults.update(around.on)
@@ -195,7 +196,7 @@ class FusedOptimizer(Scaled):
             self._step_supports_amp_scaling = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        with set_aside(state.get("state", {})):
+        with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self._own.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)

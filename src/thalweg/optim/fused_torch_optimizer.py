@@ -24,7 +24,7 @@ from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
-from thalweg.ground.switches import no_grad, writable
+from thalweg.ground.switches import host_allocations, no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
@@ -71,6 +71,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
     _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
+    # Of scalar slots; None is torch's choice, which depends on the default dtype.
+    _number_dtype: ClassVar[torch.dtype | None] = None
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
@@ -485,7 +487,9 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
-            slot.name: Number(slot.initial, is_rounded=slot.name in kind._as_tensors)
+            slot.name: Number(
+                slot.initial, kind._number_dtype, is_rounded=slot.name in kind._as_tensors
+            )
             for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0
@@ -542,7 +546,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             wanted[STEP] = Want(is_optional=True)
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
         for slot in self._around.rule(rule).measured_slots:  # those that a wrapper adds are made
-            wanted[slot.name] = Want(torch.empty(()), is_optional=slot not in slots)
+            number = torch.empty((), dtype=torch.float32, device="cpu")
+            wanted[slot.name] = Want(number, is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:
@@ -591,7 +596,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with importing:
             from thalweg.optim.torchs_step import whole
-        with whole(self):
+        with whole(self), host_allocations():
             step(self)
         run(self._ending(GradientReport()))
 

@@ -307,7 +307,8 @@ class TorchHooks(GroupHooks):
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         value = self._made[key][column.name]
         if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
-            return torch.tensor(value).item()
+            # As in torch's code, the default dtype decides how it is rounded.
+            return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value
 
 

@@ -18,6 +18,7 @@ from thalweg.core.section import Call
 from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
+from thalweg.ground.switches import host_allocations
 from thalweg.optim import differing
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
@@ -90,7 +91,8 @@ def as_torch(
         raise mismatch(found, _title(optimizer))
     twin = _twin(optimizer)
     try:
-        load(twin, given if kinds.device is None else _without_slots(given))
+        with host_allocations():
+            load(twin, given if kinds.device is None else _without_slots(given))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects

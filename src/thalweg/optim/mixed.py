@@ -192,7 +192,8 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
             )
     own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
-    like = torch.zeros(1, 1).expand(_fewest_rows(kind, group), 1)
+    like = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
+    like = like.expand(_fewest_rows(kind, group), 1)
     checked = kind([like], **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}

@@ -178,7 +178,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         found |= {name: Number(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
         found |= {name: Number(start, kind) for name, start in self._extra.items()}
-        return found | {slot.name: Number(slot.initial) for slot in rule.numbers}
+        return found | {slot.name: Number(slot.initial, torch.float32) for slot in rule.numbers}
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""

@@ -128,7 +128,8 @@ class FormulaSchedule(LearningRateSchedule):
         if graph is not None:
             return self._recorded(graph, step, own)
         with np.errstate(all="ignore"):
-            return torch.tensor(self.formula(step), device="cpu")
+            rate = self.formula(step)
+        return torch.tensor(rate, dtype=as_dtype(rate.dtype), device="cpu")
 
     @untraced
     def value(self, step: Step) -> Scalar:
@@ -159,7 +160,7 @@ class FormulaSchedule(LearningRateSchedule):
             if any(
                 isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([at, given])
             ):
-                return torch.empty((), dtype=dtype)  # asked for its shape
+                return torch.empty((), dtype=dtype, device="meta")  # asked for its shape
             return self.having(given)(at)
 
         name = own.get("name") or type(self).__name__
@@ -192,4 +193,4 @@ def _as_tensor(step: Step) -> torch.Tensor:
         return step
     if type(step) is float:
         return torch.tensor(step, dtype=torch.float32, device="cpu")
-    return torch.tensor(step, device="cpu")
+    return torch.from_numpy(np.array(step))

@@ -86,7 +86,8 @@ def _comparable(step: Step) -> Any:
 
 def _cast_like(step: Any, boundary: Any) -> Any:
     if isinstance(step, torch.Tensor):
-        return torch.as_tensor(boundary, device="cpu").to(step.dtype)
+        dtype = torch.float32 if type(boundary) is float else None
+        return torch.as_tensor(boundary, dtype=dtype, device="cpu").to(step.dtype)
     if isinstance(step, int):
         return int(boundary) if math.isfinite(boundary) else boundary
     return as_scalar(boundary, step.dtype.type)

@@ -231,7 +231,7 @@ def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
         InvalidArgumentError: On the CPU, if one is out of range.
     """
     if places.device.type == "cpu":  # elsewhere the check would wait for the device
-        limits = torch.tensor(shape[: places.shape[-1]], device=places.device)
+        limits = torch.tensor(shape[: places.shape[-1]], dtype=torch.int64, device="cpu")
         wrong = ((places < 0) | (places >= limits)).any(-1).nonzero()
         if len(wrong):
             first = tuple(wrong[0].tolist())
@@ -264,7 +264,8 @@ def sequence_mask(
     def mark(given: Tensor, most: Tensor) -> Tensor:
         largest = int(given.max()) if most is None and given.numel() else 0
         count = max(largest, 0) if most is None else int(most)
-        return (torch.arange(count, device=given.device) < given.unsqueeze(-1)).to(kind)
+        positions = torch.arange(count, dtype=torch.int64, device=given.device)
+        return (positions < given.unsqueeze(-1)).to(kind)
 
     kind, given = as_dtype(dtype), tensor(lengths)
     most = None if maxlen is None else known_size(maxlen)
@@ -303,7 +304,8 @@ def unique_with_counts(
     def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, places, counts = given.unique(return_inverse=True, return_counts=True)
         firsts = torch.full_like(values, len(given), dtype=torch.int64)
-        firsts.scatter_reduce_(0, places, torch.arange(len(given), device=given.device), "amin")
+        order_of_rows = torch.arange(len(given), dtype=torch.int64, device=given.device)
+        firsts.scatter_reduce_(0, places, order_of_rows, "amin")
         order = firsts.argsort()
         return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
 

@@ -306,7 +306,9 @@ def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) ->
     for name, place in places.items():
         value, target = file.variables[name], str(place.target)
         zeros = torch.zeros(
-            permute_shape(value.shape, place.axes) or (), dtype=dtype_of(value.dtype)
+            permute_shape(value.shape, place.axes) or (),
+            dtype=dtype_of(value.dtype),
+            device="cpu",
         )
         found[target] = Variable(zeros, target)
     return found
@@ -348,7 +350,7 @@ def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
         )
     found = container.describe(place.path)
     tensors = {
-        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype))
+        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype), device="cpu")
         for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))

@@ -236,8 +236,8 @@ def _count_holders(param: Tensor) -> tuple[int, ...]:
 @cache
 def _of_one() -> tuple[int, ...]:
     """What `_count_holders` counts of a gradient that its parameter alone holds."""
-    param = torch.zeros(1, requires_grad=True)
-    param.grad = torch.zeros(1)
+    param = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
+    param.grad = torch.zeros(1, dtype=torch.float32, device="cpu")
     return _count_holders(param)
 
 

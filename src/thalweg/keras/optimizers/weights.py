@@ -49,7 +49,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
     if isinstance(initializer, str):
         if initializer not in _FILL:
             raise ValueError(f"Unknown initializer {initializer!r}; known: {', '.join(_FILL)}.")
-        return torch.full(tuple(shape), _FILL[initializer], dtype=dtype)
+        return torch.full(tuple(shape), _FILL[initializer], dtype=dtype, device="cpu")
     if callable(initializer) and not isinstance(initializer, Tensor):
         initializer = initializer(tuple(shape), dtype=dtype)
         if is_symbolic(initializer):

@@ -344,12 +344,14 @@ def _decayed(
 def _followed(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
+    rate_dtype = as_dtype(dtype)
+
     def rate(step: object) -> Tensor:
         number = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):
-            return torch.tensor(formula(number), device="cpu")
+            return torch.tensor(formula(number), dtype=rate_dtype, device="cpu")
 
-    return follow_rate(rate, (global_step,), as_dtype(dtype), name)
+    return follow_rate(rate, (global_step,), rate_dtype, name)
 
 
 def _dtype_of(learning_rate: object) -> ScalarType:

@@ -212,7 +212,8 @@ def _global_step(given: object, in_graph: bool) -> object:
         return given
     if in_graph:
         return get_or_create_global_step()
-    return Variable(torch.zeros((), dtype=torch.int64), name="global_step", trainable=False)
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    return Variable(zero, name="global_step", trainable=False)
 
 
 def _made(

@@ -128,6 +128,7 @@ class FtrlOptimizer(RuleOptimizer):
         parts = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
         narrow = getattr(values["learning_rate"], "dtype", None)
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
-            parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
+            kind = as_dtype(narrow)
+            parts = [torch.tensor(part, dtype=kind, device="cpu") for part in parts]
         own = super()._hyper_scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

@@ -210,7 +210,8 @@ class ExponentialMovingAverage(StateDict):
             raise InvalidTypeError(
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )
-        zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
+        device = torch.get_default_device()
+        zeros = torch.zeros(tuple(source.shape), dtype=source.dtype, device=device)
         self._put_slot(source, _AVERAGE, make_variable(zeros, title))
         if self._zero_debias:
             for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):

@@ -331,7 +331,8 @@ class _Meeting:
             known = [i for i, grad in enumerate(found) if grad is not None]
             pairs = [(found[i], leaves[i]) for i in known]
             check_pairs(pairs, [titles[i] for i in known], scatter=self._opt._scatters())
-            return torch.tensor(self.here().meet(found, local_step.item()), dtype=dtype)
+            step = self.here().meet(found, local_step.item())
+            return torch.tensor(step, dtype=dtype, device="cpu")
 
         references = [by_reference(var) for var in self._variables]
         return operation(
@@ -470,7 +471,8 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     if kind is DenseAccumulator:
         return whole(grad, var)
     if kind is SparseAccumulator and isinstance(grad, Tensor):
-        return IndexedSlices(grad, torch.arange(len(grad), device=grad.device), grad.shape)
+        rows = torch.arange(len(grad), dtype=torch.int64, device=grad.device)
+        return IndexedSlices(grad, rows, grad.shape)
     return grad
 
 

@@ -9,6 +9,7 @@ broadcast to the values, as in `tf.losses`; the value goes to the collections
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,10 +65,10 @@ def _counting_metric(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
         )
     keys = [GraphKeys.LOCAL_VARIABLES, GraphKeys.METRIC_VARIABLES]
+    zeros = partial(torch.zeros, dtype=torch.float32, device=torch.get_default_device())
     with graph.name_scope(name):
         sums = [
-            graph.Variable(torch.zeros(shape), False, keys, name=title)
-            for title, shape in counts.items()
+            graph.Variable(zeros(shape), False, keys, name=title) for title, shape in counts.items()
         ]
         value = call(result, *(each.read_value() for each in sums), name="value")
         added = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
@@ -317,7 +318,9 @@ def auc(
         raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {known}.")
     inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     inner = inner if thresholds is None else sorted(thresholds)
-    levels = torch.tensor([-edge, *inner, 1 + edge])
+    levels = torch.tensor(
+        [-edge, *inner, 1 + edge], dtype=torch.float32, device=torch.get_default_device()
+    )
 
     def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
         wanted, given = _squeeze_alike(wanted.bool(), given)

@@ -228,4 +228,6 @@ def _are_finite(grads: Iterable[object]) -> torch.Tensor:
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
-    return torch.stack(found).all() if found else torch.tensor(True)
+    if not found:
+        return torch.tensor(True, dtype=torch.bool, device="cpu")
+    return torch.stack(found).all()
