@@ -76,13 +76,13 @@ def _try_stage(
 ) -> None:
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
     dice = torch.Generator(device="cpu").manual_seed(0)
-    rand = partial(torch.rand, generator=dice, device="cpu")
+    rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
     asked = asked_by(stage)
     heads = stage.heads
     for rows, columns in ((3, 2), (2, 3)):
         of_lines = rule.is_of_lines and not stage.of_matrices
         shape = (2, rows, columns) if of_lines else (rows * heads, columns)
-        there: dict[str, Any] = {name: rand(2, *shape, dtype=torch.float32) for name in made}
+        there: dict[str, Any] = {name: rand(2, *shape) for name in made}
         for slot in rule.shaped_slots:
             own = _shape_of(rule, slot, shape)
             if slot.per is None and heads > 1 and slot.name in asked.needed + asked.optional:
