@@ -19,6 +19,7 @@ from thalweg.core.rows import all_summed, rows_of
 from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
+from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
@@ -148,10 +149,13 @@ class GroupHooks(Hooks):
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
+        numbers: list[tuple[Tensor, str]] = []
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, Tensor) and not value.dim():
                     layout.check_memory(local(value), f"'{name}' of '{title}'")
+                    numbers.append((local(value), f"{name} of {title}"))
+        check_writable(numbers)
         starts = optimizer._starts(self._params, self._places)
         self._part.make(optimizer.state, self._params, starts, self._homes)
 
