@@ -18,6 +18,7 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure, Pass, Stage
+from thalweg.ground.showing import show_value
 
 
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
@@ -143,5 +144,8 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
             f" {type(error).__name__}: {error}"
         ) from error
     if not is_shape:
-        raise RuleError(f"The shape of slot {slot.name!r} must be a tuple of sizes, not {found!r}.")
+        raise RuleError(
+            f"The shape of slot {slot.name!r} must be a tuple of sizes, not"
+            f" {show_value(cast('object', found))}."
+        )
     return sizes

@@ -59,7 +59,7 @@ def check_numbers_writable(named: Iterable[tuple[Tensor, str]]) -> None:
     unknown: dict[tuple[int, int], tuple[Tensor, str]] = {}
     for tensor, name in named:
         storage = tensor.untyped_storage()
-        key = storage._cdata, tensor.data_ptr()
+        key = storage._cdata, tensor.data_ptr()  # pyright: ignore[reportPrivateUsage]
         if not storage.resizable() and key not in _writable_numbers:
             unknown[key] = tensor, name
     if unknown:

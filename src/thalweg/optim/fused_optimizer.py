@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import (
     Accumulation,
     add_to_sums,
@@ -33,17 +32,20 @@ from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
+from thalweg.core.state.entries import is_cut
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
 from thalweg.ground.running import replicas
+from thalweg.ground.showing import Describing, show_value
 from thalweg.ground.switches import enable_grad, host_allocations, no_grad
 from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.constructors import OfConstructor
-from thalweg.optim.differing import of_options, of_strange
+from thalweg.optim.differing import of_options, of_strange, told
+from thalweg.optim.groups import check_options_held, tensors_in
 from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
@@ -180,6 +182,8 @@ class FusedOptimizer(Scaled):
         return made
 
     def __init__(self, *args: object, **keywords: object) -> None:
+        arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
+        check_options_held({**arguments, **keywords})
         around = apart(keywords)
         if around is not NONE:
             self._around = around
@@ -210,6 +214,8 @@ class FusedOptimizer(Scaled):
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
+            for group in (*self.param_groups, param_group):
+                check_options_held(group)
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
             without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
@@ -336,6 +342,8 @@ class FusedOptimizer(Scaled):
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
+        if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
+            return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
             choices = [f"{why} in group {place}" for why in kind._unfit_choices(group)]
@@ -359,7 +367,7 @@ class FusedOptimizer(Scaled):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""
         return {
-            name: f"but {shown(self._around.value(name))} in the constructor, which decides it"
+            name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
             for name in self._around.others(group)
         }
@@ -373,7 +381,8 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        text = super().__repr__()
+        with Describing():
+            text = super().__repr__()
         options = self._around.on
         if not options:
             return text
@@ -490,6 +499,8 @@ class FusedOptimizer(Scaled):
                 with told:
                     is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
                     if not (is_quick or self._try_steady_step()):
+                        for group in self.param_groups:
+                            check_options_held(group)
                         self._take_step(own.parts)
                     if own.applied:
                         self._end_step()

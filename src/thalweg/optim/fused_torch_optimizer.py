@@ -12,7 +12,6 @@ from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
@@ -24,6 +23,7 @@ from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import host_allocations, no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
@@ -166,8 +166,8 @@ class FusedTorchOptimizer(FusedOptimizer):
             names = kind._common if self._kind_of(other) is kind else ()
             for name in (each for each in names if other[each] != group[each]):
                 raise InvalidArgumentError(
-                    f"{name} of group {place} is {shown(group[name])}, and of group {index}"
-                    f" {shown(other[name])}: groups of {kind.__name__} have it in common."
+                    f"{name} of group {place} is {show_value(group[name])}, and of group {index}"
+                    f" {show_value(other[name])}: groups of {kind.__name__} have it in common."
                 )
 
     @staticmethod

@@ -11,7 +11,6 @@ from torch import Tensor
 from thalweg.core.checks import check_pairs, sparse_and_constrained
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
-from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import check_whole, local
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.pairs import Pair, as_real
@@ -22,6 +21,7 @@ from thalweg.engines import Selection, current, layout
 from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import number
@@ -302,7 +302,7 @@ class TorchHooks(GroupHooks):
             group = optimizer.param_groups[place]
             flags = optimizer._kind_of(group)._flags
             names = [n for n in optimizer._wanted_options(group) if n not in flags]
-            own = ", ".join(f"{name}={shown(group.get(name))}" for name in names)
+            own = ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
             ) from error

@@ -10,6 +10,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
@@ -34,7 +35,7 @@ class RulesBySelector:
         if not isinstance(cast("object", rules), Mapping) or not rules:
             raise InvalidTypeError(
                 "rules must be a dict of a selector and a rule, such as {...: 'AdamW'}, not"
-                f" {rules!r}."
+                f" {show_value(rules)}."
             )
         self._selectors = list(rules)
         self._titles = [_title(each) for each in self._selectors]

@@ -21,6 +21,7 @@ from thalweg.ground.scalars import (
     is_floating,
     scalar_type,
 )
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.variable import as_dtype
 
@@ -77,7 +78,7 @@ class LearningRateSchedule:
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTypeError(
                 f"{type(self).__name__} must return a number or a tensor of shape (), not"
-                f" {result!r}."
+                f" {show_value(result)}."
             ) from error
 
     def get_config(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class FormulaSchedule(LearningRateSchedule):
         if not is_floating(rate):
             raise TypeError(
                 f"{type(self).__name__}: initial_learning_rate must be a float, or a float32 or "
-                f"float64 scalar; received {rate!r} ({type(rate).__name__}). "
+                f"float64 scalar; received {show_value(rate)} ({type(rate).__name__}). "
                 "The schedule computes in its dtype."
             )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
+from thalweg.ground.showing import show_value
 from thalweg.tf.arrays import shape as shape_of
 from thalweg.tf.convert import call, is_tensor, pair, sizes, tensor, told
 from thalweg.tf.elementwise import cast
@@ -132,7 +133,9 @@ def pad(
     """
     kind = mode.lower()
     if kind not in ("constant", "reflect", "symmetric"):
-        raise InvalidArgumentError(f"mode must be CONSTANT, REFLECT or SYMMETRIC, not {mode!r}.")
+        raise InvalidArgumentError(
+            f"mode must be CONSTANT, REFLECT or SYMMETRIC, not {show_value(mode)}."
+        )
 
     def widen(x: Any, paddings: Tensor) -> Tensor:
         flat = sizes(paddings)

@@ -34,6 +34,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     listed,
 )
+from thalweg.ground.showing import show_value
 from thalweg.storage import bundle, container
 from thalweg.storage.json_text import as_object
 from thalweg.storage.keras_files import KerasFile
@@ -92,7 +93,7 @@ def convert(
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:
-        raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {to!r}.")
+        raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {show_value(to)}.")
     options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
     options += ["which"] * (which is not None)
     if to != "thalweg" and options:

@@ -21,6 +21,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.ground.counters import number_of
 from thalweg.ground.scalars import Scalar, ScalarType, as_scalar, is_floating, scalar_type
+from thalweg.ground.showing import show_value
 from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow_rate
@@ -92,7 +93,7 @@ def piecewise_constant(
         OpenSeq2Seq finds only when it runs that boundaries descend.
     """
     if not isinstance(decay_rates, list):
-        raise InvalidTypeError(f"decay_rates must be a list, not {decay_rates!r}.")
+        raise InvalidTypeError(f"decay_rates must be a list, not {show_value(decay_rates)}.")
     if not len(boundaries):
         raise InvalidArgumentError("boundaries is empty; fixed_lr does not change.")
     if steps_per_epoch is not None:
@@ -358,6 +359,6 @@ def _dtype_of(learning_rate: object) -> ScalarType:
     if is_symbolic(learning_rate) or not is_floating(learning_rate):
         raise InvalidTypeError(
             "learning_rate must be a float, or a float32 or float64 scalar, not"
-            f" {learning_rate!r}. The policy computes in its dtype."
+            f" {show_value(learning_rate)}. The policy computes in its dtype."
         )
     return scalar_type(learning_rate)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.ground.showing import show_value
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
 
@@ -69,5 +70,5 @@ def optimizer_class(optimizer: object) -> Callable[..., Any]:
             )
         return OPTIMIZER_CLS_NAMES[optimizer]
     if not callable(optimizer):
-        raise InvalidTypeError(f"optimizer must be a name or a class, not {optimizer!r}.")
+        raise InvalidTypeError(f"optimizer must be a name or a class, not {show_value(optimizer)}.")
     return optimizer

@@ -19,6 +19,7 @@ from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operatio
 from thalweg.graph.either import IndexedSlices
 from thalweg.ground.counters import number_of
 from thalweg.ground.running import is_ours
+from thalweg.ground.showing import show_value
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
@@ -107,7 +108,7 @@ class RuleOptimizer(Optimizer):
             if is_function(given) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
-                    f" not the callable {given!r}."
+                    f" not the callable {show_value(given)}."
                 )
             values[name] = self._call_if_function(given)
             check_scalar(attribute.lstrip("_"), values[name], ACCEPTED)

@@ -32,6 +32,7 @@ from thalweg.graph import (
     report_uninitialized_variables,
 )
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
@@ -131,7 +132,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         super().__init__(opt, use_locking, name)
         if not (variable_averages is None or hasattr(variable_averages, "apply")):
             raise InvalidTypeError(
-                f"variable_averages must have a method apply, not be {variable_averages!r}."
+                f"variable_averages must have a method apply, not be"
+                f" {show_value(variable_averages)}."
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
@@ -186,7 +188,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         step = graph_variable_of(global_step)
         if not isinstance(step, GraphVariable):
             raise InvalidTypeError(
-                f"global_step must be a variable of the graph, not {global_step!r}."
+                f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in given:
             _check_type(grad, var)
@@ -442,7 +444,7 @@ class _SyncReplicasHook(SessionRunHook):
 
 def _counter_of(name: str, value: object) -> int:
     if not isinstance(value, Integral) or value < 1:
-        raise InvalidArgumentError(f"{name} must be a positive integer, not {value!r}.")
+        raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(value)}.")
     return int(value)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphKeys
+from thalweg.ground.showing import show_value
 from thalweg.tf.compat.v1.weighting import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
@@ -306,7 +307,7 @@ def auc(
     """
     edge = 1e-7
     if curve not in ("ROC", "PR"):
-        raise InvalidArgumentError(f"curve must be ROC or PR, not {curve!r}.")
+        raise InvalidArgumentError(f"curve must be ROC or PR, not {show_value(curve)}.")
     heights = {
         "trapezoidal": lambda y: (y[:-1] + y[1:]) / 2,
         "minoring": lambda y: torch.minimum(y[:-1], y[1:]),
