@@ -214,8 +214,7 @@ class FusedOptimizer(Scaled):
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
-            for group in (*self.param_groups, param_group):
-                check_options_held(group)
+            check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
             without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
@@ -339,6 +338,15 @@ class FusedOptimizer(Scaled):
         lacking = complete and [n for n in self._wanted_options(group) if n not in group]
         if lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
+
+    def _check_options_held(self) -> None:
+        """Raise if an option of a group is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names the first.
+        """
+        for group in self.param_groups:
+            check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
@@ -499,8 +507,7 @@ class FusedOptimizer(Scaled):
                 with told:
                     is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
                     if not (is_quick or self._try_steady_step()):
-                        for group in self.param_groups:
-                            check_options_held(group)
+                        self._check_options_held()
                         self._take_step(own.parts)
                     if own.applied:
                         self._end_step()

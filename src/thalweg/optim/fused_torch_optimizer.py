@@ -31,7 +31,7 @@ from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.differing import Want, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW
+from thalweg.optim.groups import HOW, check_options_held
 from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
@@ -156,6 +156,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        check_options_held(group)
         super()._check_options(group, place, complete)
         if complete and (kind := self._kind_of(group))._common:
             self._check_common(kind, group, place)
@@ -164,6 +165,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Refuse a group that differs from others of its class in what they have in common."""
         for index, other in enumerate(self.param_groups):
             names = kind._common if self._kind_of(other) is kind else ()
+            if names:
+                check_options_held(other)
             for name in (each for each in names if other[each] != group[each]):
                 raise InvalidArgumentError(
                     f"{name} of group {place} is {show_value(group[name])}, and of group {index}"
@@ -337,6 +340,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
             return True
+        self._check_options_held()
         return (
             self._may_repeat(part, gradients)
             and self._rules() == {part.rule}

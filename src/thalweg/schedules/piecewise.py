@@ -14,6 +14,7 @@ import torch
 from thalweg.ground.scalars import Number, Scalar, ScalarType, as_scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, kind_of
+from thalweg.variable import check_held
 
 
 @dataclass(eq=False)
@@ -78,6 +79,7 @@ class PiecewiseConstantDecay(FormulaSchedule):
 
 def _comparable(step: Step) -> Any:
     if isinstance(step, torch.Tensor):
+        check_held(step, "step")
         return step.detach().cpu()
     if isinstance(step, np.floating):
         return step

@@ -26,7 +26,7 @@ from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow_rate
 from thalweg.v1.train.followed import remember_source
-from thalweg.variable import as_dtype, dtype_name
+from thalweg.variable import as_dtype, check_held, dtype_name
 
 __all__ = [
     "cosine_decay",
@@ -98,6 +98,8 @@ def piecewise_constant(
         raise InvalidArgumentError("boundaries is empty; fixed_lr does not change.")
     if steps_per_epoch is not None:
         boundaries = [steps_per_epoch * epoch for epoch in boundaries]
+    if isinstance(learning_rate, Tensor):
+        check_held(learning_rate, "learning_rate")
     values = [learning_rate * rate for rate in (1.0, *decay_rates)]
     return train.piecewise_constant(global_step, boundaries, values)
 
