@@ -67,7 +67,9 @@ def as_dtype(dtype: object) -> torch.dtype:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise InvalidTypeError(f"{dtype!r} is not a dtype; expected one like torch.float32.")
+        raise InvalidTypeError(
+            f"{show_value(dtype)} is not a dtype; expected one like torch.float32."
+        )
     return found
 
 
@@ -284,7 +286,7 @@ class Variable(torch.nn.Parameter):
         dtype: object = None,
     ) -> Variable:
         if name is not None and not isinstance(name, str):
-            raise InvalidTypeError(f"name must be a string, not {name!r}.")
+            raise InvalidTypeError(f"name must be a string, not {show_value(name)}.")
         check_constraint(constraint)
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, torch.Tensor):

@@ -119,7 +119,7 @@ class CheckpointManager:
         if mode not in ("min", "max"):
             raise InvalidArgumentError(f"mode must be 'min' or 'max', not {show_value(mode)}.")
         if not name or os.sep in name:
-            raise InvalidArgumentError(f"name must be the name of a file, not {name!r}.")
+            raise InvalidArgumentError(f"name must be the name of a file, not {show_value(name)}.")
         self.directory = Path(directory)
         disk.make_folder(self.directory)
         self._keep, self._keep_every = keep, keep_every

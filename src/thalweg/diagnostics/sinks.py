@@ -51,7 +51,9 @@ class JsonLines(Sink):
     def __init__(self, path: str | os.PathLike[str] | Any) -> None:
         self._is_ours = isinstance(path, str | os.PathLike)
         if not (self._is_ours or hasattr(path, "write")):
-            raise InvalidTypeError(f"path must be a path or a file of text, not {path!r}.")
+            raise InvalidTypeError(
+                f"path must be a path or a file of text, not {show_value(path)}."
+            )
         self._given = path
         self._path: Any = os.path.abspath(path) if self._is_ours else path
         self._known: Parameters | None = None

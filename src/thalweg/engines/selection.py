@@ -44,7 +44,9 @@ def check_name(name: str) -> EngineName:
         ValueError: If it is not; lists the engines.
     """
     if name not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, not {name!r}.")
+        raise ValueError(
+            f"engine must be one of {', '.join(map(repr, ENGINES))}, not {show_value(name)}."
+        )
     return name
 
 

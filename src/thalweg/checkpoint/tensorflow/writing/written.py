@@ -100,7 +100,9 @@ def copy_written(
 
 def _check_kind(optimizer: object, kind: str) -> None:
     if kind not in KINDS:
-        raise InvalidArgumentError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
+        raise InvalidArgumentError(
+            f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
+        )
     if isinstance(optimizer, WrappingOptimizer):
         raise InvalidTypeError(
             f"{type(optimizer).__name__} wraps another optimizer, which has the state: give that."
