@@ -64,7 +64,9 @@ def check_constraint(constraint: object) -> None:
 
 def as_dtype(dtype: object) -> torch.dtype:
     """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
+        name = str(dtype)
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise InvalidTypeError(

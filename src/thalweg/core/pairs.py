@@ -78,7 +78,7 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     except ValueError as error:
         raise InvalidTypeError(
             "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
-            f" {grad!r} of '{title}' ({error})"
+            f" {show_value(grad)} of '{title}' ({error})"
         ) from None
 
 

@@ -37,13 +37,13 @@ def check_params(
             missed = [
                 f"Instead there is {show_value(each)}."
                 for each in unknown
-                if did_you_mean(str(each), [name])
+                if did_you_mean(show_value(each).strip("'"), [name])
             ]
             raise InvalidArgumentError(
                 " ".join((f"{name} parameter has to be specified.", *missed))
             )
     for name in unknown:
-        hint = (hints or {}).get(name) or did_you_mean(str(name), known)
+        hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), known)
         said = (f"Unknown parameter: {name}.", hint, f"There are: {', '.join(sorted(known))}.")
         raise InvalidArgumentError(" ".join(filter(None, said)))
     for name, value in config.items():

@@ -47,9 +47,10 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     for name in summaries:
         if name not in OPTIMIZER_SUMMARIES:
             known = ", ".join(OPTIMIZER_SUMMARIES)
-            hint = did_you_mean(str(name), OPTIMIZER_SUMMARIES)
+            title = name if isinstance(name, str) else show_value(name)
+            hint = did_you_mean(title, OPTIMIZER_SUMMARIES)
             raise InvalidArgumentError(
-                f"Summaries should be one of [{known}], you provided {name}. {hint}".rstrip()
+                f"Summaries should be one of [{known}], you provided {title}. {hint}".rstrip()
             )
     return tuple(summaries)
 
