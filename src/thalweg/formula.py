@@ -84,7 +84,7 @@ class Slot:
     Attributes:
         name: Its name.
         initial: What it is filled with.
-        dtype: Its dtype; the variable's if None. A `scalar` has the one of the arithmetic.
+        dtype: Its dtype; the variable's if None, and for a `scalar` the one of the arithmetic.
         scalar: Whether it is one number per variable, of shape (), and not one per element. It is
             read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
             numbers of their own for each parameter, by `prepare`, too.
@@ -356,7 +356,32 @@ class Rule:
     @lazy
     def heads(self) -> tuple[int, ...]:
         """Into how many blocks of rows its stages cut variables."""
-        return tuple(dict.fromkeys(getattr(each, "heads", 1) for each in self.passes))
+        return tuple(dict.fromkeys(getattr(each, "block_count", 1) for each in self.passes))
+
+    @lazy
+    def needs_layout(self) -> bool:
+        """True if stages see whole matrices and do not say how to cut stacks of matrices.
+
+        Stages of a rule that measures rows and columns see the last two dimensions instead, unless
+        they are `of_matrices`.
+        """
+        stages: list[Any] = [each for each in self.passes if hasattr(each, "block_count")]
+        return any(
+            stage.heads is None and (stage.of_matrices or not self.is_of_lines) for stage in stages
+        )
+
+    @lazy
+    def reduces_variables(self) -> bool:
+        """True if an update depends on a reduction over the elements of its variable.
+
+        Sums that `per_optimizer` alone reads are over all variables.
+        """
+        if self._line_slots or any(not hasattr(each, "of_elements") for each in self.passes):
+            return True
+        if any(level.measures for level in self.levels):
+            return True
+        asked = () if self.per_variable is None else inspect.signature(self.per_variable).parameters
+        return not self.measures.keys().isdisjoint(asked)
 
     @lazy
     def is_whole(self) -> bool:

@@ -147,7 +147,12 @@ def variables_share(training: Training, dice: random.Random) -> None:
 
 def constraint_given(training: Training, dice: random.Random) -> None:
     var = training.variables[_place(training, dice)]
-    var.constraint = clamped if dice.random() < 0.6 else None
+    constraint = clamped if dice.random() < 0.6 else None
+    if dice.random() < 0.5:
+        var.constraint = constraint
+    else:
+        name = "_constraint" if isinstance(var, Variable) else "constraint"
+        var.__dict__ = {**var.__dict__, name: constraint}
 
 
 # Storages that are cut
@@ -380,6 +385,13 @@ def variable_added(training: Training, dice: random.Random) -> None:
     training.group.append(len(training.variables) - 1)
 
 
+def param_groups_reordered(training: Training, dice: random.Random) -> None:
+    """Change the places of parameters, on which random bits depend."""
+    if training.face == "optim":
+        groups = training.opt.param_groups
+        dice.choice([groups, *(group["params"] for group in groups)]).reverse()
+
+
 def hyperparameter_changed(training: Training, dice: random.Random) -> None:
     training.set_rate(dice.choice([0.1, 0.05, 0.5, 0.0]))
 
@@ -454,7 +466,8 @@ MOVES: tuple[Move, ...] = (
     gradients_new, gradient_laid_out, gradient_expanded, gradient_negated, gradient_written,
     gradient_none, gradient_sparse, gradient_of_a_bad_row, gradient_of_another_dtype,
     gradient_of_another_shape, gradient_is_a_variable, gradient_is_a_slot, gradient_of_junk,
-    group_changed, variable_added, hyperparameter_changed, skipping_switched,
+    group_changed, variable_added, param_groups_reordered, hyperparameter_changed,
+    skipping_switched,
     hyperparameter_of_no_use,
     engine_switched, denormals_switched, state_loaded, state_refused, copied, state_looked_at,
     step_of_another_thread,

@@ -23,10 +23,11 @@ import h5py
 import torch
 
 import storage_files
-from attack import files, restores, watched
+from attack import files, restores, resumed, watched
 from attack.figures import Figures
 from attack.restores import Dice
 from attack.server import figures_of
+from attack.torch_trainings import encode_all
 from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint
 from thalweg.checkpoint import CheckpointManager, tensorflow
@@ -101,19 +102,36 @@ def _one(value: Any, dice: Dice, values: tuple[Any, ...]) -> None:
 def of_ours(dice: Dice) -> str:
     """A document, or a tensor, of ours."""
     name = dice.choice(list(restores._ours))
-    found, manifest, data = storage_files.parts(restores._ours[name])
     ending = ".safetensors" if name in ("objects", "saver") else ""
     path = _folder[0] / "case"
-    if dice.random() < 0.75:
-        _one(manifest["document"], dice, VALUES)
-        Path(f"{path}{ending}").write_bytes(storage_files.packed(found, manifest, data))
-        return str(path)
-    Path(f"{path}{ending}").write_bytes(restores._ours[name])
-    read = checkpoint.saving.container.read(f"{path}{ending}")
-    tensors = dict(read.tensors)
-    tensors[dice.choice(list(tensors))] = _number(dice)
-    checkpoint.saving.container.write(f"{path}{ending}", tensors, dict(read.document))
+    _write_changed(f"{path}{ending}", restores._ours[name], dice, lambda _: _number(dice), 0.75)
     return str(path)
+
+
+def of_trainings(dice: Dice) -> str:
+    """A document, or a tensor, of a training that goes on from the file."""
+    path = _folder[0] / "case"
+    resumed.save_training(resumed.choose_training(dice), path)
+    change = partial(resumed.damage_tensor, dice=dice)
+    _write_changed(str(path), path.read_bytes(), dice, change, 0.5)
+    return str(path)
+
+
+def _write_changed(
+    path: str, raw: bytes, dice: Dice, change: Callable[[Stored], Stored], share: float
+) -> None:
+    """Write a file with one change, in its document with the probability `share`."""
+    found, manifest, data = storage_files.parts(raw)
+    if dice.random() < share:
+        _one(manifest["document"], dice, VALUES)
+        Path(path).write_bytes(storage_files.packed(found, manifest, data))
+        return
+    Path(path).write_bytes(raw)
+    read = checkpoint.saving.container.read(path)
+    tensors = dict(read.tensors)
+    name = dice.choice(list(tensors))
+    tensors[name] = change(tensors[name])
+    checkpoint.saving.container.write(path, tensors, dict(read.document))
 
 
 def _number(dice: Dice) -> Stored:
@@ -293,7 +311,7 @@ def with_a_scale(path: str, dice: Dice) -> list[Any]:
     return []
 
 
-WRITERS = (converted, compared, managed)
+WRITERS = (converted, compared, managed, resumed.resumed)
 READERS: dict[str, tuple[Callable[[Dice], str], tuple[restores.Take, ...]]] = {
     "ours": (
         of_ours,
@@ -302,6 +320,7 @@ READERS: dict[str, tuple[Callable[[Dice], str], tuple[restores.Take, ...]]] = {
             converted, compared, managed,
         ),
     ),
+    "trainings": (of_trainings, (resumed.resumed,)),
     "tensorflow": (
         of_tensorflow,
         (
@@ -332,6 +351,7 @@ def attempt(seed: int, number: int) -> str:
 
 def warm() -> None:
     """Have everything imported, and files of each kind at hand."""
+    encode_all()
     restores.warm()
     other = _folder[0].with_name(f"{_folder[0].name}-out")
     other.mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import thalweg
 from thalweg import catalogue
@@ -55,3 +56,12 @@ def test_other_names_are_refused(name: str, message: str) -> None:
 def test_measuring_steps_knows_nothing_of_the_race() -> None:
     for path in Path(thalweg.__file__).with_name("bench").glob("*.py"):
         assert "thalweg.race" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])
+def test_rules_of_matrices_take_kernels_of_conv1d(name: str) -> None:
+    variable = torch.nn.Parameter(torch.ones(3, 2, 4))
+    made = catalogue.named(f"optim:{name}").make(0.1)
+    for _ in range(2):  # the first step of SOAP moves nothing
+        made.apply_gradients([(torch.arange(24.0).reshape(3, 2, 4), variable)])
+    assert not torch.equal(variable.detach(), torch.ones(3, 2, 4))

@@ -15,6 +15,7 @@ from test_from_copies import (
     assert_begun,
     equal_measures,
     equal_steps,
+    equal_ties,
     problem_of,
 )
 
@@ -35,6 +36,11 @@ def test_every_pattern_of_16_bits(kind, dtype):
     copy = PATTERNS.view(kind)
     problem = problem_of(adam(), copy, dtype, None)
     assert_begun(adam(), problem, copy, KEEP._replace(name="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+def test_every_tie_of_bfloat16(dtype):
+    equal_ties(dtype, "cuda", stride=13)
 
 
 @BY_KIND

@@ -38,8 +38,16 @@ def rounded(values: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def beginning(var: Tensor, copy: Tensor) -> Tensor:
-    """The rule: the variable, or the copy where that is not the variable, rounded."""
+    """Return the variable, or the copy where that is not the variable, rounded.
+
+    In the middle of two bfloat16 the variable is rounded to either.
+    """
     same = rounded(var, copy.dtype).view(torch.int16) == copy.view(torch.int16)
+    if copy.dtype == torch.bfloat16:
+        bits = var.detach().float().view(torch.int32)
+        is_tie, upper = (bits & 0xFFFF) == 0x8000, (bits >> 16).short()
+        written = copy.view(torch.int16)
+        same |= is_tie & copy.isfinite() & ((written == upper) | (written == upper + 1))
     return torch.where(same, var.detach(), copy.to(var.dtype))
 
 
@@ -110,6 +118,30 @@ def test_every_pattern_of_16_bits(
     copy = PATTERNS.view(kind).repeat(2)
     problem = problem_of(adam(), copy, dtype, None)
     assert_begun(adam(), problem, copy, selection._replace(name=engine))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
+@BY_ENGINE
+def test_every_tie_of_bfloat16(engine: Any, dtype: torch.dtype) -> None:
+    equal_ties(dtype, engine)
+
+
+def equal_ties(dtype: torch.dtype, engine: Any, stride: int = 1) -> None:
+    """Begin steps at masters in the middle of two bfloat16, beside these and beside others.
+
+    Args:
+        dtype: That of masters.
+        engine: The name of the engine.
+        stride: Which of the bfloat16: each so many.
+    """
+    upper = PATTERNS[torch.isfinite(PATTERNS.view(torch.bfloat16))][::stride]
+    tie = ((upper.int() << 16) | 0x8000).view(torch.float32)
+    places = torch.tensor([-1, 0, 1, 2], dtype=torch.int16)
+    copy = (upper[:, None] + places).reshape(-1).view(torch.bfloat16)
+    master = tie.repeat_interleave(len(places)).to(dtype)
+    problem = problem_of(adam(), copy, dtype, None)
+    problem.variables[0].copy_(master)
+    assert_begun(adam(), problem, copy, KEEP._replace(name=engine))
 
 
 @pytest.mark.parametrize("count", [1, 3])

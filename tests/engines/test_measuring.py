@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rulebook import slow_unless
-from thalweg import Hyper, Rule, RuleError, Variable, optim, sqrt, where
+from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
 from thalweg import engine as use_engine
-from thalweg.engines import Tensors
+from thalweg.engines import Dispatcher, Selection, Tensors
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.measure import Leaves, sums_of
 from thalweg.engines.denormals import set_denormals
-from thalweg.engines.engine import Columns
+from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import STORAGE_NAMES, compute_dtype
 from thalweg.engines.measuring import (
     LANES,
@@ -229,22 +229,67 @@ def test_parts_of_a_tensor_have_its_leaves(cut):
     assert_bits(measured((gradient_squares,), parts, leaves=True), whole)
 
 
-def test_memory_is_read_in_the_order_of_the_variable():
-    var = (
-        numbers(8 * 16 * 33 * 35).view(8, 16, 33, 35).contiguous(memory_format=torch.channels_last)
-    )
-    grad = numbers(var.numel(), seed=2).view(var.shape)
-    lying = grad.permute(0, 2, 3, 1).reshape(-1)
-    (wanted,) = sums_of(gradient_squares, [lying])
-    assert wanted != sums_of(gradient_squares, [grad])[0]
-    for given in (grad, grad.contiguous(memory_format=torch.channels_last)):
-        assert_bits(
-            Tensors([given], [var]).compute_sums((gradient_squares,), (), NO_COLUMNS)[0], [wanted]
-        )
-    (of_variable,) = sums_of(gradient_squares, [var.permute(0, 2, 3, 1).reshape(-1)])
-    assert_bits(
-        Tensors([grad], [var]).compute_sums((variable_squares,), (), NO_COLUMNS)[0], [of_variable]
-    )
+def permuted(tensor, order):
+    """A tensor whose memory has its dimensions in another order."""
+    back = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(back)
+
+
+LAYOUTS = [
+    lambda x: x.clone(memory_format=torch.contiguous_format),
+    lambda x: x.contiguous(memory_format=torch.channels_last),
+    lambda x: permuted(x, [3, 1, 0, 2]),
+    lambda x: torch.stack([x, x], -1)[..., 0],
+    lambda x: torch._neg_view(-x),
+]
+
+
+def _decayed(var, grad, mean, *, learning_rate):
+    mean = mean * 0.5 + grad
+    return var - learning_rate * mean, mean
+
+
+def _with_slot(var, grad, mean):
+    return (var * grad + mean) * mean
+
+
+SLOTTED = Rule(name="Slotted", update=_decayed, hypers=(Hyper("learning_rate", 0.1),),
+               slots=(Slot("mean"),))  # fmt: skip
+READING = gradient_squares, variable_squares, _with_slot
+
+
+def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
+    """What steps over a variable, its gradient and its slot measure, one column for each step."""
+    var, grad, slot = streams
+    gate, selection = Dispatcher(), Selection(name=engine)
+    columns = Columns({np.float32: {}, np.float64: {}}, {})
+    found = []
+    for _ in range(repeats):
+        ready = gate.plan_step(Request(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
+        found.append(np.concatenate(ready.compute_sums(READING, (), columns)))
+        found[-1] = np.append(found[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
+        ready.release_gradients()
+        for each in (grad, slot):
+            each.mul_(0.75)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_grad", range(5))
+@pytest.mark.parametrize("of_var", range(4))
+def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad, dtype):
+    """Every engine measures what it would of contiguous tensors, to the last bit."""
+    shape = (8, 4, 67, 35)
+    plain = [numbers(8 * 4 * 67 * 35, dtype, seed).view(shape) for seed in range(3)]
+    wanted = of_step([each.clone() for each in plain], "cpu", 2)
+    for engine in ("cpu", "reference"):
+        for of_slot in (0, of_var):
+            how = of_var, of_grad, of_slot
+            streams = [LAYOUTS[k](each.clone()) for k, each in zip(how, plain, strict=True)]
+            assert_bits(of_step(streams, engine, 2), wanted)
+    var, grad = LAYOUTS[of_var](plain[0]), LAYOUTS[of_grad](plain[1])
+    found = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
+    assert_bits(np.concatenate(found), wanted[0, :2])
 
 
 # Formulas and stages

@@ -36,7 +36,7 @@ def update(var, grad, step, mean, *, learning_rate, share):
 HYPERS = (Hyper("learning_rate", 0.5), Hyper("share", 0.5))
 CENTERED = Rule(
     name="Centered",
-    passes=(Pass(ahead, makes="step"), Stage(center)),
+    passes=(Pass(ahead, makes="step"), Stage(center, heads=1)),
     update=update,
     hypers=HYPERS,
     slots=(Slot("mean"),),
@@ -106,7 +106,9 @@ def failing(*, step: Tensor, fails: list[bool]) -> Any:
 
 def test_a_stage_that_fails_leaves_everything_as_it_was() -> None:
     fails = [False]
-    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(partial(failing, fails=fails))))
+    rule = replace(
+        CENTERED, passes=(CENTERED.passes[0], Stage(partial(failing, fails=fails), heads=1))
+    )
     params = parameters()
     made = optim.RuleOptimizer(params, rule)
     take(made, params, 2)
@@ -132,7 +134,7 @@ def test_a_step_that_is_left_out_runs_no_stage() -> None:
         called.append(len(step))
         return {}
 
-    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(count)))
+    rule = replace(CENTERED, passes=(CENTERED.passes[0], Stage(count, heads=1)))
     params = parameters([(4, 3), (4, 3)])
     made = optim.RuleOptimizer(params, rule)
     called.clear()  # those of `check_rule`
@@ -157,7 +159,7 @@ def turn(*, step, factor, t):
 KEEPING = replace(
     CENTERED,
     name="Keeping",
-    passes=(CENTERED.passes[0], Stage(turn, every=2)),
+    passes=(CENTERED.passes[0], Stage(turn, every=2, heads=1)),
     slots=(Slot("mean"), Slot("factor", initial=1.0, shape=turns)),
 )
 
@@ -199,7 +201,9 @@ def test_parameters_whose_steps_have_other_numbers_are_called_apart() -> None:
         return {"step": step}
 
     params = parameters([(4, 3), (4, 3)])
-    made = optim.RuleOptimizer(params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(look))))
+    made = optim.RuleOptimizer(
+        params, replace(CENTERED, passes=(CENTERED.passes[0], Stage(look, heads=1)))
+    )
     seen.clear()
     params[0].grad = torch.ones_like(params[0])
     made.step()
@@ -240,7 +244,7 @@ def test_a_variable_that_comes_twice_is_refused() -> None:
 
 def test_autocast_does_not_reach_a_stage() -> None:
     params, others = parameters(), parameters()
-    rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn)))
+    rule = replace(KEEPING, passes=(CENTERED.passes[0], Stage(turn, heads=1)))
     take(optim.RuleOptimizer(params, rule), params, 2)
     with torch.autocast("cpu", torch.bfloat16):
         take(optim.RuleOptimizer(others, rule), others, 2)

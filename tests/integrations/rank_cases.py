@@ -24,7 +24,11 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.fsdp import (  # noqa: E402
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor import (  # noqa: E402
     DTensor,
     Replicate,
@@ -72,6 +76,46 @@ def steps(module: nn.Module, optimizer: Any, batches: Any) -> None:
         loss_of(module, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+FLATTENED: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda params: torch.optim.AdamW(params, lr=0.05),
+    "AdamW": lambda params: optim.AdamW(params, lr=0.05),
+    "LAMB": lambda params: optim.LAMB(params),
+    "clipped": lambda params: optim.AdamW(params, clip_grad_norm=1.0),
+    "Prodigy": lambda params: optim.Prodigy(params),
+    "trust_ratio": lambda params: optim.SGD(params, lr=0.05, trust_ratio=True),
+}
+
+
+@case
+def flat_buffers(rank: int, count: int, _: Path) -> Any:
+    """Parameters that FSDP1 has flattened: numbers after two steps, or the error."""
+    found: dict[str, dict[str, Any]] = {}
+    strategies = {"shards": ShardingStrategy.FULL_SHARD, "whole": ShardingStrategy.NO_SHARD}
+    for title, strategy in strategies.items():
+        for keeps_params in (False, True):
+            own = found[f"{title}, {keeps_params}"] = {}
+            for name, make in FLATTENED.items():
+                torch.manual_seed(0)
+                layers = nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    module = FullyShardedDataParallel(
+                        nn.Sequential(*layers),
+                        sharding_strategy=strategy,
+                        use_orig_params=keeps_params,
+                        device_id=torch.device("cpu"),
+                    )
+                try:
+                    optimizer = make(module.parameters())
+                    for _step in range(2):
+                        module(torch.ones(2, 4)).square().mean().backward()
+                        optimizer.step()
+                    own[name] = module(torch.ones(2, 4)).tolist()
+                except ValueError as error:
+                    own[name] = str(error)
+    return found
 
 
 @case

@@ -49,6 +49,23 @@ def test_ranks_that_share_batches_have_the_same_numbers(name: str, told: Told) -
             )
 
 
+REDUCING = {
+    "shards, False": {"LAMB", "clipped", "Prodigy", "trust_ratio"},
+    "shards, True": {"LAMB", "clipped", "Prodigy", "trust_ratio"},
+    "whole, False": {"LAMB", "trust_ratio"},
+    "whole, True": set[str](),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCING)
+def test_flat_parameters_raise_where_a_rule_reduces_over_them(kind: str, told: Told) -> None:
+    for each in told:
+        own = each["flat_buffers"][kind]
+        assert {name for name, found in own.items() if isinstance(found, str)} == REDUCING[kind]
+        torch.testing.assert_close(*(torch.tensor(own[name]) for name in ("AdamW", "torch")))
+        assert all("is a flat buffer of FullySharded" in own[name] for name in REDUCING[kind])
+
+
 def test_a_share_of_the_state_gives_the_numbers_of_all(told: Told) -> None:
     for each in told:
         for alike, kept in each["zero"].values():

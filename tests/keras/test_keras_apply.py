@@ -11,7 +11,7 @@ import torch
 
 import thalweg
 from keras_table import Row, all_rows, assert_same_bits, both_engines, gradients, pair, snapshot
-from thalweg import IndexedSlices, Variable
+from thalweg import IndexedSlices, Variable, optim, v1
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
 
 
@@ -371,6 +371,38 @@ def test_a_constraint_set_between_steps_is_applied() -> None:
     w.constraint = lambda x: x * 0
     opt.apply_gradients([([1.0], w)])
     assert w.numpy().tolist() == [0]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize("how", ["an attribute", "a key", "another __dict__"])
+@pytest.mark.parametrize("face", ["keras", "v1", "optim"])
+@pytest.mark.parametrize("kind", [Variable, torch.nn.Parameter])
+def test_a_constraint_is_applied_however_it_is_set(
+    kind: Any, face: str, how: str, count: int
+) -> None:
+    """Also in a step that is replayed, which compares the attributes of variables."""
+    w = kind(torch.ones(3))
+    opt = optim.SGD([w], lr=0.5) if face == "optim" else None
+    opt = opt or (SGD(0.5) if face == "keras" else v1.train.GradientDescentOptimizer(0.5))
+
+    def step() -> None:
+        if face == "optim":
+            w.grad = torch.ones(3)
+            opt.step()
+        else:
+            opt.apply_gradients([(torch.ones(3), w)])
+
+    for _ in range(count):
+        step()
+    name, constraint = "_constraint" if kind is Variable else "constraint", torch.zeros_like
+    if how == "an attribute":
+        w.constraint = constraint
+    elif how == "a key":
+        w.__dict__[name] = constraint
+    else:
+        w.__dict__ = {**w.__dict__, name: constraint}
+    step()
+    assert w.detach().tolist() == [0, 0, 0]
 
 
 def test_an_aggregator_that_returns_nothing() -> None:

@@ -307,16 +307,15 @@ def test_a_tensor_that_cannot_be_read_is_named(face: str, slot: str) -> None:
     assert_refused(made, given, f"'0/{slot}' cannot be read: unreadable")
 
 
-@pytest.mark.filterwarnings("ignore:Casting complex values")
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
-def test_slots_of_other_kinds_become_the_parameters_on_the_state_device_too(dtype: Any) -> None:
-    both = [
-        step(of_one(optim, "Adamax", **options), 2) for options in ({}, {"state_device": "cpu"})
-    ]
-    for each in both:
-        each.load_state_dict(damaged(each, state("exp_avg", torch.full((3, 2), 2, dtype=dtype))))
-    ours, theirs = ([step(each).param_groups[0]["params"][0].detach()] for each in both)
-    assert_same(ours, theirs)
+KINDS = [torch.complex64, torch.int32, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"state_device": "cpu"}, {"masters": True}], ids=str)
+def test_slots_of_other_kinds_are_named(options: Any, dtype: torch.dtype) -> None:
+    made = step(of_one(optim, "Adamax", **options), 2)
+    value = torch.ones(3, 2).to(dtype)
+    assert_refused(made, damaged(made, state("exp_avg", value)), "'0/exp_avg' is .*, here float32")
 
 
 def test_an_option_that_counts_steps_takes_no_none_for_their_number() -> None:

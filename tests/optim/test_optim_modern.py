@@ -255,18 +255,108 @@ def test_what_no_engine_takes_is_refused_by_name() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["ScheduleFreeAdamW", "ScheduleFreeSGD"])
 @pytest.mark.parametrize("native", [True, False])
-def test_a_number_beyond_its_type_is_infinite(kind: str, native: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments", "name", "value"),
+    [
+        ("ScheduleFreeAdamW", {"lr": 1e20}, "weight_sum", 5e40),  # a float64
+        ("ScheduleFreeSGD", {"lr": 1e20}, "weight_sum", 5e40),
+        ("ASGD", {"lr": 1e38, "alpha": -1.0, "lambd": 1.0}, "eta", float("inf")),  # a float32
+    ],
+)
+def test_a_number_beyond_its_type_is_infinite(
+    kind: str, arguments: Any, name: str, value: float, native: bool, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(native)))
     params = params_of(torch.float32)
-    made = getattr(optim, kind)(params, lr=1e20)
+    made = getattr(optim, kind)(params, **arguments)
     for step in range(5):
         for param, grad in zip(params, gradients_of(step, torch.float32), strict=True):
             param.grad = grad
         made.step()
     assert made.last_step.count == 5
-    assert {made.state[param]["weight_sum"].item() for param in params} == {float("inf")}
+    assert {made.state[param][name].item() for param in params} == {value}
+
+
+# Numbers of a parameter that the authors keep as Python's, each with what a step makes of it.
+DOUBLES: dict[str, dict[str, Any]] = {
+    "ScheduleFreeAdamW": {"weight_sum": lambda now, lr: now + lr**2.0, "lr_max": max},
+    "ScheduleFreeSGD": {"weight_sum": lambda now, lr: now + lr**2.0, "lr_max": max},
+    "LaProp": {"rate_mean": lambda now, lr: now * 0.9 + (1 - 0.9) * lr},
+}
+RATE = 2.0**-8  # which float32 holds
+MANY_STEPS = 100_000_001  # after which float32 has no bits left for another weight
+
+
+def train_doubles(made: Any, params: Any, steps: int) -> None:
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.full_like(param, 0.1)
+        made.step()
+
+
+def doubles_of(made: Any, param: Any, kind: str) -> dict[str, float]:
+    found = {name: made.state[param][name] for name in DOUBLES[kind]}
+    assert {each.dtype for each in found.values()} == {torch.float64}
+    return {name: each.item() for name, each in found.items()}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", DOUBLES)
+def test_numbers_are_as_exact_as_the_authors(
+    kind: str, dtype: torch.dtype, native: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(native)))
+    params, lr = [torch.nn.Parameter(torch.ones(3, 2, dtype=dtype)) for _ in range(2)], 0.003
+    made = getattr(optim, kind)(params, lr=lr)
+    train_doubles(made, params, 1)
+    wanted = {"weight_sum": MANY_STEPS * lr**2.0, "lr_max": lr, "rate_mean": lr / 3}
+    for param in params:
+        for name in DOUBLES[kind]:
+            made.state[param][name].fill_(wanted[name])
+    for _ in range(6):
+        train_doubles(made, params, 1)
+        wanted = {name: step(wanted[name], lr) for name, step in DOUBLES[kind].items()}
+        assert doubles_of(made, params[1], kind) == wanted
+
+
+def state_in_float32(made: Any) -> Any:
+    """Return a state as earlier releases wrote it, with numbers of float32."""
+    saved = copy.deepcopy(made.state_dict())
+    for own in saved["state"].values():
+        own |= {name: x.float() for name, x in own.items() if x.dtype == torch.float64}
+    return saved
+
+
+@pytest.mark.parametrize("kind", DOUBLES)
+@pytest.mark.parametrize("around", ["a class", "Mixed", "RuleOptimizer"])
+def test_numbers_of_earlier_states_go_on_as_doubles(kind: str, around: str) -> None:
+    def make(params: Any) -> Any:
+        if around == "Mixed":
+            return optim.Mixed([{"params": params, "rule": kind, "lr": RATE}])
+        if around == "RuleOptimizer":
+            rule = next(rule for rule in MODERN_RULES if rule.name == kind)
+            return optim.RuleOptimizer(params, rule, lr=RATE)
+        return getattr(optim, kind)(params, lr=RATE)
+
+    params = [torch.nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
+    made = make(params)
+    train_doubles(made, params, 3)
+    saved = state_in_float32(made)
+    again = make(params)
+    again.load_state_dict(saved)
+    begun = {name: saved["state"][0][name].item() for name in DOUBLES[kind]}
+    assert {name: again.state[params[0]][name].item() for name in begun} == begun
+    train_doubles(again, params, 4)
+    got = doubles_of(again, params[0], kind)
+    if around != "RuleOptimizer":  # whose rates are rounded to float32, as TensorFlow's
+        wanted = begun
+        for _ in range(4):
+            wanted = {name: step(wanted[name], RATE) for name, step in DOUBLES[kind].items()}
+        assert got == wanted
+    again.load_state_dict(again.state_dict())
+    assert doubles_of(again, params[0], kind) == got
 
 
 def test_rules_can_be_pickled() -> None:

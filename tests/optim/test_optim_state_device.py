@@ -484,7 +484,7 @@ def test_state_is_loaded_to_its_device() -> None:
             own = other.state[there]
         else:
             loader = OfTorch(other)
-            own = loader._prepare_state(there, other.param_groups[0], near.state[here], "w", [])
+            own = loader._prepare_state(there, other.param_groups[0], near.state[here])
         assert name == "rule" or own.keys() == sizes.keys()
         for key, value in own.items():
             assert value.device.type == ("meta" if key == "gradient_sum" else "cpu"), key

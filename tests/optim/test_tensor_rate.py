@@ -32,7 +32,7 @@ CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("Rprop", {}),
     ("Lion", {}),
 ]
-BY_TORCH = {"ASGD", "Rprop"}  # which do other things with a rate, too
+BY_TORCH = {"ASGD"}  # which do other things with a rate, too
 STEPS = 8
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from thalweg.core import repeated_pairs
 from thalweg.core.steady import stands
 from thalweg.optim import steady
@@ -30,7 +32,11 @@ def check_steps() -> None:
 def _found_by_optim(step: Any, optimizer: Any, has_sums: bool = False) -> bool:
     if has_sums is not step._has_sums:
         return False
-    return step._stands(optimizer._gradients(step._owners))
+    gradients = optimizer._gradients(step._owners)
+    if step.may_lack:
+        pairs = zip(gradients, step._owners, strict=True)
+        gradients = [torch.empty_like(x) if grad is None else grad for grad, x in pairs]
+    return step._stands(optimizer, gradients)
 
 
 def _found(step: Any, given: Any) -> bool:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -79,6 +80,28 @@ def _rate_of_a_tensor(opt: Any, own: Any, param: Any, dice: random.Random) -> No
 def _decay(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
     if "weight_decay" in opt.param_groups[0]:
         opt.param_groups[0]["weight_decay"] = 0.01
+
+
+def _other_numbers(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    """Change every number of a group that the rule reads, with other classes and signs, too."""
+    group = dice.choice(opt.param_groups)
+    kind = dice.choice([float, float, np.float64, np.float32, int, torch.tensor])
+    for key, value in group.items():
+        if isinstance(value, bool) or key in ("initial_lr", "params"):
+            continue
+        if isinstance(value, float):
+            group[key] = kind(value * dice.choice([0.5, 0.9, 1.0, 0.0, -1.0]))
+        elif isinstance(value, tuple) and all(isinstance(each, float) for each in value):
+            group[key] = dice.choice([tuple, list])(each * 0.99 for each in value)
+
+
+def _momentum_scheduled(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
+    for group in opt.param_groups:
+        for key in ("momentum", "weight_decay", "alpha", "eps"):
+            if isinstance(group.get(key), float):
+                group[key] *= 0.97
+        if isinstance(group.get("betas"), tuple):
+            group["betas"] = (group["betas"][0] * 0.97, *group["betas"][1:])
 
 
 def _slot_replaced(opt: Any, own: Any, param: Any, dice: random.Random) -> None:
@@ -217,7 +240,7 @@ CHANGES = [
     _state_lost, _state_loaded, _swapped, _strided, _shared, _rows, _frozen, _thawed, _written,
     _of_a_class, _constrained, _scaled, _unscaled, _heard, _group_added, _rate_written,
     _sum_replaced, _sum_lost, _sum_shared, _options_reordered, _huge, _group_removed,
-    _numbers_apart,
+    _numbers_apart, _other_numbers, _momentum_scheduled,
 ]  # fmt: skip
 
 
@@ -236,10 +259,32 @@ def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
     return [*found, ("what the step says", repr(opt.last_step))]
 
 
+def look_carefully(opt: Any) -> None:
+    """Have the next step of an optimizer look at everything, as one without plans."""
+    opt._own.forget_quick()
+    opt._own.changes.is_due = False
+
+
+def random_set(count: int, dice: random.Random) -> set[int]:
+    """Return positions of parameters without a gradient: none, or a random set."""
+    share = dice.choice([0.0, 0.2, 0.5, 0.9])
+    return {place for place in range(count) if dice.random() < share}
+
+
 def differences(
-    made: Callable[[int], tuple[Any, list[Parameter]]], seed: int, steps: int = 30
+    made: Callable[[int], tuple[Any, list[Parameter]]],
+    seed: int,
+    steps: int = 30,
+    has_sets: bool = False,
 ) -> str:
-    """What differs between an optimizer and its twin."""
+    """Return what differs between an optimizer and its twin, or "".
+
+    Args:
+        made: Makes an optimizer and its parameters of a seed.
+        seed: The seed of gradients and changes.
+        steps: How many steps are taken.
+        has_sets: Whether random sets of parameters have gradients.
+    """
     pair = [made(seed), made(seed)]
     for step in range(steps):
         title = f"{seed}/{step}"
@@ -248,11 +293,14 @@ def differences(
         errors: list[str] = []
         for is_twin, (opt, own) in enumerate(pair):
             dice = random.Random(title)
-            give(own, seed * 1000 + step, {0} if seed % 3 == 0 else set())
+            without = {0} if seed % 3 == 0 else set[int]()
+            if has_sets:
+                without |= random_set(len(own), random.Random(title))
+            give(own, seed * 1000 + step, without)
             if change is not None:
                 change(opt, own, dice.choice(own), dice)
             if is_twin:
-                opt._own.forget_quick()
+                look_carefully(opt)
             try:
                 opt.step()
                 errors.append("")
@@ -264,6 +312,8 @@ def differences(
         for (what, one), (name, other) in zip(*(everything(*each) for each in pair), strict=True):
             if what != name or not same(one, other):
                 return f"{called}: {what} and {name}: {one} and {other}"
+            if has_sets and not what.startswith("parameter"):
+                continue  # slots of one plan may share a block, and its counter of writes
             if isinstance(one, Tensor) and one._version != other._version:
                 return f"{called}: versions of {what} are {one._version} and {other._version}"
     return ""

@@ -94,7 +94,8 @@ class ByPairs:
         made_of, options = self.made_of, {"lr": self.learning_rate, **self._options}
         if getattr(made_of, "_of_matrices", False):
             own, others = self._split(variables, lambda var: var.dim() > 1)
-            matrices = {"params": self._name(own), "rule": made_of, **options}
+            # Problems have kernels of Conv1d, and no stacks of matrices.
+            matrices = {"params": self._name(own), "rule": made_of, "heads": 1, **options}
             rest = {"params": self._name(others), "rule": "AdamW", "lr": self.learning_rate}
             groups = [group for group in (matrices, rest) if group["params"]]
             return [optim.Mixed(groups, **self._measured)]

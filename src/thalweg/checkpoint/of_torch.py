@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,15 +22,17 @@ from thalweg.core.options.update_targets import PLAIN
 from thalweg.core.section import Call
 from thalweg.core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.formula import Rule, Slot
+from thalweg.formula import Slot
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import writable
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.differing import is_before_steps, unmatched
+from thalweg.optim.class_of import class_named, is_named
+from thalweg.optim.differing import is_before_steps, is_number, unmatched
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.loading import fitted, setting, taken_apart, warn_of
+from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, warn_of
 
+_MOST_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
 _CONVERTED = (StateCodec, SplitWeights, Rounding)
 (_SPLIT,) = (each.name for each in SplitWeights.keywords())
@@ -52,6 +55,7 @@ class OfTorch:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
         self._is_ours = isinstance(optimizer, FusedOptimizer)
+        self._checker: Any = optimizer if self._is_ours else _checker_of(type(optimizer))
         self._has_rule = isinstance(optimizer, RuleOptimizer)
         self._converts = False
         self._values: Mapping[str, Any] = {}
@@ -117,14 +121,14 @@ class OfTorch:
         for group in self.optimizer.param_groups:
             options = {name: value for name, value in group.items() if name != "param_names"}
             groups.append({**options, "params": [titles[param] for param in group["params"]]})
-        if self._is_ours and self.optimizer._encodes():
-            with importing:
-                from thalweg.optim.encoding import tell_storage
-            tell_storage(self.optimizer, groups)
         for owner in self.optimizer.state:
             if owner not in titles:
                 raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
         own = {titles[param]: each for param, each in self.optimizer.state.items()}
+        if self._is_ours and self.optimizer._encodes():
+            with importing:
+                from thalweg.optim.encoding import tell_storage
+            tell_storage(self.optimizer, groups, own)
         states = {
             title: {name: _copy_value(value, f"'{title}/{name}'") for name, value in each.items()}
             for title, each in own.items()
@@ -142,7 +146,7 @@ class OfTorch:
             if self._is_ours:
                 own, left = taken_apart(self.optimizer, own)
                 values = {param: self._values.get(name, param) for param, name in titles.items()}
-                own = fitted(self.optimizer, own, self._converts, values)
+                own = fitted(self.optimizer, own, left, self._converts, values)
             parts = self._prepare_parts(own["state"], own["param_groups"], titles, found, lacking)
             if found:
                 raise state.mismatch(found, type(self.optimizer).__name__)
@@ -181,13 +185,12 @@ class OfTorch:
             found.append(f"there are {len(groups)} groups of parameters, in the file {len(saved)}")
             return pairs, calls
         made: dict[Tensor, Any] = defaultdict(dict)
+        merged, seen = list[Group](), set[object]()
         for index, (group, other) in enumerate(zip(groups, saved, strict=True)):
             names = [titles[param] for param in group["params"]]
             found += unmatched(names, other["params"], f" of group {index}")
             options = self._merge_options(group, other)
-            faults: list[str] = []
-            if self._is_ours:
-                faults = self.optimizer._unfit_options(options, index)
+            faults = self._unfit_options(options, index)
             found += faults
             for param, name in zip(group["params"], names, strict=True):
                 theirs = given.get(name, {})
@@ -196,14 +199,40 @@ class OfTorch:
                     own = self.optimizer.state[param]
                     calls += setting(own, theirs, name, found, pairs, param, None, begins)
                     calls += [partial(own.pop, each, None) for each in begins]
-                elif name in given:
-                    own_group = group if faults else options
-                    made[param] = self._prepare_state(param, own_group, theirs, name, found)
+                    continue
+                own_group, problems = group if faults else options, list[str]()
+                if self._checker is not None:
+                    makes = self._is_ours and _chooses_otherwise(group, other)
+                    problems = self._checker._unfit_state(own_group, theirs, param, name, makes)
+                    if not problems:
+                        checked = (own_group, theirs, param, name, seen)
+                        problems = self._checker._unfit_numbers(*checked)
+                found += problems
+                if name in given and not problems:
+                    made[param] = self._prepare_state(param, own_group, theirs)
+            merged.append(options)
             calls += [partial(group.clear), partial(group.update, options)]
+        if self._is_ours:
+            found += self.optimizer._unfit_groups(merged)
         if not self._has_rule:
             own: dict[str, Any] = self.optimizer.__dict__
             calls.append(partial(own.update, {"state": made}))
         return pairs, calls
+
+    def _unfit_options(self, options: Group, place: int) -> list[str]:
+        """Return why no step could be taken with the options of a group."""
+        if self._checker is None:
+            return []
+        found: list[str] = self._checker._unfit_options(options, place)
+        if self._is_ours or found:
+            return found
+        # Scalars that torch's own steps give to kernels must be numbers of float32.
+        sizes = {name: value for name, value in options.items() if is_number(value)}
+        return [
+            f"'{name}' of group {place} is {state.shown(value)}, beyond float32"
+            for name, value in sizes.items()
+            if _MOST_FLOAT32 < abs(float(value)) < math.inf
+        ]
 
     def _beginning(
         self,
@@ -226,21 +255,8 @@ class OfTorch:
             found += [f"'{title}/{key}' is missing; {how}" for key in names]
         return []
 
-    def _prepare_state(
-        self, param: Tensor, group: Group, given: dict[str, Any], title: str, found: list[str]
-    ) -> dict[str, Any]:
-        """The state of one parameter, in memory of its own."""
-        step = given.get("step")
-        if isinstance(step, Tensor) and step.dim():
-            found.append(f"'{title}/step' is of shape {tuple(step.shape)}, not ()")
-            return {}
-        if self._is_ours:
-            shapes = _shapes_of(self.optimizer._rule_around(group, param), param)
-            for key, value in given.items():
-                wanted = shapes.get(key, param.shape)
-                if isinstance(value, Tensor) and value.shape not in (wanted, ()):
-                    is_other = f"of shape {tuple(value.shape)}, not {tuple(wanted)}"
-                    found.append(f"'{title}/{key}' is {is_other}")
+    def _prepare_state(self, param: Tensor, group: Group, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of one parameter, which was checked, in memory of its own."""
         moves = group.get("capturable") or group.get("fused")
         kinds = self.optimizer._around.kinds if self._is_ours else PLAIN
         devices = {
@@ -251,23 +267,50 @@ class OfTorch:
             key: _map_tensors(value, lambda own, to=devices[key]: own.to(to, copy=True))
             for key, value in given.items()
         }
-        if self._is_ours:
-            slots = self.optimizer._own_rule(group, param).slots
+        if self._checker is not None:
+            slots = self._checker._own_rule(group, param).slots
+            fit_slots(self._checker, group, param, made)
             kinds.widen_slots(made, slots, param)
-            if self.optimizer._around.keeps_as_torch:
+            if self._checker._around.keeps_as_torch:
                 _narrow_slots(made, slots, param)
         return made
 
     def _merge_options(self, group: Group, given: Group) -> Group:
-        """A group with the numbers of a file and the other options of its own."""
+        """Return a group with the numbers of a file, and its own other options.
+
+        A number that the file has as None, such as `heads`, becomes None.
+        """
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
         for key, value in given.items():
-            if key != "params" and (_is_number(value) or key not in group):
-                made[key] = _map_tensors(value, torch.clone)
+            is_flag = key in HOW or isinstance(group.get(key), bool)
+            is_unset = value is None and _is_number(group.get(key)) and not is_flag
+            if key != "params" and (
+                key not in group or is_unset or (_is_number(value) and not is_flag)
+            ):
+                # No kernel takes a larger integer.
+                is_large = type(value) is int and is_number(value) and abs(value) >= 2**63
+                made[key] = float(value) if is_large else _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
+
+
+def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
+    """Return an optimizer without parameters that checks states of a class of `torch.optim`.
+
+    It is None for classes that `thalweg.optim` does not have, and for those of users.
+    """
+    kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
+    return kind.__new__(kind) if kind is not None and kind._torch is cls else None
+
+
+def _chooses_otherwise(group: Group, saved: Group) -> bool:
+    """Return whether options that choose a rule differ, so that a file may lack slots."""
+    return any(
+        isinstance(value, bool) and name in saved and saved[name] != value
+        for name, value in group.items()
+    )
 
 
 def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,22 +321,6 @@ def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) 
         names |= {each.name for each in Masters.keywords()}
     own: Mapping[str, Any] = description["arguments"]
     return {**description, "arguments": {n: x for n, x in own.items() if n not in names}}
-
-
-def _shapes_of(rule: Rule, param: Tensor) -> dict[str, torch.Size]:
-    """The shapes of slots that have one of their own, by name."""
-    found: dict[str, torch.Size] = {}
-    if rule.shaped_slots:
-        with importing:
-            from thalweg.engines.matrices import shaped_like
-        found = {slot.name: shaped_like(param, slot).shape for slot in rule.shaped_slots}
-    if rule.codecs:
-        with importing:
-            from thalweg.core.encoded import codec_of, likeness_of
-        for slot in rule.element_slots:
-            if (codec := codec_of(slot, param)) is not None:
-                found[slot.name] = likeness_of(codec, param).shape
-    return found
 
 
 def _narrow_slots(own: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:

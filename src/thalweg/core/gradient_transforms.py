@@ -155,6 +155,11 @@ class GradientTransforms:
             return ()
         return tuple(stage for stage in self.stages if stage in _BEFORE_NORMS)
 
+    @property
+    def reduces_variables(self) -> bool:
+        """True if a factor of a gradient is a reduction over that gradient or its variable."""
+        return self.clipnorm is not None or self.trust is not None
+
     def shared(self, dtype: Dtype) -> dict[str, Any]:
         """The scalars that all variables share, of a compute dtype."""
         found: dict[str, Any] = {}

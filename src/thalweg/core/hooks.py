@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core.columns import Groups
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.outcome import After, Gathered
 from thalweg.core.pairs import Gradient, Pair
 from thalweg.core.section import Call
@@ -127,6 +128,20 @@ class Hooks:
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
         """Where random bits are drawn, of each variable what they depend on; see `Request`."""
         return ()
+
+    def check_flat_buffers(
+        self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
+    ) -> None:
+        """Raise an error if the step reduces over flat buffers of several parameters.
+
+        Raises:
+            InvalidArgumentError: As `check_reductions` of `core/flat_buffers.py`.
+        """
+        with importing:
+            from thalweg.core.flat_buffers import check_reductions, find_marked, is_reducing
+        if is_reducing(rule, transforms) and (flat := find_marked(variables)) is not None:
+            (title,) = self.names_of([flat.param])
+            check_reductions(flat, title, rule, transforms)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Whether the user's own functions update the variables, by `apply_one`."""

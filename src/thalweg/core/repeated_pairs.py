@@ -113,8 +113,11 @@ class RepeatedPairs:
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
             return False
-        for own in (*attributes, *map(vars, request.variables)):  # where there may be a constraint
+        for own in attributes:
             found.hold_dict(own)
+        # A variable may be given a constraint, which is among its attributes.
+        if not all(map(found.hold_attributes, request.variables)):
+            return False
         cells = self._launches.cells
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
         found.finish(

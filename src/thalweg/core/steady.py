@@ -26,6 +26,7 @@ from thalweg.engines.cpu import look as look
 from thalweg.engines.cpu import program
 from thalweg.engines.cpu.launch import is_serial, threads_for
 from thalweg.engines.cpu.snapshot import KINDS as KINDS
+from thalweg.engines.cpu.snapshot import Member as Member
 from thalweg.engines.cpu.snapshot import Snapshot as Snapshot
 from thalweg.engines.cpu.snapshot import snapshot as snapshot
 from thalweg.engines.cpu.team import parallel_address
@@ -37,11 +38,13 @@ from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.core.steady_measures import SteadyMeasures
+    from thalweg.core.symbols import Program
 
 # Of the numbers of a step; the last is of a scalar that is complex, say.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
 _LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile; or of
 _EACH = 8 << 10  # each variable, on average: a careful look at it holds the lock as long
+_PLANNED = 4  # times as many take about as long as a plan made anew
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -83,6 +86,49 @@ class Launch:
         self._point_at(self._rows, self._row_of)
         self._programs: Int64 = np.zeros((0, program.PROGRAM // 8), np.int64)
         self.measures: SteadyMeasures | None = None
+
+    def have_members_apart(self) -> None:
+        """Give each member a row of scalars and chunks of its own, which the call sets."""
+        self.separate()
+        self.chunks = self._table.chunks.copy()
+        self._argument[4] = self.chunks.ctypes.data
+        self._row_count = np.zeros(1, np.int64)  # of the rows that the call has filled
+
+    def span(self, at: int) -> tuple[int, int, int]:
+        """Return the chunks of the member at this index, as `Member.spans`."""
+        return span_of(self.chunks, self._table.chunks, at)
+
+    def place_program(self, at: int, made: Program, inputs: Sequence[tuple[int, int, int]]) -> int:
+        """Have a program make the scalars of a place, for one step count at a time.
+
+        Args:
+            at: The index of the place.
+            made: The program, whose first register is the step count.
+            inputs: As for `Program.place`.
+
+        Returns:
+            The address of its record.
+        """
+        record, names, first, _ = self.program(at)
+        made.place(record, names, first, 1, inputs)
+        record[program.ROW_COUNT] = self._row_count.ctypes.data
+        return record.ctypes.data
+
+    def row_cell(self, at: int) -> int:
+        """Return where the kernel reads which row the member at this index has."""
+        return self._numbers[at:].ctypes.data
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of a row of scalars."""
+        return self._size
+
+    def set_shared(self, values: Mapping[str, Any]) -> None:
+        """Set scalars in the rows of all members, among those that no program makes."""
+        rows = self._rows if self._own_rows is None else self._own_rows
+        for name in self.names:
+            if name in values:
+                rows[:, self.names.index(name)] = values[name]
 
     def _point_at(self, rows: Array, row_of: Int64) -> None:
         self._argument[6], self._argument[7] = row_of.ctypes.data, rows.ctypes.data
@@ -211,8 +257,29 @@ class Launches:
                 found.rule_measures[k, 2:] = each.threads()
 
 
+def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
+    """Return the chunks of a member of a work table, as `Member.spans`.
+
+    Args:
+        chunks: The table that a kernel reads, whose lengths may change.
+        full: The table with all lengths.
+        member: The index of the member.
+    """
+    begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
+    lengths = (
+        each.ctypes.data + each.strides[0] * begin + each.strides[1] * 3 for each in (chunks, full)
+    )
+    return (*lengths, end - begin)
+
+
 def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:
-    """Have a kernel begin with what its rule measures."""
+    """Have a kernel begin with what its rule measures.
+
+    Raises:
+        TypeError: That cannot be done in the call.
+    """
+    if not plan_of(planned).is_row_major:
+        raise TypeError("Copies of variables are measured.")
     with importing:
         from thalweg.core.steady_measures import SteadyMeasures
     launch.measures = SteadyMeasures(planned.request.rule, launch, plan_of(planned).stages, slots)
@@ -244,11 +311,23 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
     )
 
 
-def are_small(plans: Sequence[Planned]) -> bool:
-    """Whether the plans of a step are so small that Python's lock may be held meanwhile."""
+def are_small(plans: Sequence[Planned], may_lack: bool = False) -> bool:
+    """Return whether Python's lock may be held during the plans of a step; see `may_hold_lock`."""
     groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
     count = sum(len(each.members) for each in groups)
-    return sum(each.table.elements for each in groups) <= max(_LARGE, _EACH * count)
+    return may_hold_lock(count, sum(each.table.elements for each in groups), may_lack)
+
+
+def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
+    """Return whether Python's lock may be held while variables are updated.
+
+    Args:
+        variables: How many are updated.
+        elements: How many elements they have.
+        may_lack: Whether a step may lack gradients. Planned anew it would hold the lock longer.
+    """
+    factor = _PLANNED if may_lack else 1
+    return elements <= factor * max(_LARGE, _EACH * variables)
 
 
 def plan_of(planned: Planned) -> DensePlan:

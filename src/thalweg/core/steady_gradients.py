@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.gradient_stats import GradientStats
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.plan_cache import Planned
-from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of
+from thalweg.core.steady import Launch, Launches, Snapshot, look, plan_of, span_of
 from thalweg.core.steady_norm import SteadyNorm
 from thalweg.engines.arrays import Float64
 from thalweg.engines.cpu.team import parallel_address
@@ -46,6 +46,18 @@ class NotMeasured(RuntimeError):
     """What is asked for was not measured: the careful way does."""
 
 
+def is_clipped_in_call(how: GradientTransforms) -> bool:
+    """Return whether the call that takes a step makes all that depends on its gradients."""
+    if how.clipnorm is not None or how.trust is not None:
+        return False
+    return not how.measured or _is_norm_alone(how)
+
+
+def _is_norm_alone(how: GradientTransforms) -> bool:
+    """Return whether the common norm is all that is measured of gradients."""
+    return how.measured == (gradient_squares,) and how.global_clipnorm is not None
+
+
 class SteadyGradients:
     """The gradients of a step, and what was measured of them.
 
@@ -74,14 +86,15 @@ class SteadyGradients:
         self._norm: SteadyNorm | None = None  # where that is all that is measured
         self.part = look.WHOLE
         if how.measured:
+            if not all(plan_of(each).is_row_major for each in plans):
+                raise NotMeasured
             self._sweeps = [
                 (each.members, each.dtype, each.group.sweep(*self._asked, each.base))
                 for each in launches.all
             ]
             sweeps = [each for *_, each in self._sweeps]
             self._large = [(k, each) for k, each in enumerate(sweeps) if not each.is_serial]
-            is_alone = not self._separate and how.measured == (gradient_squares,)
-            if is_alone and how.global_clipnorm is not None:
+            if not self._separate and _is_norm_alone(how):
                 self._norm = SteadyNorm(launches.all, sweeps, len(self._variables))
         self._set(how)
 
@@ -106,6 +119,24 @@ class SteadyGradients:
     def told(self, taken: int) -> tuple[float, float] | None:
         """The common norm and the factor of a step, if the call that took it made them."""
         return None if self._norm is None else self._norm.told(taken)
+
+    def spans(self) -> dict[int, tuple[int, int, int]]:
+        """Give sweeps chunks whose lengths may change; return those of each variable by index."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for members, _, sweep in self._sweeps:
+            chunks = sweep.have_chunks_apart()
+            for at, member in enumerate(members):
+                found[member] = span_of(chunks, sweep.chunks, at)
+        return found
+
+    def leave_out_absent(self, switches: tuple[int, int]) -> None:
+        """Have the common norm leave out gradients that are not there.
+
+        Args:
+            switches: As `Snapshot.gradient_switches`.
+        """
+        if self._norm is not None:
+            self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
         """The last of what `Snapshot.finish` is given."""

@@ -58,6 +58,15 @@ class SteadyNorm:
         if how.unscaling is not None and how.clipvalue is None:  # else it was before the measure
             numbers[look_norm.UNSCALING] = how.unscaling[0]
 
+    def set_switches(self, address: int, stride: int) -> None:
+        """Have the norm leave out gradients that are not there.
+
+        Args:
+            address: Of the word that says whether the first gradient is there.
+            stride: Bytes from one such word to the next.
+        """
+        self._words[look_norm.SWITCHES], self._words[look_norm.SWITCH_STRIDE] = address, stride
+
     def told(self, taken: int) -> tuple[float, float] | None:
         """The norm and the factor of a step, if it was the last that it made one for."""
         words = self._words.copy()

@@ -200,11 +200,11 @@ def _plan_step(
     kept.last = None
     pairs = hooks.convert_pairs(given)
     _check(hooks, pairs, how)
-    if (rule := hooks.step_rule()) is not None and rule.passes:
+    rule = hooks.step_rule()
+    hooks.check_flat_buffers(rule, how, [var for _, var in pairs])
+    if rule is not None and rule.passes:
         _check_matrices(hooks, rule, pairs)
-    hooks.create_state(distinct([var for _, var in pairs]))
-    _prepare(hooks, [var for _, var in pairs])
-    pairs = hooks.transform_pairs(pairs)
+    pairs = _with_state(hooks, pairs)
     rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
     if rule is None or hooks.one_by_one(pairs):
         if is_checked:
@@ -223,6 +223,58 @@ def _plan_step(
         how = GradientTransforms(calls=decision.calls)
     if rule.is_whole or how.trust is not None:
         pairs = all_dense(pairs)
+    planned = _planned(hooks, kept, pairs, how, copies)
+    outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
+    if planned.ready.is_single:
+        kept.last = planned._replace(request=planned.request._replace(gradients=()))
+    return outcome
+
+
+def plan(
+    hooks: Hooks,
+    kept: PlanCache,
+    given: Sequence[tuple[object, object]],
+    how: GradientTransforms,
+    copies: Copies,
+) -> bool:
+    """Plan a step as the one that `repeat` takes next, and take none.
+
+    Args:
+        hooks, given, how, copies: As in `take`; given gradients are dense.
+        kept: From the steps before; its plan becomes this one.
+
+    Returns:
+        Whether it was planned; False if functions of the user's update variables, or the rule has
+        passes.
+
+    Raises:
+        Whatever a check raises; state that was made is not published.
+    """
+    kept.last = None
+    pairs = hooks.convert_pairs(given)
+    _check(hooks, pairs, how)
+    rule = hooks.step_rule()
+    if rule is None or rule.passes or rule.is_whole or hooks.one_by_one(pairs):
+        return False
+    planned = _planned(hooks, kept, _with_state(hooks, pairs), how, copies)
+    planned.ready.release_gradients()
+    if planned.ready.is_single:
+        kept.last = planned._replace(request=planned.request._replace(gradients=()))
+    return planned.ready.is_single
+
+
+def _with_state(hooks: Hooks, pairs: list[Pair]) -> list[Pair]:
+    """Make the state of variables and read hyperparameters; return the pairs transformed."""
+    hooks.create_state(distinct([var for _, var in pairs]))
+    _prepare(hooks, [var for _, var in pairs])
+    return hooks.transform_pairs(pairs)
+
+
+def _planned(
+    hooks: Hooks, kept: PlanCache, pairs: list[Pair], how: GradientTransforms, copies: Copies
+) -> Planned:
+    """Have the engines plan the update of variables whose state is there."""
+    rule: Any = hooks.step_rule()
     variables = [var for _, var in pairs]
     slots = [hooks.slots_of(var) for var in variables]
     own, scalar_slots, shaped_slots = _divided(rule, slots)
@@ -233,11 +285,7 @@ def _plan_step(
     if hooks.calls:
         _check(hooks, pairs, how)
     ready = kept.gate.plan_step(_own(hooks, asked))
-    planned = Planned(asked, ready, scalar_slots, how.narrow, shaped_slots)
-    outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
-    if ready.is_single:
-        kept.last = planned._replace(request=asked._replace(gradients=()))
-    return outcome
+    return Planned(asked, ready, scalar_slots, how.narrow, shaped_slots)
 
 
 def _execute_step(

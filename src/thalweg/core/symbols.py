@@ -42,6 +42,7 @@ _OPERATIONS: dict[object, int] = {
 }
 _COMPARES = {program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
 _OF_CONDITIONS = {program.EITHER, program.BOTH}
+_OF_TENSORS = {"clamp", "item", "where", "sample"}  # attributes by which formulas tell tensors
 
 
 class _Tape:
@@ -50,19 +51,27 @@ class _Tape:
     Args:
         dtype: The compute dtype.
         given: The types of the numbers that are given, by name: they have the first registers.
+        samples: Optional. A value of each of these numbers. A formula may then branch on symbols:
+            it takes the branch of the samples, and a run that would take another one fails.
     """
 
-    def __init__(self, dtype: Dtype, given: Mapping[str, Dtype]) -> None:
+    def __init__(
+        self, dtype: Dtype, given: Mapping[str, Dtype], samples: Mapping[str, float] | None = None
+    ) -> None:
         self._dtype = dtype
+        self._decides = samples is not None
+        self.is_speculative = False  # what is computed may be discarded
         self.registers = [0.0] * len(given)
         self.operations: list[tuple[int, ...]] = []
         # Classes of its own, for formulas that make numbers by `type(x)`.
         kinds = (np.float32, np.float64, np.bool)
         self.kinds: dict[Any, Any] = {
-            kind: type("Symbol", (_Symbol,), {"tape": self, "dtype": kind}) for kind in kinds
+            kind: type("Symbol", (Symbol,), {"tape": self, "dtype": kind}) for kind in kinds
         }
         each = enumerate(given.items())
         self.given = {name: self.kinds[kind](register=k) for k, (name, kind) in each}
+        for name, number in (samples or {}).items():
+            self.given[name].sample = self.given[name].dtype(number)
 
     def register_of(self, number: Any, dtype: Any) -> int:
         """The register of a symbol of a type, or of a constant."""
@@ -75,7 +84,7 @@ class _Tape:
     def record(self, operation: int, *given: object) -> object:
         """What an operation makes of up to three of them."""
         numbers = given[1:] if operation == program.CHOOSE else given
-        found = {type(each).dtype for each in numbers if isinstance(each, _Symbol)}
+        found = {type(each).dtype for each in numbers if isinstance(each, Symbol)}
         if operation in _OF_CONDITIONS:
             dtype = np.bool
         else:
@@ -92,9 +101,32 @@ class _Tape:
     def narrowed(self, symbol: Any) -> object:
         """A symbol of float64 as one of float32."""
         one = self._append(1.0)
-        return self._append_operation(
+        made = self._append_operation(
             program.MULTIPLY, [symbol.register, one], np.float32, np.float32
         )
+        made.sample = np.float32(symbol.sample)
+        return made
+
+    def decide(self, symbol: Any) -> bool:
+        """Return the truth of a symbol's sample; have a run fail where it is another one.
+
+        Raises:
+            TypeError: There are no samples.
+        """
+        if not self._decides:
+            raise TypeError("What is done depends on a number.")
+        truth, condition = bool(symbol.sample), symbol
+        if type(symbol).dtype is not np.bool:
+            condition = symbol != 0.0
+        if not truth:
+            wrong = self._append_operation(
+                program.SUBTRACT, [self._append(1.0), condition.register], np.float64, np.float64
+            )
+            condition = wrong
+        # The quotient is not finite where the condition is 0.
+        own = [self._append(1.0), condition.register]
+        self._append_operation(program.DIVIDE, own, np.float64, np.float64)
+        return truth
 
     def _register_in(self, number: Any, dtype: Any) -> int:
         """The same of a symbol of float32 among those of float64."""
@@ -104,7 +136,8 @@ class _Tape:
 
     def _append_operation(self, operation: int, own: list[int], dtype: object, made: Any) -> Any:
         found = self._append(0.0)
-        self.operations.append((operation, *(own * 3)[:3], found, dtype is np.float32))
+        flags = program.ROUNDS * (dtype is np.float32) | program.MAY_BE_ANY * self.is_speculative
+        self.operations.append((operation, *(own * 3)[:3], found, flags))
         return self.kinds[made](register=found)
 
     def _append(self, number: float) -> int:
@@ -112,7 +145,7 @@ class _Tape:
         return len(self.registers) - 1
 
 
-class _Symbol(NDArrayOperatorsMixin):
+class Symbol(NDArrayOperatorsMixin):
     """Stands for a scalar, or for a condition."""
 
     tape: _Tape
@@ -121,20 +154,43 @@ class _Symbol(NDArrayOperatorsMixin):
     def __init__(self, number: Any = None, register: int | None = None) -> None:
         own = type(self).dtype
         self.register = self.tape.register_of(number, own) if register is None else register
+        self.sample: Any = own(0 if number is None else getattr(number, "sample", number))
 
     def narrow(self, number: Any) -> Any:
         """What `formula.narrow` makes of a number in the type of this one."""
         if type(number) is type(self):
             return number
-        if not isinstance(number, _Symbol) or np.bool in (type(self).dtype, type(number).dtype):
+        if not isinstance(number, Symbol) or np.bool in (type(self).dtype, type(number).dtype):
             raise TypeError(f"{number!r} is no number.")
         if type(self).dtype is np.float32:
             return self.tape.narrowed(number)
-        return type(self)(register=number.register)
+        return self._alias(type(self), number)
+
+    def select(self, value: Callable[[], Any], other: Any) -> Any:
+        """Return what a function makes where this condition holds, else a number.
+
+        The function is traced; it may make numbers that are not finite where they are not chosen.
+        If native code cannot compute it, the sample of the condition decides.
+        """
+        before, self.tape.is_speculative = self.tape.is_speculative, True
+        try:
+            made = value()
+        except TypeError:
+            return value() if self.tape.decide(self) else other
+        finally:
+            self.tape.is_speculative = before
+        return np.where(self, made, other)  # pyright: ignore[reportUnknownMemberType]
 
     def widen(self) -> Any:
         """What `formula.wide` makes of it: registers are wide already."""
-        return self.tape.kinds[np.float64](register=self.register)
+        return self._alias(self.tape.kinds[np.float64], self)
+
+    @staticmethod
+    def _alias(kind: Any, symbol: Any) -> Any:
+        """Return a symbol of a class for the number of another one."""
+        made = kind(register=symbol.register)
+        made.sample = kind.dtype(symbol.sample)
+        return made
 
     double = widen  # as tensors have it
 
@@ -142,16 +198,19 @@ class _Symbol(NDArrayOperatorsMixin):
         if method != "__call__" or options or ufunc not in _OPERATIONS:
             return NotImplemented
         minus = (-1.0,) if ufunc is np.negative else ()
-        return self.tape.record(_OPERATIONS[ufunc], *given, *minus)
+        made: Any = self.tape.record(_OPERATIONS[ufunc], *given, *minus)
+        with np.errstate(all="ignore"):
+            made.sample = ufunc(*(getattr(each, "sample", each) for each in given))
+        return made
 
     def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
         return self.__array_ufunc__(function, "__call__", *given, **options)
 
     def __bool__(self) -> bool:
-        raise TypeError("What is done depends on a number.")
+        return self.tape.decide(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which NumPy asks for
+        if name.startswith("__") or name in _OF_TENSORS:  # which NumPy and formulas ask for
             raise AttributeError(name)
         raise TypeError(f"A symbol has no {name}.")
 
@@ -166,6 +225,11 @@ class Program:
         make: Given symbols by name, returns what is made of them, and the dtype for others.
         stored: The dtype that the scalars are stored in, which is the other one where numbers are
             Python's.
+        samples: Optional. Values of the numbers apart and of the others, if `make` may branch on
+            them and numbers are Python's: a run then fails that would branch otherwise.
+
+    Attributes:
+        inputs: Names of the numbers in the first registers, in order.
 
     Raises:
         TypeError: Something is done that native code does not do.
@@ -178,12 +242,15 @@ class Program:
         names: Sequence[str],
         make: Callable[[Mapping[str, Any], Any], Mapping[str, Any]],
         stored: Dtype | None = None,
+        samples: Mapping[str, float] | None = None,
     ) -> None:
         self._is_narrow = dtype is np.float32
         self._stored, self._is_pythons = stored or dtype, stored is not None
         power = POWF if self._is_narrow else libm.power
         self._power = 0 if power is None else libm.address_of(power)
-        tape = _Tape(dtype, {**apart, **dict.fromkeys(names, dtype)})
+        given = {**apart, **dict.fromkeys(names, dtype)}
+        self.inputs = [*given]
+        tape = _Tape(dtype, given, samples)
         made = make(tape.given, tape.kinds[dtype])
         self.names = names
         self._made = {
@@ -206,16 +273,26 @@ class Program:
         made._registers = self._registers[:]
         return made
 
-    def place(self, record: Int64, names: Sequence[str], row: int, rows: int) -> None:
-        """Have a record say what it does.
+    def place(
+        self,
+        record: Int64,
+        names: Sequence[str],
+        row: int,
+        rows: int,
+        inputs: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        """Write the record of the program, which then points at its registers.
 
         Args:
-            record: The record, zeros so far.
+            record: The record, zeros so far; it changes.
             names: Of the scalars of a row.
             row: Where the first row lies.
             rows: How many there are.
+            inputs: For each register that is loaded from memory at every run its index, the
+                address of the number and the kind of that number.
         """
         self._names = self.registers_of(names)
+        self._inputs = np.array(inputs, np.int64).reshape(-1, program.INPUT // 8)
         record[:] = [
             self._is_narrow,
             len(self._operations),
@@ -228,6 +305,11 @@ class Program:
             self._power,
             self._stored is np.float32,
             self._is_pythons,
+            len(self._inputs),
+            self._inputs.ctypes.data,
+            program.NONE,
+            0,
+            0,
         ]
 
     def registers_of(self, names: Iterable[str]) -> Int64:

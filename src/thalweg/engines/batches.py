@@ -289,8 +289,8 @@ def call_stage(
                     raise
     title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
     whole = {name: value.shape for name, value in given.items() if isinstance(value, Tensor)}
-    if stage.heads > 1:
-        given = {name: cut_into(value, stage.heads) for name, value in given.items()}
+    if stage.block_count > 1:
+        given = {name: cut_into(value, stage.block_count) for name, value in given.items()}
     call = stage.call
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)

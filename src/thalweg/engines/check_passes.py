@@ -79,7 +79,7 @@ def _try_stage(
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
     asked = asked_by(stage)
-    heads = stage.heads
+    heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
         of_lines = rule.is_of_lines and not stage.of_matrices
         shape = (2, rows, columns) if of_lines else (rows * heads, columns)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 
 from thalweg.engines.codegen import NONE, name_scalars, name_vectors
-from thalweg.engines.transcribe import LOCAL_PREFIX, Transcript, count_of, place_of, transcribe
+from thalweg.engines.transcribe import Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 
@@ -44,7 +43,7 @@ class Sweep:
             _check_measure(formula, transcript, readable)
         self.are_like_update = list(map(is_like_update, formulas))
         self.storage = storage
-        self.used = sorted({stream for each in self.measures for stream in _streams_of(each)})
+        self.used = sorted({stream for each in self.measures for stream in each.streams})
         self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
         self.read = self.used if self.copy is None else [*self.used, self.copy]
         self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
@@ -53,13 +52,6 @@ class Sweep:
         self.scalars = tuple(self.scalar)
         beside = [*self.vectors.values(), *self.scalar.values()]
         self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
-
-
-def _streams_of(measure: Transcript) -> list[int]:
-    """Which of its positional parameters a formula reads."""
-    trees = (*measure.body, *measure.results)
-    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return [k for k, name in enumerate(measure.positional) if LOCAL_PREFIX + name in names]
 
 
 def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:

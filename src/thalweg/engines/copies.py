@@ -10,6 +10,8 @@ from torch import Tensor
 
 from thalweg.variable import numpy_copy
 
+HALF_PLACE = 0x8000  # half of a bfloat16's last place, in the bits of a float32
+
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The values in a narrower type, as tensors of their own; what is too large is the largest."""
@@ -18,14 +20,34 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """A variable, or its copy where that is not what a step left: there others wrote to it.
+    """Return a variable, or its copy where that is not what a step left: there others wrote to it.
 
-    They are compared by bits, so that -0 is not 0. What rounds to the same cannot be told apart.
+    They are compared by bits, so that -0 is not 0. Values to which a number rounds cannot be told
+    apart, nor can the two bfloat16 between which it lies in the middle.
     """
     own = begun = var.detach()
     if own.device.type == "cpu":  # times 1, which flushes what a step would have flushed
         with np.errstate(all="ignore"):
             wide = own if own.dtype == torch.float64 else own.float()
             begun = torch.from_numpy(np.asarray(numpy_copy(wide) * 1))
-    left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
+    if copy.dtype == torch.bfloat16:
+        left = is_nearest(begun, copy.detach())
+    else:
+        left = saturated(begun, copy.dtype).view(torch.int16) == copy.detach().view(torch.int16)
     return torch.where(left, own, copy.detach().to(own.dtype))
+
+
+def is_nearest(numbers: Tensor, rounded: Tensor) -> Tensor:
+    """Return where a bfloat16 is one of the nearest to a number, by bits; nowhere to NaN.
+
+    Of two that are as near, a master is rounded to the even one. The upper part of a split weight
+    is the one away from zero, because no code stands for half a place up; see `codecs.split8`.
+
+    Args:
+        numbers: The numbers; what is too large for a bfloat16 counts as the largest.
+        rounded: The bfloat16, beside them.
+    """
+    largest = torch.finfo(torch.bfloat16).max
+    single = numbers.clamp(-largest, largest).float()
+    apart = single.view(torch.int32).long() - (rounded.view(torch.int16).long() << 16)
+    return (apart.abs() <= HALF_PLACE) & ~single.isnan()

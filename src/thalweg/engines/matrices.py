@@ -15,6 +15,12 @@ from thalweg.formula import Rule, Slot
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
+STACK_CHOICES = (
+    "Give heads=1 to the constructor, the group, or each Stage of your own rule, to have it as one"
+    " matrix, as for kernels of Conv1d; or select another rule for it, such as AdamW; or make each"
+    " matrix a parameter of its own, of two dimensions."
+)
+
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
     """Rows and columns of a variable of this shape: its first dimension, and all others."""
@@ -22,36 +28,49 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 def check_matrices(
-    rule: str, variables: Sequence[Tensor], titles: Sequence[str], heads: Sequence[int] = ()
+    rule: Rule, rule_title: str, variables: Sequence[Tensor], titles: Sequence[str]
 ) -> None:
-    """Refuse variables that are no matrices.
+    """Raise an error unless a rule with passes can update these variables.
 
     Args:
-        rule: What they are for, in words.
+        rule: The rule.
+        rule_title: The name of the rule in messages.
         variables, titles: The variables, with a name for each.
-        heads: Into how many blocks of rows they are cut.
 
     Raises:
-        InvalidArgumentError: One has fewer than two dimensions, or rows that are no equal blocks.
-        InvalidTypeError: One has another dtype than float32, float64 and bfloat16.
+        InvalidArgumentError: A variable has fewer than two dimensions, three without an explicit
+            `heads`, or rows that cannot be cut into equal blocks.
+        InvalidTypeError: A variable is not float32, float64 or bfloat16.
     """
     for var, title in zip(variables, titles, strict=True):
         if var.dim() < 2:
             raise InvalidArgumentError(
-                f"'{title}' has shape {tuple(var.shape)}, and {rule} is for matrices, of two"
+                f"'{title}' has shape {tuple(var.shape)}, and {rule_title} is for matrices, of two"
                 " dimensions or more: select another rule for it, such as AdamW."
             )
+        if var.dim() == 3 and rule.needs_layout:
+            raise InvalidArgumentError(stack_message(repr(title), var.shape, rule_title))
         if var.dtype not in (torch.float32, torch.float64, torch.bfloat16):
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(var.dtype)}, and {rule} is for float32, float64 and"
-                " bfloat16."
+                f"'{title}' is {dtype_name(var.dtype)}, and {rule_title} is for float32, float64"
+                " and bfloat16."
             )
-        uneven = [count for count in heads if var.shape[0] % count]
+        uneven = [count for count in rule.heads if var.shape[0] % count]
         if uneven:
             raise InvalidArgumentError(
                 f"'{title}' has shape {tuple(var.shape)}, whose {var.shape[0]} rows heads="
-                f"{uneven[0]} of {rule} does not cut into equal blocks."
+                f"{uneven[0]} of {rule_title} does not cut into equal blocks."
             )
+
+
+def stack_message(title: str, shape: torch.Size, rule_title: str) -> str:
+    """Return the error for a variable of three dimensions without an explicit `heads`."""
+    size, *matrix = shape
+    return (
+        f"{title} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
+        f" {tuple(matrix)}, such as experts, and {rule_title} would take it as one matrix of shape"
+        f" {matrix_shape(shape)}. {STACK_CHOICES}"
+    )
 
 
 def check_step(
@@ -60,13 +79,12 @@ def check_step(
     """Refuse a step that a rule with passes does not take.
 
     Raises:
-        InvalidArgumentError: A variable has fewer than two dimensions, rows that are no equal
-            blocks, or comes twice.
+        InvalidArgumentError: A variable comes twice, or `check_matrices` raises it.
         InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
             is sparse.
     """
     title = f"rule {rule.name!r}"
-    check_matrices(title, variables, titles, rule.heads)
+    check_matrices(rule, title, variables, titles)
     for grad, name in zip(gradients, titles, strict=True):
         if isinstance(grad, IndexedSlices) and not rule.is_whole:
             raise InvalidTypeError(

@@ -1,12 +1,13 @@
 """What a measure of a tensor is, to the last bit: the order in which every engine adds numbers up.
 
 A measure is an element formula `(var, grad, *slots) -> number`, evaluated in float64 on the stored
-numbers, and its sum. A tensor's elements, in the order of its memory, are cut into leaves of
-`LEAF`. In a leaf, lane j begins at +0 and adds the elements j, j + `LANES`, j + 2 * `LANES`, ...
-one by one; then the upper half of the lanes is added to the lower half until one is left. Leaves of
-a tensor are added in pairs of neighbours, then their sums are, and so on; one without a neighbour
-stays as it is. Products are rounded before they are added. Nothing else enters: not the number of
-threads, not the device, not the other tensors of a step. A sum that is NaN is a NaN of any payload.
+numbers, and its sum. A tensor's elements, in row-major order of their indices whatever the layout
+of its memory, are cut into leaves of `LEAF`. In a leaf, lane j begins at +0 and adds the elements
+j, j + `LANES`, j + 2 * `LANES`, ... one by one; then the upper half of the lanes is added to the
+lower half until one is left. Leaves of a tensor are added in pairs of neighbours, then their sums
+are, and so on; one without a neighbour stays as it is. Products are rounded before they are added.
+Nothing else enters: not the number of threads, not the device, not the other tensors of a step. A
+sum that is NaN is a NaN of any payload.
 
 So a tensor that is cut where a leaf ends has the leaves of its parts, wherever these are.
 """

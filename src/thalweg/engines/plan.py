@@ -18,8 +18,11 @@ from thalweg.engines.engine import Call, Columns, Formulas, Request, Round, Stag
 from thalweg.engines.metadata_guard import Likeness
 from thalweg.engines.storage_guard import StorageGuard
 from thalweg.engines.transcribe import Composed
+from thalweg.ground.lazily import lazy
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
+    from thalweg.engines.row_major import RowMajorGroups
     from thalweg.ground.passes import Measure
 
 
@@ -108,6 +111,8 @@ class DensePlan:
     Attributes:
         written: What it writes.
         is_aimed: Whether its tables point at a step's gradients.
+        is_row_major: Whether its groups measure elements in row-major order from where they lie;
+            if not, copies are measured.
     """
 
     is_single = True
@@ -155,7 +160,8 @@ class DensePlan:
         self._shapes = list(map(Tensor.size, variables))
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
-        self._contiguous = all(map(Tensor.is_contiguous, variables))
+        self._contiguous = self.is_row_major = all(map(Tensor.is_contiguous, variables))
+        self._make_group, self._asked = group, asked._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
@@ -315,7 +321,7 @@ class DensePlan:
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.zeros((len(self.variables), len(formulas)), np.float64)
-        for group in self.groups:
+        for group in self._measured_groups(formulas):
             found[group.members] = group.compute_sums(formulas, stages, columns)
         return list(found.T)
 
@@ -323,15 +329,31 @@ class DensePlan:
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
         """See `Ready`."""
-        found = self._there(lambda group: group.sums_on_device(formulas, stages, columns))
+        groups = self._measured_groups(formulas)
+        found = self._there(groups, lambda group: group.sums_on_device(formulas, stages, columns))
         return None if found is None else found.unbind(1)
 
-    def _there(self, part_of: Callable[[Group], Tensor | None]) -> Tensor | None:
+    @lazy
+    def _copied_groups(self) -> RowMajorGroups:
+        """Groups over copies of what measures read."""
+        with importing:
+            from thalweg.engines.row_major import RowMajorGroups
+        return RowMajorGroups(self._asked, self._make_group)
+
+    def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
+        """Return groups in whose memory the elements that formulas read are in row-major order."""
+        if self.is_row_major:
+            return self.groups
+        return self._copied_groups.refresh(self.groups, self._held, formulas)
+
+    def _there(
+        self, groups: Sequence[Group], part_of: Callable[[Group], Tensor | None]
+    ) -> Tensor | None:
         """What groups tell on the device of all variables, put together; None if there is none."""
-        if len(set(self._devices)) > 1 or not self.groups:
+        if len(set(self._devices)) > 1 or not groups:
             return None
         found: Tensor | None = None
-        for group in self.groups:
+        for group in groups:
             part = part_of(group)
             if part is None or group.whole:
                 return part
@@ -343,7 +365,7 @@ class DensePlan:
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
         """See `Ready`."""
         found = [np.empty((0, len(formulas)))] * len(self.variables)
-        for group in self.groups:
+        for group in self._measured_groups(formulas):
             parts = group.compute_leaves(formulas, stages, columns)
             for index, leaves in zip(group.members, parts, strict=True):
                 found[index] = leaves
@@ -369,7 +391,7 @@ class DensePlan:
 
     def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
         """See `Ready`."""
-        return self._there(lambda group: group.max_abs_on_device(wanted))
+        return self._there(self.groups, lambda group: group.max_abs_on_device(wanted))
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""

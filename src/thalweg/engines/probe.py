@@ -30,6 +30,7 @@ _INLINE = 5  # sizes and strides of so many dimensions lie in the tensor itself
 _IMPL = 24  # words of a TensorImpl that are looked at; it has 25 in torch 2.6
 _STORAGE = 10  # words of a StorageImpl
 _AUTOGRAD = 12  # words of an AutogradMeta
+_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT, since Python 3.11
 
 
 class UnknownLayoutError(Exception):
@@ -345,6 +346,50 @@ def _confirm_gradients(layout: Layout) -> None:
             _agree(_at(none, layout.storage) if none else 0, 0, "the storage of no gradient")
 
 
+def find_attributes_pointer(owner: object) -> int:
+    """Return the address of an object's pointer to its `__dict__`; 0 if it is not found.
+
+    Where the type has Python manage it, the pointer lies in one of the words before the object,
+    as soon as `vars` has been called. Which one depends on Python's version.
+    """
+    attributes, offset = vars(owner), type(owner).__dictoffset__
+    if type(owner).__flags__ & _MANAGED_DICT:
+        places = [-WORD * place for place in range(1, 5)]
+    else:
+        places = [offset] if offset > 0 else []
+    found = [id(owner) + place for place in places if _at(id(owner), place) == id(attributes)]
+    return found[0] if len(found) == 1 else 0
+
+
+@cache
+def float_offset() -> int:
+    """Return where objects of the classes float and np.float64 have their number.
+
+    Raises:
+        UnknownLayoutError: It is not found.
+    """
+    import numpy as np
+
+    offset = object.__basicsize__
+    for number in (0.1, -2.5e300, 3.0):
+        for made in (number, np.float64(number)):
+            if ctypes.c_double.from_address(id(made) + offset).value != number:
+                raise UnknownLayoutError("the number of a float")
+    return offset
+
+
+@cache
+def no_gradient() -> int:
+    """Return the address of the TensorImpl that torch keeps in place of a gradient set to None."""
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+    param.grad = torch.ones_like(param)
+    param.grad = None
+    found = layout()
+    if isinstance(found, str):
+        raise UnknownLayoutError(found)
+    return _at(_at(param._cdata, found.autograd), found.grad)
+
+
 @cache
 def layout() -> Layout | str:
     """The layout of this torch's objects, or why it is not known."""
@@ -355,6 +400,7 @@ def layout() -> Layout | str:
     try:
         found = _find()
         confirm(found)
+        float_offset()
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
     return found

@@ -41,7 +41,7 @@ from thalweg.engines.transcribe import bind_formula, transcribe
 from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import no_grad
-from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED, numpy_copy
 
 if TYPE_CHECKING:
@@ -252,14 +252,8 @@ class ReferencePart:
 
     @property
     def _measured_values(self) -> Tensor:
-        """What is measured: the elements of the gradient, the values of a sparse one as they are.
-
-        Elements count in the order of the variable's memory, where they fill one run of it.
-        """
-        grad, var = self._staged_gradient, self._tensors[0]
-        if isinstance(grad, IndexedSlices):
-            return layout.as_packed(grad.values)
-        return layout.with_strides_of(grad, var) if layout.is_dense(var) else layout.as_packed(grad)
+        """The elements of the gradient, or the values of a sparse one as they are."""
+        return layout.as_packed(values_of(self._staged_gradient))
 
     @property
     def _slots(self) -> list[Tensor]:
@@ -320,9 +314,9 @@ class ReferencePart:
         """See `Ready`."""
         if isinstance(self._staged_gradient, IndexedSlices):
             return [np.empty((0, len(formulas)))]
-        var, own = self._tensors[0], columns.scalars_of(0, self._dtype)
+        own = columns.scalars_of(0, self._dtype)
         tensors = [self._resume_at_copy, self._apply_stages(stages, columns), *self._slots]
-        flat = [flatten_like(tensor, var) for tensor in tensors]
+        flat = [layout.as_packed(tensor).reshape(-1) for tensor in tensors]
         return [np.stack([_leaves_of_sum(each, flat, own) for each in formulas], axis=-1)]
 
     def compute_lines(

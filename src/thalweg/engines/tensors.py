@@ -27,7 +27,7 @@ class Tensors:
         self, gradients: Sequence[Tensor], variables: Sequence[Tensor], flush: bool = False
     ) -> None:
         self._flush = flush
-        self._gradients = list(map(measure.in_order_of, gradients, variables))
+        self._gradients = gradients
         self._variables = variables
 
     def compute_sums(

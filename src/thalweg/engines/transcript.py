@@ -50,6 +50,13 @@ class Transcript:
         names = [node for node in nodes if isinstance(node, ast.Name)]
         return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
+    @lazy
+    def streams(self) -> list[int]:
+        """The positions of the positional parameters that are read."""
+        nodes = (node for tree in (*self.body, *self.results) for node in ast.walk(tree))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return [k for k, name in enumerate(self.positional) if LOCAL_PREFIX + name in names]
+
     def is_rounded(self, result: int) -> bool:
         """Whether a result comes out of arithmetic, which has flushed it where denormals are."""
         expression = self.results[result]

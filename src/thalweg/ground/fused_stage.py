@@ -45,7 +45,7 @@ class FusedStage(Stage):
             raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
-        if self.every != 1 or self.heads != 1 or self.of_matrices:
+        if self.every != 1 or self.block_count != 1 or self.of_matrices:
             raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
         object.__setattr__(self, "makes", names)
 

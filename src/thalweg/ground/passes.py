@@ -127,13 +127,15 @@ class Stage:
             (..., rows, columns) is so many matrices. It may ask for `row_count`, `column_count` and
             `element_count`, too, which are those of a matrix and of the variable.
         every: It is called in each step whose number is 1, 1 + every, ...
-        heads: Into how many blocks of rows a variable is cut first, each of which is a matrix of
-            its own: shapes are (batch * heads, rows / heads, columns) then. Slots with a shape are
-            cut along their first dimension, too.
+        heads: The number of equal blocks of rows that each variable is cut into. Each block is a
+            matrix of its own: shapes are (batch * heads, rows / heads, columns). Slots with a shape
+            are cut along their first dimension, too. None means one block, and variables of three
+            dimensions raise an error: they may be stacks of matrices. 1 takes them as one matrix.
         of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
             too, by which such a rule may wrap another one. It asks for no measures then.
 
-    A variable of more than two dimensions is a matrix of its first one and all others.
+    A variable of more than two dimensions is a matrix of its first one and all others; one of three
+    dimensions needs an explicit `heads`.
 
     Raises:
         RuleError: The function cannot be called, or `every` or `heads` is no positive integer.
@@ -141,16 +143,21 @@ class Stage:
 
     function: Callable[..., Any]
     every: int = 1
-    heads: int = 1
+    heads: int | None = None
     of_matrices: bool = False
 
     def __post_init__(self) -> None:
         _check_function(self)
-        for name, value in (("every", self.every), ("heads", self.heads)):
+        for name, value in (("every", self.every), ("heads", self.block_count)):
             if type(value) is not int or value < 1:
                 raise RuleError(
                     f"{name} of a Stage must be a positive integer, not {show_value(value)}."
                 )
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks of rows that each variable is cut into."""
+        return 1 if self.heads is None else self.heads
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """What it returns, of what it asks for by name."""
@@ -197,7 +204,7 @@ def check_passes(rule: Any) -> None:
             " no Stage that reads it."
         )
     of_lines = [each for each in passes if isinstance(each, Stage) and not each.of_matrices]
-    has_heads = any(each.heads > 1 for each in of_lines)
+    has_heads = any(each.block_count > 1 for each in of_lines)
     is_shaped = of_lines == _stages_of(passes) and any(slot.shape for slot in rule.slots)
     if rule.is_of_lines and (has_heads or is_shaped):
         raise RuleError(

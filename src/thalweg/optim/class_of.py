@@ -42,6 +42,11 @@ def kind_of(rule: object) -> Any:
     return class_named(rule)
 
 
+def is_named(name: str) -> bool:
+    """Return whether a class of this package has a name."""
+    return name in KINDS
+
+
 @cache
 def class_named(name: str) -> Any:
     """A class of this package."""

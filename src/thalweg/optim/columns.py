@@ -29,7 +29,6 @@ _SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
     torch.float64: np.float64,
 }
 _HIGHEST = 3.4028234663852886e38  # of float32
-_EXACT = 2.0**24  # integers below it are numbers of float32
 
 
 def _stored(value: object, dtype: torch.dtype) -> Any:
@@ -95,6 +94,11 @@ class Column:
         self._values: list[object] = []
         self.common: Any = None
         self.read()
+
+    @property
+    def pointers(self) -> Sequence[int]:
+        """The address of the number of each parameter."""
+        return self._pointers
 
     def stands(self) -> bool:
         """Whether the tensors lie where they lay."""
@@ -162,14 +166,6 @@ class Column:
         if self.name == STEP or kind is not None:
             self._know(list(map(self._scalar, values)))
             self._version += 1  # last: what is interrupted before is read again
-
-    def counted(self, number: object) -> bool:
-        """A number of a step was written, the same for all; False if its type may round it."""
-        if type(number) is not float or not (0 <= number < _EXACT and number.is_integer()):
-            return False
-        self._values, self.common = [number], number
-        self._version += 1  # last, likewise
-        return True
 
 
 class ForeignColumn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, cast
@@ -22,8 +21,9 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.groups import HOW, PAIRS
 from thalweg.variable import dtype_name
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+_MOST_STEPS = 2.0**63
 
 
 class Want(NamedTuple):
@@ -31,7 +31,8 @@ class Want(NamedTuple):
 
     Attributes:
         like: A tensor of the same shape; None wants a number, as a tensor or not.
-        dtypes: Optional. Those that it may have.
+        dtypes: Optional. Those that it may have; by default all of the kind of `like`: real,
+            complex, or else that dtype alone.
         has_rows: Whether it may be sparse.
         is_optional: Whether it may be missing, or None.
         is_count: Whether it is a number of steps.
@@ -51,7 +52,7 @@ class Want(NamedTuple):
             return None
         what, count = f"'{self.name}'", cast("Any", given)
         problem = _why_unlike(given, self, what)
-        if problem is None and self.is_count and not 0 <= (count := float(count)) < math.inf:
+        if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
             problem = f"{what} is {count}, and steps count from 0"
         return problem
 
@@ -164,7 +165,7 @@ def of_options(
             continue
         elif name in PAIRS:
             count = betas if name == "betas" else 2
-            if not _are_numbers(group[name], count):
+            if not are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
                 found.append(f"{what} is {told(group[name])}, {kind}")
         elif not is_number(group[name]):
@@ -182,8 +183,15 @@ def of_options(
     return found
 
 
+def is_flag(value: object) -> bool:
+    """Return whether a value is true or false, or a number."""
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        return value.numel() == 1 and flaw(value) is None
+    return isinstance(value, np.bool_) or is_number(value)
+
+
 def _of_flag(value: object, what: str) -> list[str]:
-    if isinstance(value, np.bool_) or is_number(value):
+    if is_flag(value) or (isinstance(value, np.ndarray) and is_flag(value[()])):
         return []
     return [f"{what} is {told(value)}, neither true nor false"]
 
@@ -217,18 +225,31 @@ def of_state(
 
 def sum_of(param: Tensor) -> Want:
     """What is wanted of a sum of gradients of a parameter."""
-    dtypes = _COMPLEX if param.is_complex() else _FLOATS
-    return Want(param, dtypes, has_rows=True, is_optional=True)
+    return Want(param, has_rows=True, is_optional=True)
+
+
+def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
+    """Return the dtypes from which values are converted to one without loss of their kind."""
+    if dtype.is_complex:
+        return _COMPLEX
+    return FLOATS if dtype.is_floating_point else (dtype,)
 
 
 def _why_unlike(value: object, want: Want, what: str) -> str | None:
+    """Return why a value cannot be what is wanted, or None."""
     like = want.like
     if like is None:
-        return None if is_number(value) else f"{what} is {told(value)}, no number"
+        is_other = want.dtypes and isinstance(value, Tensor) and value.dtype not in want.dtypes
+        if is_number(value):
+            return f"{what} is {told(value)}, not a floating-point number" if is_other else None
+        if isinstance(value, Tensor) and value.numel() != 1:
+            return f"{what} is of shape {tuple(value.shape)}, not ()"
+        return f"{what} is {told(value)}, no number"
     if not isinstance(value, Tensor):
         return f"{what} is {told(value)} and no tensor"
-    if value.shape != like.shape or (want.dtypes and value.dtype not in want.dtypes):
-        own = dtype_name(next(iter(want.dtypes)) if len(want.dtypes) == 1 else like.dtype)
+    dtypes = want.dtypes or _alike(like.dtype)
+    if value.shape != like.shape or value.dtype not in dtypes:
+        own = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else like.dtype)
         return f"{what} is {kind_of(value)}, here {own} {tuple(like.shape)}"
     if want.has_rows and value.layout == torch.sparse_coo and not value.is_meta:
         return _why_rows_unfit(value, what)
@@ -295,11 +316,17 @@ def is_number(value: object) -> bool:
     return True
 
 
-def _are_numbers(value: object, count: int) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
-    items = cast("list[Any]", value)
+def are_numbers(value: object, count: int) -> bool:
+    """Return whether a value is so many numbers: a sequence, or an array of one dimension."""
+    if isinstance(value, np.ndarray | Tensor):
+        items: list[Any] = [*value] if value.ndim == 1 and _is_held(value) else []
+    else:
+        items = [*cast("list[Any]", value)] if isinstance(value, list | tuple) else []
     return len(items) == count and all(map(is_number, items))
+
+
+def _is_held(value: object) -> bool:
+    return not isinstance(value, Tensor) or flaw(value) is None
 
 
 def told(value: object) -> str:

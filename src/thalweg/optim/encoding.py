@@ -24,6 +24,10 @@ from thalweg.variable import TRAINED, dtype_name
 
 _RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
 STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
+# The entry of a parameter's saved state with the parameter's shape: encoded slots are one row of
+# bytes, which fits every parameter of as many elements. A tensor, because
+# `torch.distributed.checkpoint` takes nothing else but numbers.
+SHAPE = "encoded_shape"
 _COMPUTED = [each for each in TRAINED if each != torch.float64]
 _PLAIN = "float32"
 
@@ -92,26 +96,97 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def tell_storage(optimizer: Any, groups: Sequence[Group]) -> None:
-    """Have the groups of a state of an optimizer say in what codecs their slots are."""
-    for group, told in zip(optimizer.param_groups, groups, strict=True):
-        if storage := storage_of(optimizer._rule_of(group)):
-            told[STORAGE] = storage
+def tell_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
+    """Add the codecs of slots to the groups of a state, and to its parameters the shapes.
+
+    Args:
+        optimizer: The optimizer.
+        groups: The groups of the state, which are changed.
+        states: The states of parameters by the keys in groups. Those with encoded slots are
+            replaced by copies that have the shape as well.
+    """
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        storage = storage_of(optimizer._rule_of(group))
+        if not storage:
+            continue
+        saved[STORAGE] = storage
+        for param, key in zip(group["params"], saved["params"], strict=True):
+            own = states.get(key, {})
+            if (records := _records_in(own, storage)) is not None:
+                shape = torch.tensor(param.shape, dtype=torch.int64, device=records.device)
+                states[key] = {**own, SHAPE: shape}
+
+
+def _records_in(own: Mapping[str, object], storage: Storage) -> Tensor | None:
+    """Return the first encoded slot in the state of a parameter, or None."""
+    slots = map(own.get, storage)
+    return next((x for x in slots if isinstance(x, Tensor) and x.dtype == torch.uint8), None)
+
+
+def _without_shape(
+    own: Mapping[str, Any],
+    param: Tensor,
+    title: object,
+    storage: Storage,
+    found: list[str],
+    unrecorded: list[object],
+) -> dict[str, Any]:
+    """Return the state of a parameter without the shape that it was saved with, which is checked.
+
+    Args:
+        own: The state.
+        param: The parameter.
+        title: What the parameter is called.
+        storage: The codecs that the group of the state names.
+        found: A difference is appended.
+        unrecorded: The title is appended if encoded slots come without a shape.
+    """
+    rest = {name: value for name, value in own.items() if name != SHAPE}
+    shape = own.get(SHAPE)
+    if shape is None:
+        if _records_in(own, storage) is not None:
+            unrecorded.append(title)
+    elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
+        found.append(f"'{title}/{SHAPE}' is {differing.told(shape)}, not a row of int64")
+    elif problem := flaw(shape):
+        found.append(f"'{title}/{SHAPE}' is {problem}")
+    elif (saved := tuple(shape.tolist())) != tuple(param.shape):
+        found.append(
+            f"the encoded slots of '{title}' are of shape {saved}, here {tuple(param.shape)}"
+        )
+    return rest
+
+
+def _unrecorded_message(titles: Sequence[object]) -> str:
+    """Return the warning about encoded slots of an older state, of which shapes are not known."""
+    names = ", ".join(f"'{title}'" for title in titles[:3])
+    names += f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+    return (
+        f"the state that was loaded does not have the shapes of the parameters whose slots are in"
+        f" 8 bits ({names}), as those of older versions: only the number of elements was checked."
+        " Save it again."
+    )
 
 
 def fit_storage(
-    optimizer: Any, given: dict[str, Any], convert: bool, values: Mapping[Tensor, Tensor]
+    optimizer: Any,
+    given: dict[str, Any],
+    notes: list[str],
+    convert: bool,
+    values: Mapping[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """A state as an optimizer keeps it, whose groups say nothing of codecs.
+    """Return a state as an optimizer keeps it, without the names of codecs and without shapes.
 
     Args:
         optimizer: The optimizer.
         given: The state, of the right form.
-        convert: Whether slots that are kept otherwise are converted, or refused.
-        values: What parameters are about to be, of those that are loaded with the state.
+        notes: A warning is appended if the state does not have shapes.
+        convert: Whether slots in another storage are converted; otherwise they raise.
+        values: New values of those parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: They are refused, or are not what their groups say.
+        CheckpointMismatchError: Slots are in another storage, or of another shape, or are not what
+            their groups say.
     """
     groups, saved = optimizer.param_groups, given["param_groups"]
     theirs = [_told(group, place) for place, group in enumerate(saved)]
@@ -119,9 +194,14 @@ def fit_storage(
     given = {**given, "param_groups": plain}
     if differing.sizes(groups) != differing.sizes(saved):  # which others refuse
         return given
-    found, states = list[str](), dict(given["state"])
+    found, states, unrecorded = list[str](), dict(given["state"]), list[object]()
     for place, (group, other) in enumerate(zip(groups, plain, strict=True)):
         ours = storage_of(optimizer._rule_of(group))
+        for param, key, title in _members_of(optimizer, group, other):
+            if isinstance(own := states.get(key), Mapping):
+                own = cast("Mapping[str, Any]", own)
+                rest = _without_shape(own, param, title, theirs[place], found, unrecorded)
+                states[key] = rest if SHAPE in own else own
         if ours == theirs[place]:
             continue
         for param, key, title in _members_of(optimizer, group, other):
@@ -139,6 +219,8 @@ def fit_storage(
             states[key] = {k: x for k, x in own.items() if k not in _RESTS} | made | rest
     if found:
         raise mismatch(found, type(optimizer).__name__)
+    if unrecorded:
+        notes.append(_unrecorded_message(unrecorded))
     return {**given, "state": states}
 
 
@@ -233,7 +315,8 @@ def _rest_converted(
         master = rests.get(MASTER)
         if not isinstance(master, Tensor) or master.shape != param.shape:
             return {CORRECTION: torch.zeros(param.numel(), dtype=torch.uint8, device=param.device)}
-        return {CORRECTION: lower_of(master)}
+        is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
+        return {CORRECTION: lower_of(master, upper if is_upper else None)}
     value = rests.get(CORRECTION)
     if not kinds.has_master(param) or not isinstance(value, Tensor):
         return {}

@@ -8,12 +8,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
-from weakref import proxy
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from thalweg.core.flat_buffers import (
+    AddedParams,
+    check_reductions,
+    find_marked,
+    is_reducing,
+)
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group, titles_in
 from thalweg.core.options.accumulation import (
@@ -77,7 +82,42 @@ _NOT_IN_GRAPHS = (
 )
 _APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
+_SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
+
+
+class SetChanges:
+    """Counts steps with other gradients than before, to plan one that may lack any of them.
+
+    Attributes:
+        is_due: Whether the next step is to be planned so.
+    """
+
+    _longest_wait: ClassVar[int] = 1024  # changes between two plans that were of no use
+
+    def __init__(self) -> None:
+        self.is_due = False
+        self._lacked = False  # the step before
+        self._changes, self._patience = 0, 2
+
+    def note_planned(self, gradients: int, trainable: int) -> None:
+        """A step was planned anew.
+
+        Args:
+            gradients: How many gradients it had.
+            trainable: How many parameters may have one.
+        """
+        lacks = gradients < trainable
+        self._changes += lacks or self._lacked
+        self._lacked = lacks
+        if self._changes >= self._patience:
+            self.is_due = True
+            self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
+
+    def note_end(self, steps: int) -> None:
+        """A plan ends that has replayed so many steps."""
+        if steps >= self._patience:
+            self._patience = 2
 
 
 class StepCache:
@@ -87,6 +127,8 @@ class StepCache:
         self._lock = Guard(self)
         self.operands = Operands(optimizer)
         self.blocks = Blocks()
+        self.added = AddedParams()
+        self.is_built = False  # True after the constructor
         self.parts: dict[Rule, ParamState] = {}
         self.last: LastStep | None = None  # but for what `seen` tells
         self.seen = GradientReport()
@@ -108,6 +150,7 @@ class StepCache:
         self.steady: tuple[ParamState, list[int]] | None = None
         self.quick: SteadyStep | None = None  # the same in one call
         self.due: Sequence[Repeated] = ()  # of which it may be made
+        self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
 
@@ -127,6 +170,8 @@ class StepCache:
     def forget_quick(self) -> None:
         """Something is not as it was: the next step is looked at carefully."""
         self.settle()
+        if self.quick is not None:
+            self.changes.note_end(self.quick.taken)
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
@@ -142,9 +187,7 @@ class StepCache:
         self.forget_quick()
         if shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
-                hooks.watch = None  # which has copies of all that the step wrote
-                hooks._optimizer = proxy(hooks._optimizer)  # which is to go when nobody has it
-                hooks.gathered = None
+                hooks.detach()
             self.due = shares
 
     @lazy
@@ -198,12 +241,16 @@ class FusedOptimizer(Scaled):
                 own |= {name: each.to(around.kinds.device) for name, each in own.items()}
         if around.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
+        with self._dropping_hooks():
+            self._check_flat_buffers(self.param_groups)
+        self._own.is_built = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self._own.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)
+        self._own.is_built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, all of it or nothing.
@@ -221,6 +268,8 @@ class FusedOptimizer(Scaled):
             for name in KEYWORDS:
                 self.param_groups[-1].pop(name, None)
             self._complete()
+            if self._own.is_built:  # else the constructor looks at all groups at once
+                self._check_flat_buffers(self.param_groups[-1:])
             self._begin()
 
     def _complete(self) -> None:
@@ -258,35 +307,74 @@ class FusedOptimizer(Scaled):
             return
         with importing:
             from thalweg.optim.encoding import check_effect
-        try:
+        with self._dropping_hooks():
             check_effect(storage, rules)
+
+    @contextmanager
+    def _dropping_hooks(self) -> Generator[None]:
+        """Remove the hooks of all parameters if the block fails, which ends a constructor."""
+        try:
+            yield
         except BaseException:
             for handle in self._own.heard.values():
                 handle.remove()
             raise
 
-    def _check_matrices(self, rule: str, heads: Sequence[int]) -> None:
-        """Refuse parameters of a group that was added which a rule of matrices does not take.
+    def _check_matrices(self, rule: Rule, rule_title: str, place: int) -> None:
+        """Raise an error unless a rule with passes can update the parameters of a group.
 
         Args:
-            rule: The rule, in words.
-            heads: Into how many blocks of rows its stages cut them.
+            rule: The rule.
+            rule_title: Its name in messages.
+            place: The index of the group.
 
         Raises:
-            InvalidArgumentError, InvalidTypeError: One is no matrix.
-            NotImplementedError: One is elsewhere than its state.
+            InvalidArgumentError, InvalidTypeError: As `check_matrices` of the engines.
+            NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
             from thalweg.engines.matrices import check_matrices
-        params = self.param_groups[-1]["params"]
+        params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
-        check_matrices(rule, params, titles, heads)
+        if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
+            (title,) = titles_in(self.param_groups, [flat.param])
+            check_reductions(flat, title, rule, NOTHING)
+        check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
             if self._around.kinds.is_away(param):
                 raise NotImplementedError(
-                    f"'{title}' is on {param.device}, and {rule} has matrices where their state is:"
-                    " leave out state_device='cpu'."
+                    f"'{title}' is on {param.device}, and {rule_title} has matrices where their"
+                    " state is: leave out state_device='cpu'."
                 )
+
+    def _check_flat_buffers(self, groups: Sequence[Group]) -> None:
+        """Raise an error if groups have rules or options that reduce over flat buffers.
+
+        Any parameter of the optimizer may show that libraries have flattened all of them.
+
+        Raises:
+            InvalidArgumentError: As `check_reductions`.
+        """
+        transforms = self._around.beside
+        rules = {
+            rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
+            for group in groups
+            for rule in self._rules_around(group)
+        }
+        if not any(
+            is_by_shape or is_reducing(rule, transforms) for rule, is_by_shape in rules.items()
+        ):
+            return
+        params = self._params()
+        flat = find_marked(params) or self._own.added.find_replacement(params)
+        if flat is not None:
+            (title,) = titles_in(self.param_groups, [flat.param])
+            for rule, is_by_shape in rules.items():
+                check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
+
+    def _rules_around(self, group: Group) -> set[Rule]:
+        """Return the rules that update parameters of a group, with their options."""
+        raise NotImplementedError
 
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
@@ -363,6 +451,10 @@ class FusedOptimizer(Scaled):
             *choices,
         ]
 
+    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
+        """Return why no step could be taken with groups that are each fit by themselves."""
+        return []
+
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         """Why options of a group choose no rule.
@@ -400,6 +492,7 @@ class FusedOptimizer(Scaled):
     def _begin(self, is_copy: bool = False) -> None:
         """Do for the parameters what options ask for before their first step."""
         self._own.operands.read_again(self)
+        self._own.added.add(self._params() if is_copy else self.param_groups[-1]["params"])
         self._listen()
         if self._around.of(Flat).gradients == "flat":
             self._flatten()
@@ -415,7 +508,23 @@ class FusedOptimizer(Scaled):
                 from thalweg.optim.in_backward import listen
             listen(self)
 
+    def _check_not_swapped(self, message: str) -> None:
+        """Raise if the parameters are their averages.
+
+        Args:
+            message: The message of the error: what was called, its effect, and what to do instead.
+
+        Raises:
+            FailedPreconditionError: The call is in a block of `swapped()`.
+        """
+        if self._own.is_swapped:
+            raise FailedPreconditionError(message)
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_not_swapped(
+            f"A copy of {type(self).__name__} inside of swapped() would train averages instead of"
+            " parameters. Copy the optimizer outside of the block; inside, copy the model alone."
+        )
         for param in self._params():  # `copy.deepcopy` copies them
             check_held(param)
         own = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
@@ -426,7 +535,14 @@ class FusedOptimizer(Scaled):
 
         Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
         and `seed`.
+
+        Raises:
+            FailedPreconditionError: The call is in a block of `swapped()`.
         """
+        self._check_not_swapped(
+            f"The state of {type(self).__name__} does not go with averages, which the parameters"
+            " are inside of swapped(): save it outside of the block, and inside the model alone."
+        )
         made = without_dynamo(super().state_dict)()  # pyright: ignore
         if self._around.of(Rounding).round is not None:
             with importing:
@@ -435,7 +551,7 @@ class FusedOptimizer(Scaled):
         if self._encodes():
             with importing:
                 from thalweg.optim.encoding import tell_storage
-            tell_storage(self, made["param_groups"])
+            tell_storage(self, made["param_groups"], made["state"])
         return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
@@ -490,14 +606,11 @@ class FusedOptimizer(Scaled):
         if loss is not None and own.diagnosing is not None:
             own.diagnosing.note_loss(loss)
         with own._lock:
-            is_due = closure is not None or bool(own.due)
+            is_due = closure is not None or bool(own.due) or own.changes.is_due
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
-            if own.is_swapped:
-                raise FailedPreconditionError(
-                    "A step inside of swapped() would move averages instead of parameters."
-                )
+            self._check_not_swapped(_SWAPPED_STEP)
             self._listen()
             own.taken = self._found_finite()
             if own.taken is None and self._skip_overflowed_step():
@@ -550,13 +663,19 @@ class FusedOptimizer(Scaled):
     def _try_quick_step(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
         own = self._own
-        if own.due:
+        if own.due or own.changes.is_due:
             due, own.due = own.due, ()
             with importing:
                 from thalweg.optim.steady import SteadyStep
             kind = SteadyStep if own.diagnosing is None else own.diagnosing.step_between()
-            own.quick = kind.of(self, due)
+            made = self._plan_with_absent(kind) if own.changes.is_due else None
+            own.changes.is_due = False
+            own.quick = kind.of(self, due) if made is None and due else made
         return own.quick is not None and own.quick.take(self, has_sums)
+
+    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+        """Return a step that may lack the gradients of some parameters, or None."""
+        return None
 
     def _try_steady_step(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
@@ -630,6 +749,7 @@ class FusedOptimizer(Scaled):
         try:
             self._check_alone()
             with own._lock:
+                self._check_not_swapped(_SWAPPED_STEP)
                 self._take_step(own.alone.setdefault(id(param), {}), param)
         except BaseException as error:
             self._say(error)
@@ -670,7 +790,8 @@ class FusedOptimizer(Scaled):
 
         Raises:
             InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside, or the block is in another one.
+            FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
+                is, or the block is in another one.
             LayoutError: A parameter or its average has no memory, or not the other's shape.
         """
         if self._around.of(Average).ema_decay is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from thalweg.core.outcome import Gathered, raise_first
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
-from thalweg.errors import InvalidArgumentError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
 from thalweg.ground.showing import show_value
@@ -28,10 +29,10 @@ from thalweg.ground.switches import host_allocations, no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import Want, of_state, sum_of
+from thalweg.optim.differing import FLOATS, Want, are_numbers, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, check_options_held
+from thalweg.optim.groups import HOW, PAIRS, Options, check_options_held, number
 from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
@@ -39,6 +40,11 @@ from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
 from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
+
+if TYPE_CHECKING:
+    from thalweg.optim.steady import SteadyStep
+
+NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
@@ -107,7 +113,15 @@ class FusedTorchOptimizer(FusedOptimizer):
             rest = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **rest)
             raise
-        super().__init__(*args, **keywords)
+        try:
+            super().__init__(*args, **keywords)
+        except LookupError as error:  # of a number that torch takes an item of
+            given = self._accepted.bind(self, *args, **keywords).arguments
+            unfit = [n for n in PAIRS if n in given and not are_numbers(given[n], self._betas)]
+            if isinstance(error, ThalwegError) or not unfit:
+                raise
+            value = show_value(given[unfit[0]])
+            raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
         if not self._around.keeps_as_torch:
@@ -140,7 +154,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if kind._common:
             self._check_common(kind, group, place)
         if kind._of_matrices:
-            self._check_matrices(kind.__name__, self._choose_rule(group).heads)
+            self._check_matrices(self._choose_rule(group), kind.__name__, place)
         if self._around.wrapping:
             params = group["params"]
             for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
@@ -162,16 +176,35 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_common(kind, group, place)
 
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
-        """Refuse a group that differs from others of its class in what they have in common."""
+        """Raise if a group differs from others of its class in an option they have in common."""
         for index, other in enumerate(self.param_groups):
-            names = kind._common if self._kind_of(other) is kind else ()
-            if names:
+            if self._kind_of(other) is not kind:
+                continue
+            if kind._common:
                 check_options_held(other)
-            for name in (each for each in names if other[each] != group[each]):
-                raise InvalidArgumentError(
-                    f"{name} of group {place} is {show_value(group[name])}, and of group {index}"
-                    f" {show_value(other[name])}: groups of {kind.__name__} have it in common."
-                )
+            if found := kind._uncommon(group, place, other, index):
+                raise InvalidArgumentError(f"{found}.")
+
+    @classmethod
+    def _uncommon(cls, group: Group, place: int, other: Group, index: int) -> str:
+        """Return how two groups differ in an option that groups of the class have in common."""
+        for name in (each for each in cls._common if other.get(each) != group.get(each)):
+            return (
+                f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
+                f" {show_value(other.get(name))}: groups of {cls.__name__} have it in common"
+            )
+        return ""
+
+    def _unfit_groups(self, groups: Sequence[Group]) -> list[str]:
+        """Return how groups differ in options that those of their class have in common."""
+        firsts: dict[type[FusedTorchOptimizer], int] = {}
+        found = [
+            kind._uncommon(group, place, groups[first], first)
+            for place, group in enumerate(groups)
+            if (kind := self._kind_of(group))._common
+            and (first := firsts.setdefault(kind, place)) != place
+        ]
+        return [each for each in found if each]
 
     @staticmethod
     def _choose_rule(group: Group) -> Rule:
@@ -265,6 +298,10 @@ class FusedTorchOptimizer(FusedOptimizer):
                 self._own.note_repeated(
                     *(Repeated(each.part, each.hooks, each.share.places) for each in steps)
                 )
+            else:
+                trainable = sum(param.requires_grad for param in self._params())
+                gradients = sum(len(each.share.pairs) for each in steps)
+                self._own.changes.note_planned(gradients, trainable)
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
@@ -330,6 +367,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         finally:
             if gathered is not None:
                 gathered.release_gradients()
+
+    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+        around = self._around
+        if around.accumulate > 1 or around.in_backward or around.kinds.device is not None:
+            return None
+        if any(map(self._is_torchs_group, self.param_groups)):
+            return None
+        with importing:
+            from thalweg.optim.absent_gradients import plan_with_absent
+        return plan_with_absent(self, kind)
 
     def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
         return TorchHooks(self, part, params, places)
@@ -457,12 +504,21 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Whether sparse gradients of a group are computed here."""
         return True
 
-    def _shares(self) -> dict[Rule, _Share]:
+    def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
+        """Return for each rule the gradients and parameters that it updates.
+
+        Args:
+            absent: Stand-ins for gradients that are not there, by `id` of their parameters.
+        """
         found: dict[Rule, _Share] = {}
         for place, group in enumerate(self.param_groups):
             params = group["params"]
             given = zip(self._gradients(params), params, strict=True)
-            pairs = [(grad, param) for grad, param in given if grad is not None]
+            pairs = [
+                (each, param)
+                for grad, param in given
+                if (each := absent.get(id(param)) if grad is None else grad) is not None
+            ]
             for rule, own in self._by_rule(group, pairs):
                 share = found.setdefault(self._around.rule(rule), _Share([], []))
                 share.pairs.extend(own)
@@ -492,7 +548,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
             slot.name: Number(
-                slot.initial, kind._number_dtype, is_rounded=slot.name in kind._as_tensors
+                slot.initial,
+                slot.dtype or kind._number_dtype,
+                is_rounded=slot.name in kind._as_tensors,
             )
             for slot in rule.numbers
         }
@@ -535,21 +593,42 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group)._wanted
 
-    def _unfit_state(self, group: Group, own: object, param: Tensor, title: object) -> list[str]:
-        """Why a step could not be taken with the state of a parameter of a group."""
+    def _unfit_options(self, group: Group, place: int) -> list[str]:
+        unfit = super()._unfit_options(group, place)
+        kind = self._kind_of(group)
+        if not unfit and kind._of_matrices:
+            try:
+                self._check_matrices(self._choose_rule(group), kind.__name__, place)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                unfit.append(str(error).rstrip("."))
+        return unfit
+
+    def _unfit_state(
+        self, group: Group, own: object, param: Tensor, title: object, makes: bool = False
+    ) -> list[str]:
+        """Return why no step could be taken with the state of a parameter of a group.
+
+        Args:
+            group: The group.
+            own: The state.
+            param: The parameter.
+            title: What it is called.
+            makes: Whether slots may be missing, which the next step makes.
+        """
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
             return of_state(own, wanted, title)
         kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
-        scalars = [STEP] * kind._counts + [slot.name for slot in rule.numbers]
         beside = [*kind._optional, *self._around.keys(param)]
         others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
-        wanted |= {name: Want() for name in scalars}
-        if self._keeps_step(kind) and not kind._counts:
-            wanted[STEP] = Want(is_optional=True)
+        if self._keeps_step(kind):
+            wanted[STEP] = Want(is_optional=not kind._counts)
+        wanted |= {slot.name: Want(dtypes=FLOATS) for slot in rule.numbers}
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
-        for slot in self._around.rule(rule).measured_slots:  # those that a wrapper adds are made
+        around = self._around.rule(rule)
+        # Those that a wrapper adds are made where they are missing.
+        for slot in (*around.measured_slots, *around.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
             wanted[slot.name] = Want(number, is_optional=slot not in slots)
         for slot in slots:
@@ -557,7 +636,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 with importing:
                     from thalweg.engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
-        for slot in self._around.rule(rule).element_slots:
+        for slot in around.element_slots:
             if slot.storage is not None:
                 with importing:
                     from thalweg.core.encoded import codec_of, likeness_of
@@ -567,9 +646,52 @@ class FusedTorchOptimizer(FusedOptimizer):
                     wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
             wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
+        if makes:
+            made = {slot.name for slot in slots if slot not in rule.numbers}
+            wanted |= {n: wanted[n]._replace(is_optional=True) for n in made & wanted.keys()}
         return of_state(own, wanted, title)
 
+    def _unfit_numbers(
+        self, group: Group, own: Mapping[str, Any], param: Tensor, title: object, seen: set[object]
+    ) -> list[str]:
+        """Return why no step can be made of a group's options and a parameter's numbers.
+
+        Functions of users are not called.
+
+        Args:
+            group: The group.
+            own: The state of the parameter, in which `_unfit_state` finds nothing.
+            param: The parameter.
+            title: What it is called.
+            seen: The groups and numbers that were checked before; these are added.
+        """
+        rule = self._rule_around(group, param)
+        numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
+        numbers |= {name: float(own[name]) for name in numbers if own.get(name) is not None}
+        key = (id(group), rule, *numbers.values())
+        if rule.prepare is None or rule.calls_users or key in seen:
+            return []
+        seen.add(key)
+        try:
+            options = Options(group, rule, self._kind_of(group)._fixed)
+            # A root that is real in one step may be complex in the next.
+            for _ in range(2):
+                numbers[STEP] = numbers["t"] = numbers[STEP] + 1
+                for made in rule.prepare(**options.given_to_prepare(numbers)).values():
+                    number(made)
+        except (ArithmeticError, TypeError, ThalwegError) as error:
+            shown_numbers = self._show_numbers(group)
+            return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
+        return []
+
+    def _show_numbers(self, group: Group) -> str:
+        """Return the numbers among a group's options, for messages."""
+        flags = self._kind_of(group)._flags
+        names = [name for name in self._wanted_options(group) if name not in flags]
+        return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
+
     def _step_of_torch(self) -> None:
+        self._check_flat_buffers(self.param_groups)
         # Not all of torch's classes know of a scale, and none that does not unscale says so.
         is_scaled = self._around.of(Unscaling).fused_unscale and self._unscaling() is not None
         if self._around or is_scaled:

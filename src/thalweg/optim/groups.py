@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
+from copy import copy
+from functools import cache
 from operator import is_
 from typing import Any
 
@@ -26,6 +28,8 @@ PAIRS = {
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
+HIGHEST = 1e30  # magnitude of rates that are read without a check of all options
+FLOATS = {float, np.float64}  # classes of numbers with which Python computes in float64
 LAST_BETA = "last_beta"  # of the rules whose betas are three
 
 
@@ -36,11 +40,17 @@ class Options:
         group: The group.
         rule: Its rule.
         fixed: Hyperparameters that a group may lack.
+
+    Attributes:
+        lists: The pairs of the group that are lists.
+        entries: The keys of the group whose value is a float, or a tuple of floats, that the rule
+            reads; for each the names of the hyperparameters.
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
         self._names, self._seen = list(group), list(group.values())
         pairs = [own for key, own in group.items() if key in PAIRS and isinstance(own, list)]
+        self.lists = pairs
         self._lists = [(own, [*own]) for own in pairs]  # of which an item may be replaced
         known = {**fixed, **named(group, rule)}
         self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
@@ -48,8 +58,8 @@ class Options:
         kinds = (Tensor, np.ndarray)
         self._moving = [name for name, each in self._hypers.items() if isinstance(each, kinds)]
         self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
-        wanted = () if rule.prepare is None else inspect.signature(rule.prepare).parameters
-        self._wanted = list(wanted)
+        self._wanted = _arguments_of(rule.prepare)
+        self.entries = _number_entries(group, self._hypers)
 
     def hold(self, group: Group) -> bool:
         """Whether they are those of the group still."""
@@ -84,6 +94,22 @@ class Options:
             )
             and self._are_lists_alike()
         )
+
+    def with_rate(self, group: Group) -> Options | None:
+        """Return the options of a group that differs in `lr` alone, or None if more differs.
+
+        The rate is a float of usual size.
+        """
+        rate = group.get("lr")
+        if type(rate) not in FLOATS or not -HIGHEST < rate < HIGHEST or self._moving:
+            return None
+        if "lr" not in self.entries or not self.hold_beside_rate(group):
+            return None
+        made = copy(self)
+        made._seen = list(group.values())
+        made._hypers = {**self._hypers, "learning_rate": rate}
+        made._numbers = {**self._numbers, "learning_rate": float(rate)}
+        return made
 
     def check_memory(self) -> None:
         """Refuse a hyperparameter that is a tensor whose storage was cut.
@@ -157,6 +183,8 @@ def number(value: Any) -> float:
     if isinstance(value, Tensor):
         check_number(value)
         return float(value.item())
+    if isinstance(value, np.complexfloating):  # of which Python would drop a part
+        raise InvalidTypeError(f"a number must be real, not {value!r}.")
     return float(value)
 
 
@@ -194,6 +222,29 @@ def _checked(name: str, value: object) -> float:
     except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
         pass
     raise InvalidTypeError(f"{title_of(name)} must be a number, not {show_value(value)}.")
+
+
+@cache
+def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
+    """Return the names of the arguments of a rule's `prepare`."""
+    return () if prepare is None else tuple(inspect.signature(prepare).parameters)
+
+
+def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
+    """Return the keys of entries that are floats, and the hyperparameters that each has.
+
+    Args:
+        group: The group.
+        hypers: The names of the rule's hyperparameters.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in group.items():
+        names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
+        items = value if key in PAIRS and type(value) is tuple else (value,)
+        if all(name in hypers for name in names) and set(map(type, items)) <= FLOATS:
+            found[key] = names
+    names = [name for own in found.values() for name in own]
+    return {key: own for key, own in found.items() if all(names.count(n) == 1 for n in own)}
 
 
 def named(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.locks import importing
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -27,6 +28,8 @@ def hidden_matrices(
     layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
     or more dimensions whose owner is of another class is refused until it is named: it may hold
     several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
+    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with an
+    explicit `heads=1` only.
 
     Args:
         module: The model.
@@ -47,7 +50,8 @@ def hidden_matrices(
         >>> hidden_matrices(model, output="2.*")
         ('1.weight',)
     """
-    params, found, strange = ModuleParams(module), list[str](), list[str]()
+    params, found = ModuleParams(module), list[str]()
+    strange: list[tuple[str, Tensor]] = []
     allowed, left = _called(allow, params, "allow"), _called(leave, params, "leave")
     ends = _of_output(module, params, output) | _of_input(module)
     for name, param in params.named:
@@ -61,15 +65,30 @@ def hidden_matrices(
         elif all(isinstance(each, _MATRICES) and getattr(each, "groups", 1) == 1 for each in kinds):
             found.append(name)
         else:
-            title = " and ".join(sorted({type(each).__name__ for each in kinds}))
-            strange.append(f"{name!r} of shape {tuple(param.shape)}, of a {title}")
+            strange.append((name, param))
     if strange:
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise InvalidArgumentError(
-            f"{strange[0]}{more}, may be no matrix of a layer: name it in allow= to have it among"
-            " the hidden matrices, or in leave= to have it left out."
-        )
+        raise _not_known(strange, params)
     return tuple(found)
+
+
+def _not_known(strange: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+    """Return the error for parameters that may not be matrices of layers."""
+    name, param = strange[0]
+    owner = " and ".join(sorted({type(each).__name__ for each in params.owners[id(param)]}))
+    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    message = (
+        f"{name!r} of shape {tuple(param.shape)}, of a {owner}{more}, may not be a matrix of a"
+        " layer: name it in allow= to have it among the hidden matrices, or in leave= to have it"
+        " left out."
+    )
+    if stack := next((name for name, param in strange if param.dim() == 3), None):
+        with importing:
+            from thalweg.engines.matrices import STACK_CHOICES
+        message += (
+            f" {stack!r} may be a stack of matrices, such as experts, for which rules of matrices"
+            f" need a choice. {STACK_CHOICES}"
+        )
+    return InvalidArgumentError(message)
 
 
 def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import proxy
 
 import torch
 from torch import Tensor
 
 from thalweg.core.checks import check_pairs, sparse_and_constrained
+from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import titles_in
 from thalweg.core.hooks import Dtype, Hooks, Shared
 from thalweg.core.meshes import check_whole, local
@@ -20,8 +22,8 @@ from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
 from thalweg.ground.locks import importing
-from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import number
@@ -112,6 +114,11 @@ class GroupHooks(Hooks):
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         return titles_in(self._optimizer.param_groups, self.owners_of(variables))
+
+    def check_flat_buffers(
+        self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
+    ) -> None:
+        self._optimizer._check_flat_buffers(self._optimizer.param_groups)
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         for grad, param in given:
@@ -262,6 +269,11 @@ class GroupHooks(Hooks):
         """Whether a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
+    def detach(self) -> None:
+        """Let go of the optimizer and of copies, for a plan that outlives the step."""
+        self.watch = self.gathered = None
+        self._optimizer = proxy(self._optimizer)
+
     def settle(self) -> None:
         """The step was written."""
         for column, values in self._written:
@@ -299,10 +311,7 @@ class TorchHooks(GroupHooks):
                 if type(each) is not float and not self._stays(each):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
-            group = optimizer.param_groups[place]
-            flags = optimizer._kind_of(group)._flags
-            names = [n for n in optimizer._wanted_options(group) if n not in flags]
-            own = ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
+            own = optimizer._show_numbers(optimizer.param_groups[place])
             raise InvalidArgumentError(
                 f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
             ) from error

@@ -20,9 +20,11 @@ from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
 from thalweg.ground.switches import host_allocations
 from thalweg.optim import differing
+from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
 from thalweg.optim.groups import hypers_of
 from thalweg.optim.sharded import entry_of
+from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
@@ -48,11 +50,16 @@ def load(
 
     Raises:
         CheckpointMismatchError: A step could not be taken with it.
+        FailedPreconditionError: The call is in a block of `swapped()`.
     """
+    optimizer._check_not_swapped(
+        f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
+        " parameters their former values when it ends. Load the state outside of the block."
+    )
     given = _after_hooks(optimizer, state_dict)
     differing.check_form(given, type(optimizer).__name__)
     given, left = taken_apart(optimizer, given)
-    given = fitted(optimizer, given, convert)
+    given = fitted(optimizer, given, left, convert)
     loading, lacking = plan(optimizer, given)
     warn_of(optimizer, lacking, left)
     restore(loading)
@@ -105,8 +112,12 @@ def as_torch(
                 slots = optimizer._own_rule(group, param).slots
                 kinds.widen_slots(twin.state.get(param, {}), slots, param)
     _give_back_numbers(twin, given)
+    for group in twin.param_groups:
+        for param in group["params"]:
+            fit_slots(twin, group, param, twin.state.get(param, {}))
     for _, own in states_of(twin.state):
         own.update(dict(_resolved(own)))
+    separate_slots(twin)
     twin._own.blocks.gather(twin.state, twin._single)
     return Loading(then=_handing_over(twin, optimizer)), lacking
 
@@ -136,11 +147,12 @@ def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], 
 def fitted(
     optimizer: Any,
     given: dict[str, Any],
+    notes: list[str],
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """A state whose slots are kept as an optimizer keeps them, and drawn by random bits as it does;
-    see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
+    """Return a state with slots and random bits as an optimizer keeps them, and append warnings to
+    notes; see `encoding.fit_storage` and `drawn_states.fit_rounding`."""
     groups = given["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
         with importing:
@@ -150,7 +162,7 @@ def fitted(
     if optimizer._encodes() or any(group.get("state_storage") is not None for group in groups):
         with importing:
             from thalweg.optim.encoding import fit_storage
-        return fit_storage(optimizer, given, convert, values or {})
+        return fit_storage(optimizer, given, notes, convert, values or {})
     return given
 
 
@@ -212,6 +224,7 @@ def _members(
         found += faults
         for param, key, title in differing.members_of(group, other):
             yield optimizer.param_groups[place] if faults else group, key, param, title
+    found += optimizer._unfit_groups(groups)
 
 
 def _give_back_dtypes(
@@ -263,6 +276,36 @@ def _give_back_numbers(twin: Any, given: Mapping[str, Any]) -> None:
             value, now = saved.get(slot.name), own.get(slot.name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and value.dtype != now.dtype:
                 own[slot.name] = value.detach().to(now.device, copy=True)
+
+
+def fit_slots(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) -> None:
+    """Convert what steps make in one way alone: numbers to shape (), shaped slots to their dtype.
+
+    Args:
+        optimizer: A `FusedTorchOptimizer`.
+        group: The group of the parameter.
+        param: The parameter.
+        own: Its state, which is changed.
+    """
+    rule, kinds = optimizer._own_rule(group, param), optimizer._around.kinds
+    for name in (STEP, *(slot.name for slot in rule.numbers)):
+        value = own.get(name)
+        if isinstance(value, Tensor):
+            own[name] = _as_number(value)
+        elif value is not None and not optimizer._kind_of(group)._plain:
+            own[name] = torch.tensor(float(value), dtype=scalar_dtype(), device="cpu")
+    for slot in rule.shaped_slots:
+        value = own.get(slot.name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            own[slot.name] = value.to(kinds.of(slot, param))
+
+
+def _as_number(value: Tensor) -> Tensor:
+    """Return a tensor of one number with shape () and a dtype that counts far enough."""
+    value = value.reshape(()) if value.dim() else value
+    if value.dtype.is_floating_point:
+        return value if value.dtype in differing.FLOATS else value.to(scalar_dtype())
+    return value.long()
 
 
 def _resolved(own: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
@@ -400,6 +443,9 @@ def _wanted(
 
 
 def _dtypes(own: Tensor, widens: bool) -> list[torch.dtype]:
-    # Numbers beside masters were of 16 bits once.
-    is_wider = own.dtype == torch.float32 and (widens or not own.dim())
-    return [own.dtype, *(REDUCED if is_wider else ())]
+    """Return the dtypes from which a state is converted to that of a tensor."""
+    # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
+    is_number = not own.dim()
+    is_wider = own.dtype == torch.float32 and (widens or is_number)
+    narrower = (torch.float32,) if own.dtype == torch.float64 and is_number else ()
+    return [own.dtype, *(REDUCED if is_wider else narrower)]

@@ -247,6 +247,12 @@ class ParamState:
             return PlainColumn(name, self._owners, found)
         there, home = self.homes
         tensors = [each for each in found if isinstance(each, Tensor)]
+        if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
+            # Earlier releases kept such numbers in float32.
+            wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in found]
+            if there is not None:
+                return self._column_there(name, wide, kind.dtype, there)
+            return Column(name, *self._in_a_block(name, wide, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
         kinds = {each.dtype for each in tensors}
         if tensors and len(tensors) < len(found):
@@ -355,13 +361,18 @@ class ParamState:
         """The options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
-            if known is None or not known.hold_beside_rate(group):
-                optimizer._check_options(group, place)
-            known = self._options[place] = Options(
-                group, self.rule, optimizer._kind_of(group)._fixed
-            )
+            known = self._options[place] = self._read_options(known, place, optimizer)
         known.check_memory()
         return known
+
+    def _read_options(self, known: Options | None, place: int, optimizer: Any) -> Options:
+        """Return the options of a group that differ from those that are known."""
+        group = optimizer.param_groups[place]
+        if known is not None and (made := known.with_rate(group)) is not None:
+            return made
+        if known is None or not known.hold_beside_rate(group):
+            optimizer._check_options(group, place)
+        return Options(group, self.rule, optimizer._kind_of(group)._fixed)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
         """The slots of a parameter of the step, those of the rule's scalars among them."""
@@ -372,6 +383,15 @@ class ParamState:
     def made_of(self, param: Tensor) -> Own:
         """What was made for a parameter, and is no part of its state yet."""
         return self._fresh.get(id(param), {})
+
+    @property
+    def has_numbers_alone_to_publish(self) -> bool:
+        """Whether a plan made no state but a block that brings the step counts together."""
+        return all(
+            name in self.numbers or value is self._owner_of[param].get(name)
+            for param, made in self._fresh.items()
+            for name, value in made.items()
+        )
 
     def publishing(self) -> list[Call]:
         """What makes all that was made the optimizer's, as functions in C."""

@@ -145,7 +145,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._around.check_rule(self.rule, self._title)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
-            self._check_matrices(f"rule {self.rule.name!r}", self.rule.heads)
+            self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
         self._check_kept(self.param_groups[-1])
         self._make()
 
@@ -178,7 +178,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         found |= {name: Number(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
         found |= {name: Number(start, kind) for name, start in self._extra.items()}
-        return found | {slot.name: Number(slot.initial, torch.float32) for slot in rule.numbers}
+        return found | {
+            slot.name: Number(slot.initial, slot.dtype or torch.float32) for slot in rule.numbers
+        }
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
@@ -130,12 +131,21 @@ class RulesBySelector:
         return first[0]
 
     def _check_matrix(self, place: int, name: str, param: Tensor, params: ModuleParams) -> None:
-        """Refuse what is no matrix that multiplies, but for what is named."""
+        """Raise an error unless a rule of matrices can update a parameter.
+
+        Embeddings are taken by name only, stacks of matrices with an explicit `heads` only.
+        """
         title, rule = self._titles[place], self._kinds[place].__name__
         if param.dim() < 2:
             raise InvalidArgumentError(
                 f"{name!r} has shape {tuple(param.shape)}, and {rule}, the rule of {title}, is for"
                 f" matrices: add a selector for it, such as {{{name!r}: 'AdamW'}}."
+            )
+        if param.dim() == 3 and self._needs_layout(place):
+            with importing:
+                from thalweg.engines.matrices import stack_message
+            raise InvalidArgumentError(
+                stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
         is_named = selector in params.names[id(param)] or isinstance(selector, tuple)
@@ -145,6 +155,13 @@ class RulesBySelector:
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
                 f" as {{{name!r}: 'AdamW'}}, or name it to have it so."
             )
+
+    def _needs_layout(self, place: int) -> bool:
+        """Return True if the rule of a selector does not say how to cut stacks of matrices."""
+        kind, options = self._kinds[place], self.options[place]
+        if rule := getattr(kind, "_taken", None):
+            return rule.needs_layout
+        return "heads" in kind._accepted.parameters and options.get("heads") is None
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         for selector, title in zip(self._selectors, self._titles, strict=True):

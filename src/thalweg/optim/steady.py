@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.outcome import TAKEN, say
+from thalweg.core.plan_cache import Planned
 from thalweg.core.steady import (
     ERRORS,
     Launches,
+    Member,
     Snapshot,
     are_small,
     bounds_of,
@@ -22,20 +25,20 @@ from thalweg.core.steady import (
     look,
     snapshot,
 )
+from thalweg.core.steady_gradients import SteadyGradients, is_clipped_in_call
 from thalweg.engines import current
 from thalweg.engines.layout import joined
-from thalweg.ground.locks import importing
 from thalweg.ground.running import replicas
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import Repeated
+from thalweg.optim.scalars_in_call import ScalarsInCall
 from thalweg.optim.scaled import forget_scale
-from thalweg.optim.steady_plain import PlainStep
 from thalweg.optim.steady_scalars import hold
 from thalweg.optim.steady_share import PLAIN, Following, SteadyShare
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.core.steady_gradients import Scalars, SteadyGradients
+    from thalweg.core.steady_gradients import Scalars
 
 _params_of = itemgetter("params")
 
@@ -46,9 +49,16 @@ class SteadyStep:
     Args:
         optimizer: The optimizer, which has just repeated a step.
         repeated: What each rule has updated in it.
+        absent: Stand-ins for gradients that the last step lacked, by `id` of their parameters. With
+            any of these, each further step may lack the gradients of other parameters.
     """
 
-    def __init__(self, optimizer: Any, repeated: Sequence[Repeated]) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        repeated: Sequence[Repeated],
+        absent: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
         self._group_count = len(self.groups)
@@ -56,18 +66,26 @@ class SteadyStep:
         self.shares = list(map(SteadyShare, repeated))
         self.selection = self.shares[0].hooks.selection
         self._owners = [owner for each in self.shares for owner in each.owners]
+        self._absent = absent  # until the step is planned
+        self.may_lack = bool(absent)  # gradients
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
         self._gradients: SteadyGradients | None = None  # if something happens to them
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
-        self._plain: PlainStep | None = None  # if that is all there is to it
+        self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
+        self._shared: Scalars | None = None  # those of gradients that kernels have
         self.told = 0  # of the steps it has taken, those that the optimizer has counted
 
     @classmethod
-    def of(cls, optimizer: Any, repeated: Sequence[Repeated]) -> Self | None:
-        """The step that was repeated last, if everything stands and it could be taken so."""
-        made = cls(optimizer, repeated)
+    def of(
+        cls,
+        optimizer: Any,
+        repeated: Sequence[Repeated],
+        absent: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> Self | None:
+        """Return the step that was repeated last, if it could be taken so; arguments as above."""
+        made = cls(optimizer, repeated, absent)
         try:
             return made if made._plan(optimizer) else None
         except ERRORS:  # such as of the options of a group that has no gradient
@@ -80,56 +98,118 @@ class SteadyStep:
         if not all(each.is_repeatable(how.stages) for each in shares):
             return False
         plans = [each.planned for each in shares]
-        if not are_small(plans):
+        if not are_small(plans, self.may_lack):
             return False
         places = [place for each in shares for place in each.places]
         if not self._are_in_groups(self._owners, places):
             return False
-        gradients = optimizer._gradients(self._owners)
-        if any(grad is None for grad in gradients) or not self._stands(gradients):
+        gradients = [
+            self._absent.get(id(param)) if grad is None else grad
+            for grad, param in zip(optimizer._gradients(self._owners), self._owners, strict=True)
+        ]
+        if any(grad is None for grad in gradients) or not self._stands(optimizer, gradients):
             return False
         without = self._others()
         found = snapshot()
         if found is None or not self._hold(found, places, without):
             return False
         self._ids = set(map(id, self._owners))
-        for each in shares:
-            each.find_alike()
-        keys = [key for each in shares for key in each.keys]
-        self.launches = launches = Launches(plans, keys)
-        for share, own in zip(shares, launches.of, strict=True):
-            share.set_launches(own, optimizer._products if not optimizer._is_torchs else ())
+        if not self._make_scalars_in_call(how, found):
+            return False
+        self._make_launches(optimizer, how, plans)
+        self._finish(found, gradients, without)
+        self._absent = {}
+        return True
+
+    def _make_scalars_in_call(self, how: GradientTransforms, found: Snapshot) -> bool:
+        """Have the call make the scalars if it can; return False if it has to and cannot."""
+        try:
+            if not is_clipped_in_call(how):
+                raise TypeError("Scalars depend on the gradient of each variable.")
+            self._in_call = ScalarsInCall(self.shares, self.groups)
+        except ERRORS:
+            for each in self.shares:
+                each.find_alike()
+            return not self.may_lack
+        self._in_call.hold_groups(found, dict(self._beside))
+        return len(self.shares) == 1 or not self.may_lack
+
+    def _make_launches(
+        self, optimizer: Any, how: GradientTransforms, plans: Sequence[Planned]
+    ) -> None:
+        """Make the kernels, and what happens to gradients before them."""
+        in_call = self._in_call
+        keys = [key for each in self.shares for key in each.keys]
+        self.launches = launches = Launches(plans, keys if in_call is None else in_call.keys)
+        if in_call is not None:
+            in_call.give_members_rows(launches)
+        else:
+            for share, own in zip(self.shares, launches.of, strict=True):
+                share.set_launches(own, optimizer._products if not optimizer._is_torchs else ())
         if how.stages:
-            with importing:
-                from thalweg.core.steady_gradients import SteadyGradients
             self._gradients = SteadyGradients(plans, launches, how)
+
+    def _finish(
+        self, found: Snapshot, gradients: Sequence[Tensor], without: Sequence[Tensor]
+    ) -> None:
+        """Write what the call compares, reads and does."""
+        shares, launches, in_call = self.shares, self.launches, self._in_call
+        members: list[Member] = []
+        writers: dict[int, list[int]] = {}
+        if in_call is not None:
+            spans = [self._gradients.spans()] if self.may_lack and self._gradients else []
+            members = in_call.place_programs(launches, spans)
+        if self.may_lack:
+            writers = self._find_writers()
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
+        numbers = [] if in_call else [number for each in shares for number in each.numbers()]
         found.finish(
             [
                 *zip(self._owners, gradients, launches.cells, strict=True),
                 *((param, None, 0) for param in without if not self._has_sums),
             ],
             launches.records(),
-            [number for each in shares for number in each.numbers()],
+            numbers,
             [tensor for each in shares for tensor in each.written()],
-            joined([bounds_of(each) for each in plans]),
+            joined([bounds_of(each.planned) for each in shares]),
             (),
             measures,
             clipping,
             launches.programs,
             *launches.rule_measures(),
+            members=members,
+            may_lack=self.may_lack,
+            written_by=writers,
         )
+        if self.may_lack and self._gradients is not None:
+            self._gradients.leave_out_absent(found.gradient_switches)
         self.snapshot = found
-        if len(shares) == 1 and not (self._has_sums or self._beside or self._gradients):
-            self._plain = PlainStep.of(shares[0], launches, found)
-        return True
+        self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
+        self._has_threads = launches.may_have_threads
 
-    def _stands(self, gradients: Sequence[Any]) -> bool:
-        """Whether the careful look finds the step to be the one before."""
+    def _find_writers(self) -> dict[int, list[int]]:
+        """Return the positions of the parameters whose update writes a tensor, by its `id`.
+
+        Slots of several parameters may share a storage, and with it a version counter.
+        """
+        writers: dict[int, list[int]] = {id(x): [k] for k, x in enumerate(self._owners)}
+        requests = [each.planned.request for each in self.shares]
+        variables = [var for each in requests for var in each.variables]
+        writers |= {id(x): [k] for k, x in enumerate(variables)}
+        sharing: dict[int, list[int]] = {}
+        slots = [own for each in requests for own in each.slots]
+        for k, own in enumerate(slots):
+            for slot in own:
+                sharing.setdefault(slot.untyped_storage()._cdata, []).append(k)
+        return writers | {
+            id(slot): sharing[slot.untyped_storage()._cdata] for own in slots for slot in own
+        }
+
+    def _stands(self, optimizer: Any, gradients: Sequence[Any]) -> bool:
+        """Return whether a careful step with these gradients would be the one before."""
         left = iter(gradients)
         return all(
-            each.stands(self.state, self.groups, [next(left) for _ in each.owners])
-            for each in self.shares
+            each.stands(optimizer, [next(left) for _ in each.owners]) for each in self.shares
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
@@ -210,16 +290,15 @@ class SteadyStep:
             or current(self.selection) != self.selection
         ):
             return False
-        if self._plain is not None:
-            has_scaler = "found_inf" in own or "grad_scale" in own
-            other = None if has_scaler else self._plain.take(self.groups)
-            if other is not None:
-                if other:
+        if self._is_plain and "found_inf" not in own and "grad_scale" not in own:
+            if self._has_threads:
+                self.launches.set_threads(self.snapshot)
+            if other := self.snapshot.take():
+                if other != look.NOTHING:
                     cache.forget_quick()
-                else:
-                    own["_opt_called"] = True
-                return not other
-            self._plain.leave_scalars()
+                return False
+            own["_opt_called"] = True
+            return True
         pairs, then = None, ()
         if self._has_sums:
             if optimizer._own.sums.keys() != self._ids:
@@ -227,9 +306,8 @@ class SteadyStep:
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
         given = self.snapshot.taken, pairs, then
-        for share in self.shares:
-            if not share.read():
-                return False
+        if self._in_call is None and not all(share.read() for share in self.shares):
+            return False
         following = self._take_by(optimizer, given)
         if following is None:
             return False
@@ -260,9 +338,10 @@ class SteadyStep:
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
         other = snapshot.take(pairs, begun, part, then)
-        if other == look.BEYOND:
+        # Sums of gradients that are not there would be among those that are left to others.
+        if other == look.BEYOND and not (is_beyond or self._gradients is None or self.may_lack):
             return self._take_by(optimizer, given, is_beyond=True)
-        if other:
+        if other and other != look.NOTHING:
             optimizer._own.forget_quick()
         return None if other else following
 
@@ -271,9 +350,10 @@ class SteadyStep:
     ) -> list[Following] | None:
         """Set the scalars of the step; the numbers that follow, or None if it is another one."""
         groups, own = self.groups, vars(optimizer)
-        for place, known in self._beside:
-            if not hold(known, groups[place]):
-                return None
+        if self._in_call is None:
+            for place, known in self._beside:
+                if not hold(known, groups[place]):
+                    return None
         of_gradients: Scalars | None = None
         if self._gradients is not None or "found_inf" in own or "grad_scale" in own:
             how = self._transforms(optimizer)
@@ -288,6 +368,9 @@ class SteadyStep:
                     before = [each for each in self._reports if each[0] == begun]
                     self._reports = [*before, (begun + 1, seen)]
                 of_gradients, _ = self._gradients.scalars(seen)
+        if self._in_call is not None:
+            self._set_shared(of_gradients)
+            return []
         found: list[Following] = []
         for share in self.shares:
             following = share.prepare(groups, of_gradients)
@@ -295,6 +378,13 @@ class SteadyStep:
                 return None
             found += following
         return found
+
+    def _set_shared(self, scalars: Scalars | None) -> None:
+        """Give all kernels the scalars of what happens to gradients, if they are others."""
+        if scalars is not None and scalars is not self._shared:
+            for launch in self.launches.all:
+                launch.set_shared(scalars[launch.dtype])
+            self._shared = scalars
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """What happens to gradients; None if a scaler leaves the step out or a device decides."""

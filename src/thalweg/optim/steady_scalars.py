@@ -6,20 +6,21 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thalweg.core.columns import derived
 from thalweg.core.groups import Group
 from thalweg.core.hooks import Dtype
-from thalweg.core.symbols import Program
+from thalweg.core.symbols import Program, Symbol
+from thalweg.ground.lazily import lazy
 from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import Options
+from thalweg.optim.groups import HIGHEST, Options
 from thalweg.optim.tensor_rate import TensorRate
 from thalweg.variable import check_number
 
-_HIGHEST = 1e30
-# Rates with which Python computes in float64; NumPy makes float32 of others.
-_WIDE = (float, int, np.float64)
+RATE = "learning_rate"
+_DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class GroupScalars:
@@ -63,9 +64,10 @@ class TorchScalars(GroupScalars):
     def _read_options(self) -> None:
         super()._read_options()
         hooks, options = self._hooks, self.options
-        _, numbers = hooks._apart(self._key())
-        self._known = {**options.numbers(hooks._stays), **numbers}
-        self._given = options.given_to_prepare({**numbers, "t": 1})
+        _, self._beside = hooks._apart(self._key())
+        self._hypers = options.numbers(hooks._stays)
+        self._known = {**self._hypers, **self._beside}
+        self._given = options.given_to_prepare({**self._beside, "t": 1})
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
@@ -82,37 +84,75 @@ class TorchScalars(GroupScalars):
         except (TypeError, ArithmeticError):  # torch makes them
             return self._hooks._prepared(self._key())
 
-    @property
-    def rate(self) -> float:
-        """The rate, a number."""
-        return self._known["learning_rate"]
+    def reads(self, names: Sequence[str]) -> bool:
+        """Return whether the programs of the group read these hyperparameters at every step."""
+        return set(names) <= set(self._inputs)
 
-    def program_for(self, dtype: Dtype) -> Program | None:
-        """What makes the scalars of a kernel of the number of a step and the rate, natively.
+    def check_in_call(self) -> None:
+        """Raise TypeError unless native code can make the scalars."""
+        rate = self._rate
+        if self.options.moves and (rate is None or rate.dtype not in _DTYPES or not rate.is_cpu):
+            raise TypeError("A hyperparameter is a tensor that native code does not read.")
+        self.program_for(np.float32)
+
+    @lazy
+    def _inputs(self) -> list[str]:
+        return self._find_inputs()
+
+    def program_for(self, dtype: Dtype) -> Program:
+        """Return the program that makes the scalars of a kernel, natively.
 
         Args:
-            dtype: That of the kernel.
+            dtype: The compute dtype of the kernel.
 
         Returns:
-            None where Python makes them.
+            A program whose first register is the step count; further ones are hyperparameters.
+
+        Raises:
+            TypeError, ValueError, ArithmeticError: Native code cannot make them.
         """
-        known = self._known
-        if self._is_made_anew or self._rate is not None or "learning_rate" not in known:
-            return None
-        if type(self._given.get("learning_rate", 0.0)) not in _WIDE:
-            return None
+        return self._traced(dtype, self._inputs)
 
-        def make(symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
-            moving = {"t": symbols[STEP], **symbols}
-            given = {name: moving.get(name, own) for name, own in self._given.items()}
-            made = {**known, **moving, **self._rule.prepare(**given)}
-            kind = type(symbols[STEP])
-            return {n: own if type(own) is kind else number(float(own)) for n, own in made.items()}
+    def _find_inputs(self) -> list[str]:
+        """Return the hyperparameters that programs read at every step, if they are all floats.
 
+        A formula may need one as a number of Python's: then the rate alone is read.
+        """
+        entries = [name for names in self.options.entries.values() for name in names]
+        rate = [name for name in entries if name == RATE]
         try:
-            return Program(np.float64, {STEP: np.float64}, ["learning_rate"], make, stored=dtype)
-        except (TypeError, ValueError, ArithmeticError):  # such as what depends on a number
-            return None
+            self._traced(np.float32, entries)
+        except (TypeError, ValueError, ArithmeticError):
+            return rate
+        return entries
+
+    def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
+        apart: dict[str, Dtype] = {STEP: np.float64}
+        samples = {name: self._known[name] for name in names}
+        rate = self._rate
+        if rate is not None:
+            apart[RATE] = _DTYPES[rate.dtype]
+            samples[RATE] = float(rate.item())
+        step = self._known.get(STEP, 0) + 1
+        return Program(
+            np.float64, apart, names, self._make, stored=dtype, samples={STEP: step, **samples}
+        )
+
+    def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
+        """Make scalars of symbols for the step count and for hyperparameters."""
+        step, read = symbols[STEP], {**symbols}
+        if self._rate is not None:
+            read[RATE] = TensorRate(read[RATE])
+        numbers = {**self._beside, "t": step, STEP: step}
+        before = step - 1.0 if STEP in self._beside else 1
+        for option in self._hooks._optimizer._around.wrapping:
+            numbers |= option.scalars((), before)
+        known = {**self.options.given(), **read, **numbers}
+        given = {name: known[name] for name in self._given}
+        made = {**self._hypers, **read, **numbers}
+        if self._rule.prepare is not None:
+            made |= self._rule.prepare(**given)
+        return {name: _as_symbol(each, number) for name, each in made.items()}
 
     def _key(self) -> Hashable:
         """What careful steps call these parameters now."""
@@ -152,9 +192,19 @@ class TorchScalars(GroupScalars):
 class TensorFlowScalars(GroupScalars):
     """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
 
+    def __init__(self, hooks: Any, place: int, first: int) -> None:
+        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        self._given: dict[str, Any] = {}
+        super().__init__(hooks, place, first)
+
     def _read_options(self) -> None:
         super()._read_options()
-        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        before, self._given = self._given, self.options.given()
+        if {n for n, x in self._given.items() if x is not before.get(n)} - {RATE}:
+            self._hypers = {}
+        for dtype, own in self._hypers.items():
+            rate = self._hooks.hyper(dtype, self.place, RATE, self._given[RATE])
+            self._hypers[dtype] = {**own, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
         """What `RuleScalars.made` takes for the step that follows, of a compute dtype."""
@@ -177,10 +227,21 @@ class TensorFlowScalars(GroupScalars):
         return values if step is None else derived(self._rule, {**values}, dtype, step)
 
 
+def _as_symbol(value: Any, number: Any) -> Any:
+    """Return a scalar as a symbol of the program.
+
+    Args:
+        value: A symbol, a rate that stands for one, or a number.
+        number: Makes a symbol of a number.
+    """
+    value = value.value if type(value) is TensorRate else value
+    return value if isinstance(value, Symbol) else number(float(value))
+
+
 def hold(known: Options | None, group: Group) -> bool:
     """Whether a group has the options that it had, or another number for its rate."""
     if known is None or known.hold(group):
         return known is not None
     rate: Any = group.get("lr")
-    is_usual = type(rate) in (float, int) and -_HIGHEST < rate < _HIGHEST  # else a step refuses it
+    is_usual = type(rate) in (float, int) and -HIGHEST < rate < HIGHEST  # else a step refuses it
     return is_usual and not known.moves and known.hold_beside_rate(group)

@@ -43,6 +43,7 @@ class SteadyShare:
         owners: The parameters that have its gradients.
         places: For each of these the index of its group.
         keys: For each of these what those have in common that are alike: group and numbers.
+        is_torchs: Whether its numbers are torch's, or TensorFlow's.
     """
 
     def __init__(self, repeated: Repeated) -> None:
@@ -50,7 +51,7 @@ class SteadyShare:
         self.planned: Any = self.part.kept.last
         self.columns: Any = self.part.columns
         self.owners = [] if self.planned is None else _owners_of(self.planned)
-        self._is_torchs = type(self.hooks) is TorchHooks  # else the numbers are TensorFlow's
+        self.is_torchs = type(self.hooks) is TorchHooks  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
         self._others: list[Hashable] = []  # keys but for the first
         self._are_one: list[bool] = []  # for each column whether all have one number, in a row
@@ -65,7 +66,7 @@ class SteadyShare:
         """Whether numbers lie in a block, those of TensorFlow the same for all parameters."""
         if type(column) is not Column or column.dtype not in KINDS:
             return False
-        return self._is_torchs or (column._places is None and column.common is not None)
+        return self.is_torchs or (column._places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
         """Whether it is the update of a rule, and no more.
@@ -83,17 +84,26 @@ class SteadyShare:
             and all(getattr(param, "constraint", None) is None for param in params)
         )
 
-    def stands(self, state: Any, groups: Sequence[Any], gradients: Sequence[Tensor | None]) -> bool:
-        """Whether the careful look finds it to be the one before."""
-        part = self.part
+    def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
+        """Return whether a careful step with these gradients would be the one before.
+
+        Options of groups may have changed since, if they still choose the rule. Parameters may have
+        moved within their groups, on which the random bits of stochastic rounding depend.
+        """
+        part, groups, request = self.part, optimizer.param_groups, self.planned.request
         return (
-            part.stands(state, part._params)
-            and all(hold(part._options.get(place), groups[place]) for place in {*self.places})
+            part.stands(optimizer.state, part._params)
+            and all(
+                hold(part._options.get(place), groups[place])
+                or part.rule in optimizer._rules_around(groups[place])
+                for place in {*self.places}
+            )
+            and list(self.hooks.places_of(request.variables)) == list(request.places)
             and stands(self.planned, gradients)
         )
 
     def hold(self, found: Snapshot) -> bool:
-        """Have the look compare all that the careful one does."""
+        """Have the look compare all that a careful step does; return False if it cannot."""
         params = self.part._params
         if not all(type(each) in PLAIN for each in params):
             return False
@@ -101,8 +111,9 @@ class SteadyShare:
         for own in self.part._owners:
             found.hold_dict(own, SUM)  # which is looked at as a gradient
             tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
-        for param in params:
-            found.hold_dict(vars(param))  # where it may be given a constraint
+        # A parameter may be given a constraint, which is among its attributes.
+        if not all(map(found.hold_attributes, params)):
+            return False
         return hold_tensors(found, [*tensors, *self.written()])
 
     def written(self) -> list[Tensor]:
@@ -124,7 +135,7 @@ class SteadyShare:
         differing = [column.values for column in self.columns if column.common is None]
         if differing:
             self.keys = list(zip(self.places, *differing, strict=True))
-        kind: Any = TorchScalars if self._is_torchs else TensorFlowScalars
+        kind: Any = TorchScalars if self.is_torchs else TensorFlowScalars
         for first, key in enumerate(self.keys):
             if key not in self._scalars:
                 self._scalars[key] = kind(self.hooks, self.places[first], first)
@@ -132,7 +143,7 @@ class SteadyShare:
         are_alike = not self._others
         self._are_one = [
             column._places is None
-            and (are_alike or not self._is_torchs or (column.name == STEP and not differing))
+            and (are_alike or not self.is_torchs or (column.name == STEP and not differing))
             for column in self.columns
         ]
 
@@ -144,7 +155,7 @@ class SteadyShare:
             products: Numbers that are counted without scalars.
         """
         self._launches = launches
-        if self._is_torchs:
+        if self.is_torchs:
             return
         launched = {key for each in launches for key in each.places}
         unlaunched = self._scalars.keys() - launched
@@ -155,12 +166,6 @@ class SteadyShare:
                 [(key, RuleScalars(rule, each, at)) for at, key in enumerate(each.places)]
                 for each in launches
             ]
-
-    def scalars_of_groups(self) -> Sequence[TorchScalars]:
-        """Those of each group, where all else is alike and the numbers are torch's; else none."""
-        if not self._is_torchs or self.keys is not self.places or not all(self._are_one):
-            return ()
-        return [*self._scalars.values()]
 
     def read(self) -> bool:
         """Look at the numbers of parameters; whether those that were alike still are."""
@@ -174,7 +179,7 @@ class SteadyShare:
         return self.part.columns is self.columns  # else a careful step was planned anew
 
     def _are_alike(self, values: Sequence[Any]) -> bool:
-        if not self._is_torchs:
+        if not self.is_torchs:
             return False
         found = dict(zip(self.keys, values, strict=True))
         return [found[key] for key in self.keys] == values
@@ -197,7 +202,7 @@ class SteadyShare:
                 return None
         for each in self._unlaunched:  # they are read, and may be refused
             each.numbers(self.columns, np.float32)
-        if self._is_torchs:  # else each dtype has its own
+        if self.is_torchs:  # else each dtype has its own
             self.hooks._made = {key: x.made(self.columns) for key, x in self._scalars.items()}
         else:
             self.hooks._made = {}
@@ -213,7 +218,7 @@ class SteadyShare:
     def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[Any, Any]:
         """The scalars of each key, which the hooks have, too, for the numbers that follow."""
         made, dtype, columns = self.hooks._made, launch.dtype, self.columns
-        if self._is_torchs:
+        if self.is_torchs:
             return made
         if self._in_call:
             given = [(key, self._scalars[key], each) for key, each in self._in_call[k]]

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.core.symbols import Symbol
+
 _KINDS: dict[torch.dtype, type[np.floating]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -53,7 +55,7 @@ class TensorRate:
         return TensorRate(_rounded(type(value), other) - value)
 
     def __truediv__(self, other: object) -> TensorRate:
-        if not other:
+        if isinstance(other, float | int) and not other:
             raise TypeError
         value = self.value
         return TensorRate(value / _rounded(type(value), other))
@@ -66,6 +68,8 @@ class TensorRate:
 
 
 def _rounded(kind: type[Any], number: object) -> Any:
+    if isinstance(number, Symbol) and issubclass(kind, Symbol):
+        return kind(1.0).narrow(number)
     if (type(number) is float or type(number) is int) and -_HIGHEST < number < _HIGHEST:
         return kind(number)
     raise TypeError

@@ -98,17 +98,21 @@ class TensorFlowHooks(GroupHooks):
         Raises:
             InvalidArgumentError: One is NaN; names it.
         """
-        values: dict[str, Any] = {}
-        for name, value in self._given(place).items():
-            if self._stays(value):
-                values[name] = value.detach().to(TORCH[dtype])
-                continue
-            if value != value:
-                raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
-            exact = name in self._optimizer._exact
-            cast = dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
-            values[name] = cast
-        return values
+        given = self._given(place)
+        return {name: self.hyper(dtype, place, name, value) for name, value in given.items()}
+
+    def hyper(self, dtype: Dtype, place: int, name: str, value: Any) -> Any:
+        """Return a hyperparameter of a group as a scalar of a compute dtype.
+
+        Raises:
+            InvalidArgumentError: It is NaN; names it.
+        """
+        if self._stays(value):
+            return value.detach().to(TORCH[dtype])
+        if value != value:
+            raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
+        exact = name in self._optimizer._exact
+        return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
     def _given(self, place: int) -> dict[str, Any]:
         return self._part.options(place, self._optimizer).given()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,8 +18,10 @@ from thalweg.core.section import Call, run
 from thalweg.engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
 from thalweg.ground.switches import writable
+from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import has_plain_dispatch
 
+_MOST = torch.finfo(torch.float32).max
 _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
@@ -31,10 +34,20 @@ def check_memories(optimizer: Any) -> None:
         are_sparse = [any(each.is_sparse for each in own) for own in held]
         params = list(compress(params, are_sparse))
     for param, name in zip(params, titles_in(optimizer.param_groups, params), strict=True):
-        _check_memory(param, optimizer.state.get(param) or {}, name)
+        _check_memory(param, optimizer.state.get(param) or {}, name, bool(optimizer._dense))
 
 
-def _check_memory(param: Tensor, state: Mapping[str, object], name: str) -> None:
+def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
+    """Raise if torch's step would write beyond the memory of a parameter or its state.
+
+    Slots in the midst of their storage are copied where torch would add rows elsewhere.
+
+    Args:
+        param: The parameter.
+        state: Its state.
+        name: What it is called.
+        coalesces: Whether torch coalesces the gradient, of which one element may be left then.
+    """
     gradient = param.grad
     held: dict[str, Any] = {"": param, "The gradient of ": gradient}
     held |= {f"'{key}' of ": each for key, each in state.items()}
@@ -46,7 +59,13 @@ def _check_memory(param: Tensor, state: Mapping[str, object], name: str) -> None
                 check_inside(each, f"{what}'{name}'")
     rows = [each for each in _tensors(*held.values()) if each.is_sparse]
     has_sparse = gradient is not None and gradient.is_sparse
-    if has_sparse and param.storage_offset() and all(map(is_misplaced, rows)):
+    is_beside = all(map(is_misplaced, rows))
+    if gradient is not None and has_sparse and coalesces and not gradient.dense_dim():
+        is_beside = True
+        for key, value in state.items():
+            if isinstance(value, Tensor) and not value.is_sparse and value.storage_offset():
+                state[key] = value.clone()
+    if has_sparse and param.storage_offset() and is_beside:
         raise LayoutError(
             f"'{name}' does not begin where its storage does: torch would add its sparse"
             " gradient elsewhere. Give the optimizer a tensor that is no view."
@@ -98,7 +117,7 @@ def whole(optimizer: Any) -> Generator[None]:
 
 
 def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
-    """What torch decides by whether it takes a step; None where it certainly does."""
+    """Return what torch decides by whether it takes a step; None where it certainly does."""
     found: list[Any] = []
     is_usual = True
     for group, param in members:
@@ -107,13 +126,48 @@ def _kinds(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
         tensors = [each for each in own.values() if isinstance(each, Tensor) and each.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
-        # It differentiates no step that writes to a leaf.
-        is_usual = is_usual and not group.get("differentiable")
-        is_usual = is_usual and all(_is_plain(group.get(name)) for name in optimizer._wanted)
-        is_usual = is_usual and all(_kind(each) == kind for each in (param.grad, *tensors))
+        are_plain = _are_plain(optimizer, group)
+        # It differentiates no step that writes to a leaf, and captures none on the CPU.
+        is_usual = is_usual and are_plain and not group.get("differentiable")
+        is_usual = is_usual and not (group.get("capturable") and param.device.type == "cpu")
+        is_usual = is_usual and _kind(param.grad) == kind and bool(param.numel())
+        is_usual = is_usual and (not own or _is_usual(optimizer, group, param, own))
         options = [(name, _kind(each)) for name, each in group.items() if name != "params"]
-        found.append((kind, param.is_leaf, *others, *own, *options))
+        # Whether torch takes a number that is out of range depends on the step: no two are alike.
+        found.append((kind, param.is_leaf, *others, *own, *options, are_plain or object()))
     return None if is_usual else tuple(found)
+
+
+def _is_usual(optimizer: Any, group: Group, param: Tensor, own: Mapping[str, object]) -> bool:
+    """Return whether a state is such as torch's steps make it: slots are like their parameter.
+
+    Only names tell slots from numbers, as both have the shape () where a parameter has it.
+    """
+    rule, kind = optimizer._own_rule(group, param), _kind(param)
+    numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*own}
+    shaped = {slot.name for slot in rule.shaped_slots}
+    slots = {slot.name for slot in rule.element_slots}
+    lacking = {name for name in optimizer._optional if own.get(name) is None}
+    wanted = numbers | shaped | slots | {STEP} if optimizer._counts else numbers | shaped | slots
+    return (
+        own.keys() >= wanted - lacking
+        and all(_is_ordinary(own[name]) for name in numbers)
+        and all(_has_dtype_of(own[name], param) for name in shaped)
+        and all(_kind(own[name]) == kind for name in slots - lacking)
+    )
+
+
+def _has_dtype_of(value: object, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and (value.dtype, value.device) == (param.dtype, param.device)
+
+
+def _is_ordinary(value: object) -> bool:
+    """Return whether a value is a number of a state that torch calculates with."""
+    if isinstance(value, Tensor):
+        if value.dim() or not value.is_floating_point():
+            return False
+        return value.device.type != "cpu" or value.item() >= 0
+    return isinstance(value, int | float) and value >= 0
 
 
 def _kind(value: object) -> Hashable:
@@ -125,11 +179,21 @@ def _kind(value: object) -> Hashable:
     return type(value), isinstance(value, int | float) and bool(value)
 
 
-def _is_plain(option: object) -> bool:
-    """Whether an option is a number, or numbers, or is left out."""
+def _are_plain(optimizer: Any, group: Group) -> bool:
+    """Return whether all options that a step reads are there, and ordinary numbers."""
+    return all(
+        name in group and _is_plain(group[name], is_share=name.startswith("betas"))
+        for name in optimizer._wanted
+    )
+
+
+def _is_plain(option: object, is_share: bool = False) -> bool:
+    """Return whether an option is a number that torch calculates with, or numbers, or None."""
     if isinstance(option, tuple | list):
-        return all(map(_is_plain, cast("Sequence[Any]", option)))
-    return option is None or isinstance(option, int | float)
+        return all(_is_plain(each, is_share) for each in cast("Sequence[Any]", option))
+    if option is None or not isinstance(option, int | float):
+        return option is None
+    return -1 < option < 1 if is_share else abs(option) <= _MOST or abs(option) == math.inf
 
 
 def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:

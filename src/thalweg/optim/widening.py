@@ -13,7 +13,7 @@ from thalweg.engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidTypeError
 from thalweg.optim import differing
 from thalweg.optim.drawn_states import NAMES as ROUNDING
-from thalweg.optim.encoding import STORAGE, Storage, decoded
+from thalweg.optim.encoding import SHAPE, STORAGE, Storage, decoded
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.variable import REDUCED
 
@@ -66,6 +66,8 @@ def _widened(
     """The state of a parameter in float32."""
     made: dict[str, Any] = {}
     for name, value in own.items():
+        if name == SHAPE:
+            continue
         is_tensor = isinstance(value, Tensor)
         if name in theirs:
             value = decoded(value, param, theirs[name])

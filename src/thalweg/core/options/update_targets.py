@@ -90,7 +90,7 @@ class StateStorage(NamedTuple):
         for slot in slots if self.is_split or self.has_master(param) else ():
             value = own.get(slot.name)
             if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(torch.float32 if slot.scalar else self.of(slot, param))
+                own[slot.name] = value.to(self.of(slot, param))
 
 
 PLAIN = StateStorage()

@@ -9,7 +9,7 @@ from thalweg.engines.measuring import LEAF
 
 
 class Piece(NamedTuple):
-    """Elements of a variable, in the order of its memory, that belong to one rank.
+    """Elements of a variable, in row-major order, that belong to one rank.
 
     Attributes:
         rank: The rank.

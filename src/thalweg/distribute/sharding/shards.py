@@ -38,9 +38,9 @@ class _Known:
 class Shards:
     """Which elements of each variable belong to which rank.
 
-    A variable is cut where leaves of measures end, in the order of its memory: parts are flat. It
-    is kept whole, by one rank, if its elements do not fill one run of memory, or if its gradient
-    has rows and these do not divide a leaf; the part of other ranks is empty.
+    A variable is cut where leaves of measures end, in row-major order: parts are flat. It is kept
+    whole, by one rank, if that is not the order of its memory, or if its gradient has rows and
+    these do not divide a leaf; the part of other ranks is empty.
 
     Args:
         ranks: The ranks.
@@ -73,7 +73,7 @@ class Shards:
         """Cut the variables that are not cut yet; all ranks do so with the same ones."""
         for var in variables:
             if id(var) not in self._known:
-                self._cut_variable(var, not layout.is_dense(var))
+                self._cut_variable(var, not var.is_contiguous())
 
     def check_sizes(self, variables: Iterable[Tensor]) -> None:
         """Look whether variables that are cut are as they were then.
@@ -224,8 +224,10 @@ class Shards:
                 layout.check_memory(own, f"'{name_of(own)}'")
             Message(self.ranks, Doing.STATE).receive()
         if self._collects and self.ranks.rank:
+            is_whole = self._known_of(var).is_whole and own.numel()
+            sent = flatten_like(own, var) if is_whole else own.detach()
             with self.between_steps():
-                self.ranks.collect([own.detach()] * self.ranks.size)
+                self.ranks.collect([sent] * self.ranks.size)
             return own.new_empty(0)
         found = torch.empty_like(var, dtype=own.dtype, memory_format=torch.preserve_format)
         elements = flatten_like(found.detach(), var)

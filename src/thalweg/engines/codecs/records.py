@@ -22,6 +22,7 @@ from thalweg.engines.codecs.codec import (
     Codec,
 )
 from thalweg.engines.codecs.split8 import join_numbers, lower_beside, split_numbers
+from thalweg.engines.copies import is_nearest
 from thalweg.engines.numpy_functions import numpy_formula
 from thalweg.variable import numpy_copy
 
@@ -108,11 +109,20 @@ def split_tensor(
     return made.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
 
 
-def lower_of(numbers: Tensor) -> Tensor:
-    """The records of `split8` of numbers beside the same as bfloat16, as torch rounds.
+def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
+    """Return the records of `split8` of numbers beside bfloat16.
 
-    Of two that are as near torch chooses the even one: half a place up is then a 256th too low.
+    Of two that are as near torch rounds to the even one: half a place up is then a 256th too low.
+
+    Args:
+        numbers: The numbers.
+        upper: Optional. The bfloat16, where they are one of the nearest; elsewhere, and without
+            them, the numbers are beside themselves as torch rounds them.
     """
     flat = numbers.detach().float().contiguous().reshape(-1)
-    bits = numpy_copy(flat.to(torch.bfloat16).view(torch.int16)).view(np.uint16)
+    beside = flat.to(torch.bfloat16)
+    if upper is not None:
+        given = upper.detach().to(flat.device).contiguous().reshape(-1)
+        beside = torch.where(is_nearest(flat, given), given, beside)
+    bits = numpy_copy(beside.view(torch.int16)).view(np.uint16)
     return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

@@ -61,7 +61,7 @@ _SATURATED = """def saturated(value):
     kept = -{limit} if value < -{limit} else value
     return {limit} if kept > {limit} else kept"""
 _RESUMED = """def resumed(value, bits, one):
-    return value if {saved} == bits else {compute}({loaded})"""
+    return value if {is_left} else {compute}({loaded})"""
 
 LINE = 64  # bytes of a cache line
 
@@ -199,10 +199,13 @@ def write_kernel(
 def of_copies(storage: str, compute: str) -> dict[str, str]:
     """The functions that have to do with copies of a storage type."""
     _, _, load, save = STORAGE[storage]
-    saved, loaded = save.format("saturated(value) * one"), load.format("bits")
+    left, loaded = "saturated(value) * one", load.format("bits")
+    is_left = f"{save.format(left)} == bits"
+    if storage == "bfloat16":
+        is_left = f"is_nearest_bfloat({left}, bits)"
     return {
         "saturated": _SATURATED.format(limit=f"{compute}({LARGEST[storage]!r})"),
-        "resumed": _RESUMED.format(saved=saved, loaded=loaded, compute=compute),
+        "resumed": _RESUMED.format(is_left=is_left, loaded=loaded, compute=compute),
     }
 
 

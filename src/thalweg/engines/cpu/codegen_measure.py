@@ -42,7 +42,7 @@ def KERNEL_NAME(argument):
             row = tensor * scalar_step
 {scalars}
             width = {count}
-            while width >= 2 * length:  # the lanes beyond are +0 and stay so
+            while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
                 width >>= 1
             for lane in range(width):
 {zero}

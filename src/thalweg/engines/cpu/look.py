@@ -17,6 +17,10 @@ ask for such addresses, and no more.
 # ruff: noqa: F821, SIM102
 from __future__ import annotations
 
+from thalweg.engines.cpu.program import FLOAT32 as FLOAT32
+from thalweg.engines.cpu.program import FLOAT64 as FLOAT64
+from thalweg.engines.cpu.program import INT64 as INT64
+
 # What a block has at which word. Records are arrays: their number, and where the first one lies.
 TAKEN = 0  # how many steps were
 LISTS = 2
@@ -67,7 +71,13 @@ TEAM_SIZE = 58
 PARTED = 59  # how many gradients are among the parts: all, or none
 TICKET = 60  # which part is the next one
 DIFFERS = 61  # out: whether anything was found
-BLOCK = 62
+OPTIONS = 62  # entries of dictionaries whose numbers are read at every step
+CLASS_OF_FLOATS = 64
+CLASS_OF_NUMPY_FLOATS = 65
+IN_FLOAT = 66  # where an object of these classes has its number
+MEMBERS = 67  # variables whose scalars are made for their step count; else `PROGRAMS` make all
+NO_GRADIENT = 69  # the TensorImpl that stands for none
+BLOCK = 70
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
@@ -76,12 +86,18 @@ MANY = 512  # tensors, from which on threads of kernels look, too: each waits fo
 # Bytes of a record.
 MEASURED = 96  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
-DICT = 24  # the dictionary, how many entries, where keys and values are listed in turn
+DICT = 32  # the dictionary, how many entries, where keys and values are listed in turn; the
+# address of its owner's pointer to it, 0 if it is no object's `__dict__`
 TENSOR = 192
-GRADIENT = 64
+GRADIENT = 120
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 48  # where numbers lie, how many, their kind, what they become; what they are, if known
 WATCH = 24  # where a number lies, how many bytes it has, what they are
+OPTION = 24  # numbers in a tuple, or 0 for a number; where the numbers go, and their signs
+MEMBER = 40
+WRITE = 24  # the index of a tensor; how many members write it, 0 if each step does, and where
+# their positions are
+CHUNK = 32  # a row of a work table, of which the last word is the number of elements
 
 # Words of the block of `look_norm`.
 CLIPPING_ROUTINE = 0
@@ -113,11 +129,22 @@ CELL = 4  # where a kernel looks for its address
 ITEM = 5  # bytes of an element
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
+IS_ON = 8  # whether the chunks of the variable have their elements, or none
+SPANS = 9  # two times: the lengths of its chunks in a table, those they have if on, how many
 
-# Kinds of numbers.
-FLOAT32 = 4
-FLOAT64 = 8
-INT64 = 0
+# Values of IS_THERE.
+ABSENT = 0  # the parameter has no gradient
+PRESENT = 1
+MAY_BE_ABSENT = 2  # a parameter without a gradient is left out of the step
+
+# Words of a member's record.
+STEP_COUNT = 0  # the address of the number of its steps, or 0 if it has none
+STEP_KIND = 1
+MEMBER_PROGRAM = 2  # the record of the program that makes its scalars
+ROW_CELL = 3  # where its kernel reads which row of scalars it has
+ROW_SIZE = 4  # bytes
+
+MOST = 1e30  # magnitude of an option; a step that is planned anew reports others
 
 # What a call is given, and gives.
 CALLED_BLOCK = 0
@@ -144,6 +171,7 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
+NOTHING = 12  # no parameter has a gradient: there is no step
 BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 
 
@@ -164,12 +192,61 @@ def lists_differ(block):
     return 0
 
 
+def number_differs(block, value, number, sign):
+    """Read an object that is to be a float into a number.
+
+    Returns 1 where it is none of usual size, or where its sign is another one: whether a momentum
+    is 0, say, decides on the rule.
+    """
+    kind = word(value + 8)
+    if kind != block[CLASS_OF_FLOATS]:
+        if kind != block[CLASS_OF_NUMPY_FLOATS]:
+            return 1
+    found = float64_pointer(value + block[IN_FLOAT])[0]
+    number[0] = found
+    positive = found > 0.0 and found < MOST
+    negative = found < 0.0 and found > -MOST
+    if sign > 0:
+        if positive:
+            return 0
+        return 1
+    if sign < 0:
+        if negative:
+            return 0
+        return 1
+    if found == 0.0:
+        return 0
+    return 1
+
+
+def option_differs(block, value, option):
+    """Read the numbers of an entry; return 1 where it is of another class or length."""
+    numbers, signs = option[1], int64_pointer(option[2])
+    if option[0] == 0:
+        return number_differs(block, value, float64_pointer(numbers), signs[0])
+    if word(value + 8) != block[CLASS_OF_TUPLES]:
+        return 1
+    if call(block[PY_TUPLE_SIZE], value) != option[0]:
+        return 1
+    for k in range(option[0]):
+        item = call(block[PY_TUPLE_GET_ITEM], value, k)
+        if number_differs(block, item, float64_pointer(numbers + 8 * k), signs[k]):
+            return 1
+    return 0
+
+
 def dicts_differ(block):
-    """Whether a dictionary has other keys or values, or in another order."""
+    """Return 1 if a dictionary was replaced, or has other keys, values or another order; else 0.
+
+    The value of an entry is an address; 0, for any value; or -1 - k, for option k, which is read.
+    """
     place, key, value = cell(), cell(), cell()
     for k in range(block[DICTS]):
         record = int64_pointer(block[DICTS + 1] + DICT * k)
         own, count, items = record[0], record[1], int64_pointer(record[2])
+        if record[3] != 0:
+            if word(record[3]) != own:
+                return 1
         if call(block[PY_DICT_SIZE], own) != count:
             return 1
         place[0] = 0
@@ -180,8 +257,13 @@ def dicts_differ(block):
                 return 1
             if key[0] != items[2 * i]:
                 return 1
-            if items[2 * i + 1] != 0:  # else it may be any
-                if value[0] != items[2 * i + 1]:
+            wanted = items[2 * i + 1]
+            if wanted > 0:
+                if value[0] != wanted:
+                    return 1
+            if wanted < 0:
+                option = int64_pointer(block[OPTIONS + 1] + OPTION * (-1 - wanted))
+                if option_differs(block, value[0], option):
                     return 1
     return 0
 
@@ -276,6 +358,17 @@ def gradient_in_pair(block, record, number):
     return word(own + block[IN_OBJECT])
 
 
+def switch(gradient, on):
+    """Give the chunks of a variable their elements, or none: kernels then leave it alone."""
+    if gradient[IS_ON] != on:
+        for span in range(2):
+            lengths, full = gradient[SPANS + 3 * span], gradient[SPANS + 3 * span + 1]
+            for k in range(gradient[SPANS + 3 * span + 2]):
+                int64_pointer(lengths + CHUNK * k)[0] = int64_pointer(full + CHUNK * k)[0] * on
+        gradient[IS_ON] = on
+    return 0
+
+
 def gradient_differs(block, gradient, number):
     """What is other than it was in the gradient of a parameter that was looked at, or 0."""
     record = int64_pointer(gradient[OWNER])
@@ -284,11 +377,18 @@ def gradient_differs(block, gradient, number):
         found = gradient_of(block, record)
     else:
         found = gradient_in_pair(block, record, number)
+    if gradient[IS_THERE] == MAY_BE_ABSENT:
+        is_absent = 0
+        if found == 0 or found == block[NO_GRADIENT]:
+            is_absent = 1
+        switch(gradient, 1 - is_absent)
+        if is_absent:
+            return 0
     if found != 0:
         if word(found + block[IN_IMPL_KEYS]) != gradient[GRADIENT_KEYS]:
             return OTHER_GRADIENT
         storage = word(found + block[IN_IMPL_STORAGE])
-    if gradient[IS_THERE] == 0:
+    if gradient[IS_THERE] == ABSENT:
         if storage != 0:
             return OTHER_GRADIENT
         return 0
@@ -431,6 +531,94 @@ def launch_all(block, which):
     return 0
 
 
+def gradient_record(block, number):
+    """Return the record of a gradient."""
+    return int64_pointer(block[GRADIENTS + 1] + GRADIENT * number)
+
+
+def next_step(member):
+    """Return the number of the step that a member takes."""
+    if member[STEP_COUNT] == 0:
+        return 1.0
+    return load_number(member[STEP_COUNT], member[STEP_KIND]) + 1.0
+
+
+def set_scalars_of_member(member):
+    """Give a member the row of scalars that its program makes for its step count.
+
+    Members with one program and one step count share a row. Returns 1 where a scalar would be an
+    error in Python, else 0.
+    """
+    program = int64_pointer(member[MEMBER_PROGRAM])
+    last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
+    step, is_made = next_step(member), 0
+    if program[LAST_ROW] != NONE:
+        if last_step[0] == step:
+            is_made = 1
+    if is_made == 0:
+        registers, rows = float64_pointer(program[REGISTERS]), int64_pointer(program[ROW_COUNT])
+        registers[0] = step
+        if compute(program):
+            return 1
+        if store_rows(program, program[ROWS + 1] + member[ROW_SIZE] * rows[0], 1):
+            return 1
+        program[LAST_ROW], last_step[0] = rows[0], step
+        rows[0] = rows[0] + 1
+    row = int64_pointer(member[ROW_CELL])
+    row[0] = program[LAST_ROW]
+    return 0
+
+
+def set_scalars_of_members(block):
+    """Make the scalars of all members that have a gradient.
+
+    Returns NOTHING if there is none, BEYOND where a scalar would be an error, else 0.
+    """
+    for k in range(block[PROGRAMS]):
+        program = int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)
+        if program[ROW_COUNT] != 0:
+            program[LAST_ROW] = NONE
+            rows = int64_pointer(program[ROW_COUNT])
+            rows[0] = 0
+    count = 0
+    for k in range(block[MEMBERS]):
+        if gradient_record(block, k)[IS_ON]:
+            count = count + 1
+            member = int64_pointer(block[MEMBERS + 1] + MEMBER * k)
+            if member[MEMBER_PROGRAM] != 0:  # one without elements has no kernel
+                if set_scalars_of_member(member):
+                    return BEYOND
+    if count == 0:
+        return NOTHING
+    return 0
+
+
+def count_steps(block):
+    """Add 1 to the step counts of all members that have a gradient."""
+    for k in range(block[MEMBERS]):
+        member = int64_pointer(block[MEMBERS + 1] + MEMBER * k)
+        if gradient_record(block, k)[IS_ON] and member[STEP_COUNT] != 0:
+            step = next_step(member)
+            if member[STEP_KIND] == INT64:
+                whole = int64_pointer(member[STEP_COUNT])
+                whole[0] = int64(step)
+            elif member[STEP_KIND] == FLOAT32:
+                narrow = float32_pointer(member[STEP_COUNT])
+                narrow[0] = step
+            else:
+                wide = float64_pointer(member[STEP_COUNT])
+                wide[0] = step
+
+
+def is_written(block, written):
+    """Return whether the step writes a tensor."""
+    writers = int64_pointer(written[2])
+    for k in range(written[1]):
+        if gradient_record(block, writers[k])[IS_ON]:
+            return 1
+    return written[1] == 0
+
+
 def write(block):
     """Take the step: kernels, numbers that each parameter has, counters of writes, the count."""
     launch_all(block, RULE_MEASURES)
@@ -438,6 +626,7 @@ def write(block):
         measured = block[RULE_MEASURED + 1] + MEASURED * k
         call(word(measured), measured)
     launch_all(block, LAUNCHES)
+    count_steps(block)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
         number = float64_pointer(block[COLUMNS + 1] + COLUMN * k + 24)[0]
@@ -456,10 +645,11 @@ def write(block):
     for k in range(min(block[COLUMNS], block[WATCHED])):  # the first to be watched are those
         watch = int64_pointer(block[WATCHED + 1] + WATCH * k)
         watch[2] = bits_of(watch)
-    written = int64_pointer(block[WRITTEN + 1])
     for k in range(block[WRITTEN]):
-        record = int64_pointer(block[TENSORS + 1] + TENSOR * written[k])
-        take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
+        written = int64_pointer(block[WRITTEN + 1] + WRITE * k)
+        if is_written(block, written):
+            record = int64_pointer(block[TENSORS + 1] + TENSOR * written[0])
+            take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[TAKEN] = block[TAKEN] + 1
 
 
@@ -478,6 +668,10 @@ def step(called):
     if found != 0:
         return found
     part = called[CALLED_PART]
+    if block[MEMBERS] != 0 and part != MEASURE:
+        found = set_scalars_of_members(block)
+        if found != 0:
+            return found
     if part == MEASURE or part == CLIPPED:  # noqa: SIM109
         launch_all(block, MEASURES)
     if part == CLIPPED:
@@ -487,8 +681,9 @@ def step(called):
             return BEYOND
         clipping[CLIPPING_TAKEN] = block[TAKEN] + 1
     if part != MEASURE:
-        for k in range(block[PROGRAMS]):
-            if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
-                return BEYOND
+        if block[MEMBERS] == 0:
+            for k in range(block[PROGRAMS]):
+                if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
+                    return BEYOND
         write(block)
     return 0

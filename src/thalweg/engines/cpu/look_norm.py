@@ -28,7 +28,9 @@ COUNT = 14  # of gradients
 SQUARES = 15  # where the sum of the squares of each goes
 SWEEPS = 16  # what was measured
 ROWS = 18  # where the factor goes
-BLOCK = 20
+SWITCHES = 20  # address of the words that say which gradients are there; 0: all
+SWITCH_STRIDE = 21  # bytes from one to the next
+BLOCK = 22
 
 # Bytes of a record.
 SWEEP = 32  # the leaves; how many gradients; how many leaves each has, and its place among all
@@ -62,11 +64,18 @@ def squares_of(own):
         for i in range(sweep[1]):
             squares[places[i]] = added_up(float64_pointer(leaves), counts[i], 1)
             leaves = leaves + 8 * counts[i]
-    if own[UNSCALES]:
+    count = own[COUNT]
+    if own[SWITCHES]:  # the tree of sums has leaves for gradients that are there, and no others
+        count = 0
         for i in range(own[COUNT]):
+            if int64_pointer(own[SWITCHES] + own[SWITCH_STRIDE] * i)[0]:
+                squares[count] = squares[i]
+                count = count + 1
+    if own[UNSCALES]:
+        for i in range(count):
             root = _f_sqrt(squares[i]) * numbers[UNSCALING]
             squares[i] = root * root
-    return added_up(squares, own[COUNT], 1)
+    return added_up(squares, count, 1)
 
 
 def clip(own):

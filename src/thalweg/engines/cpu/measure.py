@@ -121,6 +121,17 @@ class Sweep:
         )
         self.address = self._block.ctypes.data
 
+    def have_chunks_apart(self) -> Int64:
+        """Give the sweep a table of chunks of its own, whose lengths may change; return it."""
+        self._chunks = chunks = self._own.chunks.copy()  # which the block only points at
+        self._block[4] = chunks.ctypes.data
+        return chunks
+
+    @property
+    def chunks(self) -> Int64:
+        """The chunks of all tensors, with all of their elements."""
+        return self._own.chunks
+
     def record(self) -> tuple[int, int, int]:
         """Where the leaves are, of how many tensors, and where it says how many each has."""
         counts = self._own.counts
@@ -185,7 +196,7 @@ def _by_tensor(
     """
     result = np.zeros(len(tensors), np.float64)
     by_dtype: dict[torch.dtype, list[int]] = {}
-    tensors = [_in_memory_order(each) for each in tensors]
+    tensors = list(map(_flatten, tensors))
     for index, tensor in enumerate(tensors):
         if tensor.device.type == "cpu":
             by_dtype.setdefault(tensor.dtype, []).append(index)
@@ -198,14 +209,12 @@ def _by_tensor(
     return result
 
 
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    """The elements one after the other as they lie, or as they read if they lie apart; aligned."""
-    tensor = tensor.detach().resolve_neg().resolve_conj()
+def _flatten(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor in row-major order, as real numbers, in one dimension."""
+    tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if tensor.is_contiguous() or not layout.is_dense(tensor):
-        return layout.as_packed(tensor).reshape(-1)
-    return layout.as_packed(tensor.as_strided((tensor.numel(),), (1,)))
+    return layout.as_packed(tensor).reshape(-1)
 
 
 def sums_of(
@@ -290,10 +299,3 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
         return wide.abs().max() if tensor.numel() else wide.new_zeros(())
 
     return _by_tensor(tensors, of_memory, of_other)
-
-
-def in_order_of(grad: Tensor, var: Tensor) -> Tensor:
-    """A gradient in the order of its variable's memory, as plans have it."""
-    if grad.shape == var.shape and layout.is_dense(var):
-        return layout.with_strides_of(grad, var)
-    return layout.as_packed(grad)

@@ -300,6 +300,16 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
     return Value(write.trunc(chosen, _I16), UINT16)
 
 
+def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
+    """Return whether a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
+    apart = write.sub(own, write.shl(write.zext(bits.llvm, _I32), _word_of(16)))
+    is_near = write.icmp_unsigned("<=", write.add(apart, _word_of(0x8000)), _word_of(0x10000))
+    is_number = write.fcmp_ordered("ord", value.llvm, value.llvm)
+    return Value(write.and_(is_near, is_number), BOOL)
+
+
 def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
     """Rounded by random bits; see `thalweg.engines.philox.round_to_bfloat`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
@@ -554,6 +564,7 @@ PRIMITIVES: dict[str, Function] = {
     "float_to_half": _float_to_half,
     "bfloat_to_float": _bfloat_to_float,
     "float_to_bfloat": _float_to_bfloat,
+    "is_nearest_bfloat": _is_nearest_bfloat,
     "float_to_half_by": _half_by,
     "float_to_bfloat_by": _bfloat_by,
     "words": _reserve_words,

@@ -10,7 +10,8 @@ for `+ - * /` and roots of float32 gives its bits.
 # ruff: noqa: F821
 from __future__ import annotations
 
-PROGRAM = 88  # bytes of a record
+PROGRAM = 128  # bytes of a record
+INPUT = 24  # bytes: a register, the address of its number, and the kind of that number
 
 # Words of a record.
 IN_FLOAT32 = 0  # whether powers are
@@ -21,9 +22,16 @@ ROWS = 6  # how many there are, and where the first one lies
 POWER = 8  # C's function
 STORED_FLOAT32 = 9  # whether the scalars are
 OF_PYTHON = 10  # whether numbers are Python's: powers are not flushed, and all scalars are finite
+INPUTS = 11  # registers that are loaded from memory before the operations: how many, and where
+# The state of a program that runs once for each step count; see `look.set_scalars_of_members`.
+LAST_ROW = 13  # the row that holds its latest scalars, or NONE
+LAST_STEP = 14  # the step count, float64, for which it made them
+ROW_COUNT = 15  # the address of the number of rows in use
 
-# What is done, to which three registers, where the result goes, and whether it is of float32.
+# What is done, to which three registers, where the result goes, and flags.
 OPERATION = 6  # words
+ROUNDS = 1  # flag: the result is rounded to float32
+MAY_BE_ANY = 2  # flag: the result may be discarded, so that it need not be finite
 
 ADD = 0
 SUBTRACT = 1
@@ -40,6 +48,11 @@ BOTH = 11
 EQUAL = 12
 
 NONE = -1  # in place of a register: somebody else sets the scalar
+
+# Kinds of numbers in memory.
+FLOAT32 = 4
+FLOAT64 = 8
+INT64 = 0
 
 # The least normal numbers.
 TINY_FLOAT32 = 1.1754943508222875e-38
@@ -97,36 +110,66 @@ def computed(program, operation, x, y, z):
     return _f_where(x != 0.0, y, z)
 
 
-def run(program):
-    """Do what a program says, and set the scalars that come of it in each row.
+def load_number(address, kind):
+    """Return the number at an address as float64."""
+    if kind == FLOAT32:
+        return float64(float32_pointer(address)[0])
+    if kind == INT64:
+        return float64(int64_pointer(address)[0])
+    return float64_pointer(address)[0]
 
-    Returns 1, and sets none, where a number would be an error in Python: one that is not finite, or
-    too large for the type of the scalars. Else 0.
+
+def compute(program):
+    """Load the inputs and run the operations of a program; its registers change.
+
+    Returns 1 where a number would be an error in Python: one that is not finite. Else 0.
     """
-    registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
+    registers = float64_pointer(program[REGISTERS])
+    inputs = int64_pointer(program[INPUTS + 1])
+    for k in range(program[INPUTS]):
+        registers[inputs[3 * k]] = load_number(inputs[3 * k + 1], inputs[3 * k + 2])
     operations, count = int64_pointer(program[OPERATIONS + 1]), program[OPERATIONS]
     for k in range(count):
         at = OPERATION * k
         x, y = registers[operations[at + 1]], registers[operations[at + 2]]
         found = computed(program, operations[at], x, y, registers[operations[at + 3]])
-        if operations[at + 5]:
+        if operations[at + 5] & ROUNDS:
             found = float64(float32(found))
-        if program[OF_PYTHON] and is_finite(found) == 0:
+        if program[OF_PYTHON] and operations[at + 5] & MAY_BE_ANY == 0 and is_finite(found) == 0:
             return 1
         registers[operations[at + 4]] = found
+    return 0
+
+
+def store_rows(program, first, rows):
+    """Store the scalars of a program in rows of a kernel's table; others keep their values.
+
+    Returns 1, and stores none, where a scalar is too large for the type of the table. Else 0.
+    """
+    registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]
     if program[OF_PYTHON] & narrow:
         for k in range(length):
             if names[k] != NONE and _f_absolute(registers[names[k]]) > HIGHEST_FLOAT32:
                 return 1
-    for row in range(program[ROWS]):
+    for row in range(rows):
         for k in range(length):
             register = names[k]
             if register != NONE:
                 if narrow:
-                    scalars = float32_pointer(program[ROWS + 1] + 4 * length * row)
+                    scalars = float32_pointer(first + 4 * length * row)
                     scalars[k] = registers[register]
                 else:
-                    wide = float64_pointer(program[ROWS + 1] + 8 * length * row)
+                    wide = float64_pointer(first + 8 * length * row)
                     wide[k] = registers[register]
     return 0
+
+
+def run(program):
+    """Compute the scalars of a program and store them in all of its rows.
+
+    Returns 1, and stores none, where a number would be an error in Python. Else 0.
+    """
+    if compute(program):
+        return 1
+    return store_rows(program, program[ROWS + 1], program[ROWS])

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.engines import probe
-from thalweg.engines.arrays import Int64
+from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import adding, look, look_measures, look_norm, program, store, team
 from thalweg.engines.cpu.codegen import compiler_digest
 from thalweg.engines.engine import Call
@@ -104,6 +104,31 @@ def _at(address: int, offset: int) -> int:
     return ctypes.c_int64.from_address(address + offset).value
 
 
+Numbers = Float64  # where the numbers of an entry go, one for each item of a tuple
+
+
+class Member(NamedTuple):
+    """Variable whose scalars are made for the number of its steps.
+
+    Attributes:
+        step_count: Address of that number, or 0 if the rule counts no steps.
+        kind: Kind of the number, from `KINDS`.
+        program: Address of the record of the program that makes its scalars, or 0 if it has no
+            elements.
+        row_cell: Address of the word that says which row of scalars its kernel reads.
+        row_size: Bytes of a row.
+        spans: For each table with chunks of the variable the addresses of the first length in that
+            table and in a copy that stays, and the number of chunks.
+    """
+
+    step_count: int
+    kind: int
+    program: int
+    row_cell: int
+    row_size: int
+    spans: Sequence[tuple[int, int, int]]
+
+
 class Snapshot:
     """A step that was taken, and may be taken again.
 
@@ -115,9 +140,10 @@ class Snapshot:
         self._layout = layout
         self._held: list[Any] = []
         self._lists: list[tuple[list[Any], Int64]] = []
-        self._dicts: list[tuple[Mapping[Any, Any], Int64]] = []
+        self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
+        self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(look.BLOCK, np.int64)
 
     def hold_list(self, items: list[Any]) -> None:
@@ -125,13 +151,49 @@ class Snapshot:
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
         self._held.append([*items])
 
-    def hold_dict(self, entries: dict[Any, Any], varying: str | None = None) -> None:
-        """A dictionary that has these entries, in their order; the value of one key may vary."""
-        pairs = [n for k, each in entries.items() for n in (id(k), id(each) if k != varying else 0)]
-        self._dicts.append((entries, np.array(pairs, np.int64)))
-        self._held.append(
-            [each for k, x in entries.items() for each in (k, x if k != varying else 0)]
-        )
+    def hold_dict(
+        self,
+        entries: dict[Any, Any],
+        varying: str | None = None,
+        numbers: Mapping[str, Numbers] | None = None,
+        pointer: int = 0,
+    ) -> None:
+        """Compare the keys and values of a dictionary, and their order, at every step.
+
+        Args:
+            entries: The dictionary.
+            varying: A key whose value may be any.
+            numbers: Keys whose value is a float, or a tuple of floats, that may change, and where
+                each step writes those numbers. Their signs may not change.
+            pointer: The address of the pointer to the dictionary, which is compared too; 0 if
+                there is none.
+        """
+        numbers = numbers or {}
+        words: list[int] = []
+        for key, value in entries.items():
+            if key in numbers:
+                words += [id(key), self._add_option(value, numbers[key])]
+            else:
+                words += [id(key), id(value) if key != varying else 0]
+        self._dicts.append((entries, np.array(words, np.int64), pointer))
+        compared = [x for key, x in entries.items() if key != varying and key not in numbers]
+        self._held.append([*entries, *compared])
+
+    def _add_option(self, value: Any, numbers: Numbers) -> int:
+        """Add an entry that is read at every step; return the word that stands for it."""
+        items = value if isinstance(value, tuple) else (value,)
+        numbers[:] = items
+        length = len(items) if isinstance(value, tuple) else 0
+        self._options.append((length, numbers, np.sign(numbers).astype(np.int64)))
+        return -len(self._options)
+
+    def hold_attributes(self, owner: object) -> bool:
+        """Have the look compare the `__dict__` of an object; return False if it cannot."""
+        pointer = probe.find_attributes_pointer(owner)
+        if pointer:
+            self._held.append(owner)
+            self.hold_dict(vars(owner), pointer=pointer)
+        return bool(pointer)
 
     def tensor(self, tensor: Tensor) -> int | None:
         """The number of a tensor that is as it is now; None if nobody could tell."""
@@ -156,6 +218,9 @@ class Snapshot:
         programs: Int64 | None = None,
         rule_measures: Sequence[tuple[int, int, int, int]] = (),
         measured: Int64 | None = None,
+        members: Sequence[Member] = (),
+        may_lack: bool = False,
+        written_by: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Write the block.
 
@@ -172,6 +237,11 @@ class Snapshot:
             programs: Records of what makes scalars; one of zeros makes none.
             rule_measures: Of what rules ask for, before they write: as those of `measures`.
             measured: Records of what is made of that for each variable.
+            members: The variables of the first gradients, if scalars are made for the step count
+                of each.
+            may_lack: Whether a step may lack gradients of members, which it then leaves out.
+            written_by: The positions of the members that write a tensor, by its `id`; every step
+                writes others.
         """
         block, layout = self.block, self._layout
         self.records = records = np.zeros((max(len(self._tensors), 1), look.TENSOR // 8), np.int64)
@@ -190,11 +260,28 @@ class Snapshot:
         whole, numbers = words.cast("q"), words.cast("d")
         self._numbers = [whole if kind == look.INT64 else numbers for *_, kind in columns]
         self.bounds = np.ascontiguousarray(bounds, np.int64).reshape(-1)
+        self._set_members(members, may_lack)
         lists = [(id(own), len(items), items.ctypes.data) for own, items in self._lists]
-        dicts = [(id(own), len(items) // 2, items.ctypes.data) for own, items in self._dicts]
+        dicts = [
+            (id(own), len(items) // 2, items.ctypes.data, pointer)
+            for own, items, pointer in self._dicts
+        ]
         self._list_records = np.array(lists, np.int64).reshape(-1, 3)
-        self._dict_records = np.array(dicts, np.int64).reshape(-1, 3)
-        self._written = np.array([self._places[id(each)] for each in written], np.int64)
+        self._dict_records = np.array(dicts, np.int64).reshape(-1, look.DICT // 8)
+        self._writers = [
+            np.array((written_by or {}).get(id(each), ()), np.int64) for each in written
+        ]
+        self._written = np.array(
+            [
+                (self._places[id(each)], len(writers), writers.ctypes.data)
+                for each, writers in zip(written, self._writers, strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, look.WRITE // 8)
+        options = [
+            (length, own.ctypes.data, signs.ctypes.data) for length, own, signs in self._options
+        ]
+        self._option_records = np.array(options, np.int64).reshape(-1, look.OPTION // 8)
         none = np.zeros((0, 1), np.int64)
         self._programs = none if programs is None else programs
         self._measured = none if measured is None else measured
@@ -215,12 +302,17 @@ class Snapshot:
             (look.PROGRAMS, self._programs, len(self._programs)),
             (look.RULE_MEASURES, self.rule_measures, len(rule_measures)),
             (look.RULE_MEASURED, self._measured, len(self._measured)),
+            (look.OPTIONS, self._option_records, len(options)),
+            (look.MEMBERS, self._members, len(members)),
         ):
             block[place], block[place + 1] = count, array.ctypes.data
         for place, address in _functions().items():
             block[place] = address
         block[look.CLASS_OF_LISTS], block[look.CLASS_OF_TUPLES] = id(list), id(tuple)
         block[look.CLASS_OF_GRADIENTS] = id(Tensor)
+        block[look.CLASS_OF_FLOATS], block[look.CLASS_OF_NUMPY_FLOATS] = id(float), id(np.float64)
+        block[look.IN_FLOAT] = probe.float_offset()
+        block[look.NO_GRADIENT] = probe.no_gradient()
         block[look.CLIPPING] = clipping
         self._is_long = len(self._tensors) >= look.MANY
         fields = astuple(layout)
@@ -228,6 +320,23 @@ class Snapshot:
         self._address = block.ctypes.data
         self.count = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
         self._call = routine()
+
+    def _set_members(self, members: Sequence[Member], may_lack: bool) -> None:
+        """Write the records of members, and what switches their chunks off."""
+        self._spans = [member.spans for member in members]  # whose tables they keep alive
+        rows = [(*member[:5],) for member in members]
+        self._members = np.array(rows, np.int64).reshape(-1, look.MEMBER // 8)
+        for record, member in zip(self.gradients, members, strict=False):
+            record[look.IS_THERE] = look.MAY_BE_ABSENT if may_lack else look.PRESENT
+            record[look.IS_ON] = 1
+            for place, span in enumerate(member.spans):
+                first = look.SPANS + 3 * place
+                record[first : first + 3] = span
+
+    @property
+    def gradient_switches(self) -> tuple[int, int]:
+        """Address of the word that says whether the first gradient is there, and the stride."""
+        return self.gradients.ctypes.data + 8 * look.IS_ON, look.GRADIENT
 
     def set_number(self, place: int, number: Any, now: Any = None) -> None:
         """Say what the numbers of a column become.
@@ -290,7 +399,7 @@ class Snapshot:
             none = _at(autograd, layout.grad) if autograd else 0
             record[look.GRADIENT_KEYS] = _at(none, layout.keys) if none else 0
             return
-        record[look.IS_THERE], record[look.CELL] = 1, cell
+        record[look.IS_THERE], record[look.CELL] = look.PRESENT, cell
         record[look.NEEDED] = grad.numel() * grad.element_size()
         record[look.ITEM] = grad.element_size()
         record[look.GRADIENT_FLAGS] = _at(grad._cdata, layout.flags) & layout.flags_mask

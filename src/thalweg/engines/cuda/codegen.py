@@ -162,8 +162,12 @@ class Writer(FormulaWriter):
 
     def value_of_copy(self, value: str, kind: str) -> str:
         """What a copy of that type is of a number, as it is stored."""
+        return self.value_to_store(self.saturate_value(value, kind), kind)
+
+    def saturate_value(self, value: str, kind: str) -> str:
+        """Return a number, or the largest of a type where it is larger in magnitude."""
         largest = f"{LITERAL}({LARGEST[kind]!r})"
-        return self.value_to_store(self.flush_value(f"saturated({value}, {largest})"), kind)
+        return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *where: str) -> list[str]:
         """Begin at the copy, the last of `storage`, where it is not what a step left of a number.
@@ -174,10 +178,13 @@ class Writer(FormulaWriter):
             where: What `load` is given after the pointer.
         """
         kind = storage[-1]
+        is_left = f"is_same_float16({self.value_of_copy(name, kind)}, copy)"
+        if kind == "bfloat16":
+            single = self.value_to_store(self.saturate_value(name, kind), "float32")
+            is_left = f"is_nearest_bfloat16({single}, copy)"
         return [
             f"copy = load(p{len(storage) - 1}, {', '.join(where)})",
-            f"{name} = resumed({name}, {self.value_of_copy(name, kind)}, copy,"
-            f" {self.read_value('copy', kind)})",
+            f"{name} = tl.where({is_left}, {name}, {self.read_value('copy', kind)})",
         ]
 
 

@@ -266,17 +266,17 @@ def saturated(x, largest):
 
 
 @triton.jit
-def resumed(x, kept, copy, beginning):
-    """A number, or what its copy is where that is not what a step left.
+def is_same_float16(x, copy):
+    """Return whether a float16 has the bits of a copy."""
+    return x.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
 
-    Args:
-        x: The number.
-        kept: What a step leaves of it, as it is stored.
-        copy: What is stored.
-        beginning: That in the type of the arithmetic.
-    """
-    same = kept.to(tl.int16, bitcast=True) == copy.to(tl.int16, bitcast=True)
-    return tl.where(same, x, beginning)
+
+@triton.jit
+def is_nearest_bfloat16(x, copy):
+    """Return whether a copy is a nearest bfloat16 to a float32; see `copies.is_nearest`."""
+    upper = copy.to(tl.int16, bitcast=True).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+    apart = x.to(tl.uint32, bitcast=True) - upper
+    return (apart + 0x8000 <= 0x10000) & (x == x)
 
 
 @triton.jit

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
+from thalweg.optim.differing import are_numbers, is_flag
+from thalweg.optim.groups import PAIRS
 
 Rate = float | Tensor
 Betas = tuple[Rate, Rate]
@@ -29,11 +34,33 @@ class Arguments(torch.optim.Optimizer):
         for name, value in defaults.items():
             if name in UNORDERED:  # which are looked at where the rule is chosen
                 continue
-            numbers = value if isinstance(value, tuple | list) else (value,)
+            numbers = self._numbers_in(name, value)
+            if name in PAIRS and not isinstance(value, tuple | list):  # of an array, say
+                defaults[name] = tuple(numbers)
             is_share = name in ("betas", "betas_1d", "momentum", "beta2", "beta3", "shampoo_beta")
             if not all(each >= 0 and (each < 1 or not is_share) for each in numbers):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)
+
+    def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
+        """Return the numbers of an argument.
+
+        Raises:
+            InvalidTypeError: It is something else; names it.
+        """
+        if name in PAIRS:
+            count = getattr(self, "_betas", 2) if name == "betas" else 2
+            if not are_numbers(value, count):
+                what = "a pair of numbers" if count == 2 else "three numbers"
+                raise InvalidTypeError(
+                    f"Invalid {name} value: {show_value(value)}; expected: {what}."
+                )
+            return value.tolist() if hasattr(value, "tolist") else value
+        if not is_flag(value):
+            raise InvalidTypeError(
+                f"Invalid {name} value: {show_value(value)}; expected: a number."
+            )
+        return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """What no engine takes has no step: a rule is written once.

@@ -59,7 +59,7 @@ class MARS(ModernOptimizer):
     ) -> None: ...
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        return given if given["betas_1d"] else {**given, "betas_1d": given["betas"]}
+        return {**given, "betas_1d": given["betas"]} if given["betas_1d"] is None else given
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:

@@ -7,6 +7,9 @@ from functools import partial
 from inspect import Signature
 from typing import Any, ClassVar
 
+import numpy as np
+from torch import Tensor
+
 from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.formula import Rule
@@ -18,6 +21,7 @@ from thalweg.rules.modern.normuon import normuon
 from thalweg.rules.modern.soap import soap
 
 Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
+_MOST = 3.4028234663852886e38  # of float32
 ORIGINAL = (3.4445, -4.7750, 2.0315)
 
 # The options of a group that choose a rule, with the names of the rules' functions.
@@ -29,9 +33,10 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """What takes matrices alone; those of more dimensions as the first one and all others.
+    """Base of rules for matrices; parameters of more dimensions are the first one by all others.
 
-    With `heads`, each of so many blocks of rows is a matrix of its own.
+    Parameters of three dimensions need an explicit `heads`, the number of blocks of rows that are
+    matrices of their own.
     """
 
     _of_matrices = True
@@ -67,14 +72,18 @@ class OfMatrices:
 
 
 def _read(name: str, value: Any) -> Any:
-    """An option as a rule's function takes it."""
+    """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
     if name == "nesterov":
         return bool(value)
     if name == "eps":
+        if not abs(value) <= _MOST:
+            raise ValueError(f"eps must be a number of float32, not {shown(value)}.")
         return float(value)
     if isinstance(value, list | tuple):  # of a file, say
         return tuple(_read("", each) for each in value)
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 class Muon(OfMatrices, ModernOptimizer):
@@ -105,7 +114,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -137,7 +146,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -161,7 +170,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
 
@@ -192,7 +201,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...
 
 
@@ -221,5 +230,5 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
     ) -> None: ...

@@ -30,7 +30,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-07,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
         *,
         clip_grad_norm: float | None = None,
@@ -73,7 +73,9 @@ class Muon(OfMatrices, ModernOptimizer):
             ns_steps: How many Newton-Schulz iterations a step has.
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
-            heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
+                None is one block, and raises an error for parameters of three dimensions, which may
+                be stacks of matrices; 1 takes these as one matrix, too.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
@@ -165,7 +167,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
         *,
         clip_grad_norm: float | None = None,
@@ -210,7 +212,9 @@ class NorMuon(OfMatrices, ModernOptimizer):
             adjust_lr_fn: How the rate follows a matrix's shape: "original", "match_rms_adamw" or
                 "rms_to_rms"; None is "original".
             update_scale: How long steps are: "preserve_norm" or "match_rms".
-            heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
+                None is one block, and raises an error for parameters of three dimensions, which may
+                be stacks of matrices; 1 takes these as one matrix, too.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
@@ -298,7 +302,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         | tuple[tuple[float, float, float], ...] = "quintic",
         eps: float = 1e-07,
         ns_steps: int = 5,
-        heads: int = 1,
+        heads: int | None = None,
         ns_dtype: str | None = None,
         *,
         clip_grad_norm: float | None = None,
@@ -338,7 +342,9 @@ class MuonH(OfMatrices, ModernOptimizer):
                 them, or "original", "quintic" or "polar_express".
             eps: A small number that keeps a divisor from 0.
             ns_steps: How many Newton-Schulz iterations a step has.
-            heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
+                None is one block, and raises an error for parameters of three dimensions, which may
+                be stacks of matrices; 1 takes these as one matrix, too.
             ns_dtype: What iterations are in, "float32" or "bfloat16"; None is float32 on the CPU.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
@@ -425,7 +431,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
         *,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
@@ -464,7 +470,9 @@ class SOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
+                None is one block, and raises an error for parameters of three dimensions, which may
+                be stacks of matrices; 1 takes these as one matrix, too.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
                 of sparse gradients are added up before.
@@ -550,7 +558,7 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
-        heads: int = 1,
+        heads: int | None = None,
         *,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
@@ -589,7 +597,9 @@ class KLSOAP(OfMatrices, ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             precondition_frequency: In how many steps the basis changes once.
             max_precondition_dim: Sides that are longer keep their own basis.
-            heads: Into how many blocks of rows a matrix is cut, each of which is one of its own.
+            heads: Number of equal blocks of rows that a parameter is cut into, each one a matrix.
+                None is one block, and raises an error for parameters of three dimensions, which may
+                be stacks of matrices; 1 takes these as one matrix, too.
             clip_grad_norm: All gradients are scaled so that their common norm is no higher.
             clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
                 of sparse gradients are added up before.

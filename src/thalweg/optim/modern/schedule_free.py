@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.groups import Group
 from thalweg.core.options.average import EMA
 from thalweg.core.options.update_targets import MASTER
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.errors import InvalidArgumentError
 from thalweg.ground.locks import importing
 from thalweg.optim.groups import number
 from thalweg.optim.modern.arguments import Betas, Rate
@@ -30,10 +30,9 @@ class Means:
     def swapped(self) -> AbstractContextManager[None]:
         """Have parameters be their means in a `with` block, to evaluate or to save a model.
 
-        A step and `state_dict` are refused in it: they go with parameters as they are outside.
-
         Raises:
-            FailedPreconditionError: A step is taken inside, or the block is in another one.
+            FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
+                is, or the block is in another one.
             InvalidArgumentError: `betas[0]` or `momentum` is 0.
         """
         if not self._has_means:
@@ -60,19 +59,6 @@ class Means:
             )
 
         return swapped(self, mean_of)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's.
-
-        Raises:
-            FailedPreconditionError: It is asked for inside of `swapped()`.
-        """
-        if self._has_means and self._own.is_swapped:
-            raise FailedPreconditionError(
-                "Inside of swapped() parameters are means, which this state does not go with: save"
-                " it outside."
-            )
-        return super().state_dict()  # pyright: ignore
 
 
 class ScheduleFreeAdamW(Means, ModernOptimizer):

@@ -16,7 +16,6 @@ class Means:
     _own: Any
     _has_means: bool
     def swapped(self) -> AbstractContextManager[None]: ...
-    def state_dict(self) -> dict[str, Any]: ...
 
 class ScheduleFreeAdamW(Means, ModernOptimizer):
     def __init__(

@@ -46,7 +46,8 @@ def make_optimizer(
     groups = optim.groups(
         model,
         rules={
-            hidden: {"rule": space.rule, **matrices},
+            # Problems have kernels of Conv1d, and no stacks of matrices.
+            hidden: {"rule": space.rule, "heads": 1, **matrices},
             ...: {"rule": "AdamW", "lr": share * common["lr"], **rest},
         },
     )

@@ -1,5 +1,9 @@
 """LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportArgumentType=false
+import torch
+
 from thalweg.formula import Rule, Slot, sqrt
 from thalweg.rules.modern.arithmetic import SLOTS, hypers, mean_square, weights
 from thalweg.rules.torch.arithmetic import as_read, multiplied, value_if
@@ -34,7 +38,8 @@ LAPROP = Rule(
     update=update,
     prepare=prepare,
     hypers=hypers(learning_rate=4e-4, epsilon=1e-15),
-    slots=(Slot("rate_mean", scalar=True), *SLOTS),
+    # The authors keep Python's number.
+    slots=(Slot("rate_mean", dtype=torch.float64, scalar=True), *SLOTS),
     source="Ziyin et al. 2020; https://arxiv.org/abs/2002.04839; timm.optim.LaProp",
     differs="torch.optim.Adam divides the mean of gradients; here gradients are divided first."
     " Where variables have no numbers of their own, as in Keras, bias is that of a constant rate.",

@@ -47,7 +47,7 @@ def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
 
 @lru_cache(None, typed=True)
 def muon(
-    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=1,
+    nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=None,
     dtype=None,
 ):  # fmt: skip
     """The rule with these options.
@@ -58,7 +58,7 @@ def muon(
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)
-    check_count("heads", heads)
+    check_count("heads", 1 if heads is None else heads)
     stage = partial(
         orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,
         dtype=dtype,

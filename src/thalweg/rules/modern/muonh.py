@@ -32,7 +32,7 @@ def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
 
 @lru_cache(None, typed=True)
 def muonh(
-    nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=1, dtype=None
+    nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=None, dtype=None
 ):  # fmt: skip
     """The rule with these options.
 
@@ -41,7 +41,7 @@ def muonh(
             number of them.
     """
     check_dtype(dtype)
-    check_count("heads", heads)
+    check_count("heads", 1 if heads is None else heads)
     # No scale: steps are as long as variables.
     stage = partial(
         orthogonalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=None,

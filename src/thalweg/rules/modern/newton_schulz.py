@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +42,15 @@ ADJUST = ("original", "match_rms_adamw", "rms_to_rms")  # how steps grow with ma
 DTYPES = ("float32", "bfloat16")  # of products
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and isfinite(value)
+_MOST = torch.finfo(torch.float32).max
+
+
+def _is_triple(value: object) -> bool:
+    """Return whether a value is three numbers of float32."""
+    if not isinstance(value, tuple) or len(value) != 3:  # pyright: ignore
+        return False
+    numbers = cast("tuple[Any, ...]", value)
+    return all(isinstance(each, int | float) and abs(each) <= _MOST for each in numbers)
 
 
 @lru_cache(None, typed=True)
@@ -60,15 +67,17 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
             raise ValueError(f"ns_coefficients is {show_value(coefficients)}; known are {names}.")
         known = COEFFICIENTS[coefficients]
     else:
-        several = coefficients and isinstance(coefficients[0], tuple)
-        known = coefficients if several else (coefficients,)  # pyright: ignore
-        if not all(len(each) == 3 and all(map(_is_finite, each)) for each in known):
+        given: Any = coefficients
+        are_several = isinstance(given, tuple) and all(isinstance(each, tuple) for each in given)
+        known = given if given and are_several else (given,)
+        if not all(map(_is_triple, known)):
             raise ValueError(
                 f"ns_coefficients must be three numbers each, not {show_value(coefficients)}."
             )
     if type(steps) is not int or not 0 < steps < 100:
         raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {show_value(steps)}.")
-    return tuple(known[min(index, len(known) - 1)] for index in range(steps))
+    exact = [(float(a), float(b), float(c)) for a, b, c in known]
+    return tuple(exact[min(index, len(exact) - 1)] for index in range(steps))
 
 
 def check_dtype(dtype: str | None) -> None:

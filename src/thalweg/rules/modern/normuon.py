@@ -46,7 +46,7 @@ def normalize(
 @lru_cache(None, typed=True)
 def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
-    length="preserve_norm", heads=1, dtype=None,
+    length="preserve_norm", heads=None, dtype=None,
 ):  # fmt: skip
     """The rule with these options.
 
@@ -56,7 +56,7 @@ def normuon(
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)
-    check_count("heads", heads)
+    check_count("heads", 1 if heads is None else heads)
     if length not in LENGTHS:
         known = ", ".join(map(repr, LENGTHS))
         raise ValueError(f"update_scale is {show_value(length)}; known are {known}.")

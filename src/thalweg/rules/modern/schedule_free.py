@@ -3,13 +3,22 @@
 The variable is y, between z, which moves as without a mean, and the mean x, which is to be used.
 """
 
+# Pyright takes `torch` for the package beside this one.
+# pyright: reportArgumentType=false
+import torch
+
 from thalweg.formula import Hyper, Slot
 from thalweg.rules.torch.arithmetic import as_read
 
 WARMUP = Hyper("warmup_steps", 0.0, "steps in which the rate rises to what it is")
 POWER = Hyper("r", 0.0, "weight of a step in the mean is its number to this power")
 RATE_POWER = Hyper("weight_lr_power", 2.0, "times the largest rate so far to this one")
-SLOTS = (Slot("weight_sum", scalar=True), Slot("lr_max", scalar=True), Slot("z", exact=True))
+# The authors keep Python's numbers. In float32 a sum of 1e7 weights takes no more of them.
+SLOTS = (
+    Slot("weight_sum", dtype=torch.float64, scalar=True),
+    Slot("lr_max", dtype=torch.float64, scalar=True),
+    Slot("z", exact=True),
+)
 
 
 def larger(number, other):

@@ -89,23 +89,24 @@ def into_basis(
 
 
 @lru_cache(None, typed=True)
-def soap(frequency=10, largest=10000, whitens=False, heads=1):
+def soap(frequency=10, largest=10000, whitens=False, heads=None):
     """The rule whose basis changes every so many steps, with sides up to `largest`.
 
     Args:
         frequency, largest: Positive integers.
         whitens: Whether the factors are KL-Shampoo's.
-        heads: Into how many blocks of rows variables are cut, each with bases of its own.
+        heads: Number of blocks of rows that variables are cut into, each with its own bases; None
+            for one block, and for an error with variables of three dimensions.
 
     Raises:
         ValueError: A number is no positive integer.
     """
     check_count("precondition_frequency", frequency)
     check_count("max_precondition_dim", largest)
-    check_count("heads", heads)
+    check_count("heads", 1 if heads is None else heads)
 
     rows, columns = (
-        partial(side, largest=largest, of_columns=each, heads=heads) for each in (False, True)
+        partial(side, largest=largest, of_columns=each, heads=heads or 1) for each in (False, True)
     )
     shapes = {"row_factor": rows, "column_factor": columns, "row_basis": rows,
               "column_basis": columns}  # fmt: skip

@@ -54,7 +54,9 @@ def lesser(number, bound):
 
 def value_if(condition, value, other):
     """What `value` returns where the condition holds, else a number."""
-    if hasattr(condition, "double"):
+    if hasattr(condition, "select"):  # a symbol
+        return condition.select(value, other)
+    if hasattr(condition, "where"):  # a tensor
         return value().where(condition, other)
     return value() if condition else other
 

@@ -1,0 +1,101 @@
+"""Plan of a step whose parameters may lack gradients, for sets that change from step to step.
+
+Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to other parameters in
+each step. A plan for one set would be made anew each time. This plan has all parameters with state;
+the native call leaves out those without a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from thalweg.core.section import run
+from thalweg.core.steady import ERRORS, may_hold_lock
+from thalweg.core.step import plan
+from thalweg.ground.switches import no_grad, writable
+from thalweg.optim.hooks import Repeated
+from thalweg.optim.scalars_in_call import has_step_counts_alone
+from thalweg.optim.step_options import GradientReport, gradient_transforms
+
+if TYPE_CHECKING:
+    from thalweg.optim.steady import SteadyStep
+
+_KNOWN = (Tensor, torch.nn.Parameter)
+
+
+def plan_with_absent(optimizer: Any, kind: type[SteadyStep]) -> SteadyStep | None:
+    """Return a step that may lack gradients, or None if it cannot be replayed so.
+
+    Args:
+        optimizer: The optimizer; its plans change, nothing else.
+        kind: The class of the step.
+    """
+    absent = _make_stand_ins(optimizer)
+    if not absent:
+        return None
+    try:
+        with writable():
+            repeated = _plan_rules(optimizer, absent)
+    except ERRORS:  # which a careful step reports, if it comes to that
+        return None
+    return kind.of(optimizer, repeated, absent) if repeated else None
+
+
+def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
+    """Return tensors like the gradients that parameters with state lack, by `id` of these.
+
+    Empty if there are none, or if a parameter has a first gradient or is not a plain CPU tensor.
+    """
+    params: list[Tensor] = []
+    lacking: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            has_state = optimizer._have_state(group, [param])
+            if param.grad is not None and not has_state:
+                return {}
+            if has_state and param.requires_grad:
+                params.append(param)
+                if param.grad is None:
+                    lacking.append(param)
+    if not may_hold_lock(len(params), sum(map(Tensor.numel, params)), may_lack=True):
+        return {}
+    if not all(type(param) in _KNOWN and param.is_cpu for param in params):
+        return {}
+    return {
+        id(param): torch.empty_like(param, dtype=param.dtype, device=param.device)
+        for param in lacking
+    }
+
+
+def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]:
+    """Plan a step over all parameters that have a gradient or a stand-in.
+
+    Returns:
+        The plan of each rule; empty if one of them has to make state first.
+    """
+    shares = optimizer._shares(absent)
+    steps = [optimizer._sub_step(rule, each, optimizer._own.parts) for rule, each in shares.items()]
+    if not all(has_step_counts_alone(part) for _, part, _ in steps):
+        return ()
+    repeated: list[Repeated] = []
+    for share, part, hooks in steps:
+        how = gradient_transforms(
+            optimizer._around,
+            optimizer._unscaling(),
+            len(share.pairs),
+            GradientReport(),
+            is_torchs=True,
+        )
+        with no_grad():
+            pairs, copies = hooks.aim(share.pairs)
+        if not plan(hooks, part.kept, pairs, how, copies) or not part.has_numbers_alone_to_publish:
+            return ()
+        run(part.publishing())
+        hooks.settle()
+        hooks.detach()
+        repeated.append(Repeated(part, hooks, share.places))
+    return repeated

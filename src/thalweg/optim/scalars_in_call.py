@@ -1,0 +1,155 @@
+"""Scalars of torch-style rules, made in the native call that replays a step.
+
+The call reads learning rates, betas and other options from the parameter groups and the step count
+of each parameter from its state, and runs the traced `prepare` of the rule on them. A scheduler, a
+changed option or a parameter without a gradient thus needs no Python code in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from thalweg.core.steady import KINDS, Launch, Launches, Member, Snapshot
+from thalweg.engines.arrays import Float64
+from thalweg.optim.columns import STEP, Column
+from thalweg.optim.groups import Options
+from thalweg.optim.steady_scalars import RATE, TorchScalars
+
+if TYPE_CHECKING:
+    from thalweg.core.groups import Group
+    from thalweg.core.symbols import Program
+    from thalweg.optim.param_state import ParamState
+    from thalweg.optim.steady_share import SteadyShare
+
+_FLOAT64 = KINDS[torch.float64]
+
+
+class ScalarsInCall:
+    """Programs that make the scalars of a replayed step, and what they read.
+
+    Args:
+        shares: The rules of the step with their parameters.
+        groups: The parameter groups of the optimizer.
+
+    Attributes:
+        keys: For each parameter the key of its scalars: the index of its group.
+
+    Raises:
+        TypeError: The scalars of a rule cannot be made in the call.
+    """
+
+    def __init__(self, shares: Sequence[SteadyShare], groups: Sequence[Group]) -> None:
+        self._shares, self._groups = shares, groups
+        self.keys: list[Hashable] = [place for share in shares for place in share.places]
+        self._scalars: list[dict[int, TorchScalars]] = []
+        for share in shares:
+            _check_share(share)
+            own = {place: share.places.index(place) for place in share.places}
+            scalars = {place: TorchScalars(share.hooks, place, at) for place, at in own.items()}
+            for each in scalars.values():
+                each.check_in_call()
+            self._scalars.append(scalars)
+        self._programs: list[Program] = []  # whose registers their records name
+        self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
+        self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
+
+    def hold_groups(self, found: Snapshot, others: Mapping[int, Options]) -> None:
+        """Have the call compare and read the options of all groups.
+
+        Args:
+            found: Compares and reads; changes.
+            others: The options of groups that have no parameters in the step.
+        """
+        for place, group in enumerate(self._groups):
+            users = [own[place] for own in self._scalars if place in own]
+            options = users[0].options if users else others[place]
+            numbers = {
+                key: np.zeros(len(names))
+                for key, names in options.entries.items()
+                if all(each.reads(names) for each in users)
+            }
+            found.hold_dict(group, None, numbers)
+            for pair in options.lists:
+                found.hold_list(pair)
+            self._numbers.append(numbers)
+            addresses = {
+                name: (items.ctypes.data + 8 * k, _FLOAT64)
+                for key, items in numbers.items()
+                for k, name in enumerate(options.entries[key])
+            }
+            if (rate := options.moving_rate) is not None:
+                found.tensor(rate)
+                addresses[RATE] = rate.data_ptr(), KINDS[rate.dtype]
+            self._addresses.append(addresses)
+
+    @staticmethod
+    def give_members_rows(launches: Launches) -> None:
+        """Give each parameter a row of scalars in the table of its kernel."""
+        for launch in launches.all:
+            launch.have_members_apart()
+
+    def place_programs(
+        self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
+    ) -> list[Member]:
+        """Have programs make the scalars of all launches.
+
+        Args:
+            launches: The kernels of the step.
+            spans: Chunks of variables in other tables than those of the kernels.
+
+        Returns:
+            The records of the parameters.
+        """
+        made: list[Member] = []
+        for share, own_launches, scalars in zip(
+            self._shares, launches.of, self._scalars, strict=True
+        ):
+            first, count = len(made), len(share.owners)
+            column = share.columns[0] if share.columns else None
+            counts = [0] * count if column is None else column.pointers
+            kind = 0 if column is None else KINDS[column.dtype]
+            own = [Member(address, kind, 0, 0, 0, ()) for address in counts]
+            for launch in own_launches:
+                programs = [self._program(launch, k, scalars) for k in range(len(launch.places))]
+                for at, member in enumerate(launch.members):
+                    place = launch.places.index(self.keys[member])
+                    others = [each[member] for each in spans if member in each]
+                    own[member - first] = own[member - first]._replace(
+                        program=programs[place],
+                        row_cell=launch.row_cell(at),
+                        row_size=launch.row_size,
+                        spans=(launch.span(at), *others),
+                    )
+            made += own
+        return made
+
+    def _program(self, launch: Launch, at: int, scalars: Mapping[int, TorchScalars]) -> int:
+        """Place the program of a launch for one group; return the address of its record."""
+        place: Any = launch.places[at]
+        program = scalars[place].program_for(launch.dtype)
+        self._programs.append(program)
+        addresses = self._addresses[place]
+        inputs = [
+            (register, *addresses[name])
+            for register, name in enumerate(program.inputs)
+            if name != STEP
+        ]
+        return launch.place_program(at, program, inputs)
+
+
+def _check_share(share: SteadyShare) -> None:
+    """Raise TypeError unless the parameters of a rule have no scalar state but step counts."""
+    are_counts = all(type(column) is Column for column in share.columns)
+    if not (share.is_torchs and are_counts and has_step_counts_alone(share.part)):
+        raise TypeError("Scalars depend on more than options and step counts.")
+
+
+def has_step_counts_alone(part: ParamState) -> bool:
+    """Return whether scalars of a rule depend on options and step counts, and on nothing else."""
+    rule = part.rule
+    is_measured = rule.per_variable is not None or rule.per_optimizer is not None or rule.levels
+    return part.numbers.keys() <= {STEP} and not is_measured

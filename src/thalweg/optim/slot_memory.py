@@ -1,0 +1,60 @@
+"""Memory of slots that are loaded: a step writes each of them once, so each has its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from thalweg.core.options.accumulation import SUM
+from thalweg.core.options.update_targets import MASTER
+from thalweg.core.state.entries import has_storage
+from thalweg.engines.layout import byte_span, may_overlap
+from thalweg.optim.fitting import has_plain_dispatch
+
+# The device and the bytes of a tensor, with the state that has it; None for parameters.
+Span = tuple[str, int, int, dict[str, Any] | None, str]
+
+
+def separate_slots(optimizer: Any) -> None:
+    """Copy slots that share memory with parameters or other slots, or within themselves.
+
+    Programs make such states by putting one tensor into two places. Every step would raise.
+
+    Args:
+        optimizer: A `FusedTorchOptimizer`, whose state is changed.
+    """
+    spans: list[Span] = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if _has_memory(param):
+                spans.append((str(param.device), *byte_span(param), None, ""))
+            rule, own = optimizer._rule_around(group, param), optimizer.state.get(param, {})
+            names = {slot.name for slot in rule.slots if slot not in rule.numbers}
+            for name in own.keys() & {MASTER, SUM, *names}:
+                value = own[name]
+                if isinstance(value, Tensor) and _has_memory(value):
+                    own[name] = value = value.detach().clone() if may_overlap(value) else value
+                    spans.append((str(value.device), *byte_span(value), own, name))
+    _copy_overlapping(sorted(spans, key=lambda span: span[:3]))
+
+
+def _copy_overlapping(spans: list[Span]) -> None:
+    """Copy all slots in runs of overlapping spans, which are sorted."""
+    run: list[Span] = []
+    reach = 0
+    for span in (*spans, ("", 0, 0, None, "")):
+        if run and span[0] == run[0][0] and span[1] < reach:
+            run.append(span)
+            reach = max(reach, span[2])
+            continue
+        for _, _, _, own, name in run if len(run) > 1 else ():
+            if own is not None:
+                own[name] = own[name].detach().clone()
+        run, reach = [span], span[2]
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor has elements, which are where torch says."""
+    is_strided = not (tensor.is_sparse or tensor.is_meta) and has_plain_dispatch(tensor)
+    return bool(is_strided and tensor.numel() and has_storage(tensor))

@@ -1,0 +1,250 @@
+"""Steps in one native call while schedules change options and gradients come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import lr_scheduler
+
+from quick_twins import (
+    SHAPES,
+    differences,
+    everything,
+    give,
+    look_carefully,
+    params,
+    random_set,
+    same,
+    taken,
+)
+from thalweg import optim
+from thalweg.engines import probe
+
+pytestmark = pytest.mark.skipif(
+    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+)
+CLASSES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("Adam", {"amsgrad": True}),
+    ("AdamW", {}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("RAdam", {}),
+    ("Adamax", {"weight_decay": 0.1}),
+    ("Lion", {}),
+    ("AdEMAMix", {}),
+]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"clip_grad_norm": 0.5},
+    {"clip_grad_value": 0.3, "clip_grad_norm": 0.5},
+    {"ema_decay": 0.9},
+    {"masters": True},
+    {"state_dtype": torch.bfloat16},
+    {"fused_unscale": True, "clip_grad_norm": 0.5},
+    {"state_storage": "8bit"},
+]
+SETS: dict[str, Callable[[int, int], set[int]]] = {
+    "rotating": lambda step, count: {step % count},
+    "alternating": lambda step, count: {k for k in range(count) if k % 2 == step % 2},
+    "random": lambda step, count: random_set(count, random.Random(step)),
+    "critic": lambda step, count: {0, 1} if step % 4 else {2, 3, 4},
+}
+STEPS = 24
+
+
+def make(name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    shapes = [(40,), (4, 64), (), (2, 3, 4), (70,), (64,)]
+    own = [Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    groups = [{"params": own[:2]}, {"params": own[2:], "lr": 0.02}]
+    return getattr(optim, name)(groups, lr=0.01, **options), own
+
+
+def assert_same(sides: list[Any], step: int) -> None:
+    for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+        assert same(one, other), (what, step)
+        if what.startswith("step "):  # those of one plan share a block, and its counter of writes
+            continue
+        assert getattr(one, "_version", 0) == getattr(other, "_version", 0), (what, step)
+
+
+@pytest.mark.parametrize("sets", SETS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, own) for name, own in CLASSES), *(("AdamW", own) for own in OPTIONS)],
+    ids=str,
+)
+def test_sets_of_gradients_that_change_are_one_plan(
+    name: str, options: dict[str, Any], sets: str
+) -> None:
+    dtype = torch.bfloat16 if "masters" in options else torch.float32
+    sides = [make(name, options, dtype) for _ in range(2)]
+    for step in range(STEPS):
+        for is_twin, (opt, own) in enumerate(sides):
+            if options.get("fused_unscale"):
+                opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0)
+            give(own, step, SETS[sets](step, len(own)) if step else set())
+            if is_twin:
+                look_carefully(opt)
+            opt.step()
+        assert_same(sides, step)
+    # Two sets that lack a gradient have one plan made for all of them.
+    assert taken(sides[0][0]) >= STEPS - 6
+
+
+def _by_hand(opt: Any) -> Any:
+    class Schedule:
+        def step(self) -> None:
+            for group in opt.param_groups:
+                group["lr"] = np.float64(group["lr"] * 0.9)
+                if group.get("weight_decay"):
+                    group["weight_decay"] = group["weight_decay"] * 0.9
+
+    return Schedule()
+
+
+def _tensor(opt: Any) -> Any:
+    rates = [torch.tensor(group["lr"]) for group in opt.param_groups]
+    for group, rate in zip(opt.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+    class Schedule:
+        def step(self) -> None:
+            for rate in rates:
+                rate.mul_(0.9)
+
+    return Schedule()
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda opt: lr_scheduler.LambdaLR(opt, lambda k: 1 / (1 + k)),
+    "CosineAnnealingLR": lambda opt: lr_scheduler.CosineAnnealingLR(opt, 40),
+    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=40),
+    "by hand": _by_hand,
+    "a tensor": _tensor,
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("around", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+        ("AdamW", {}),
+        ("RAdam", {}),
+        ("Lion", {"weight_decay": 0.1}),
+    ],
+    ids=str,
+)
+def test_options_that_change_at_every_step_are_read_in_the_call(
+    name: str, options: dict[str, Any], around: dict[str, Any], schedule: str
+) -> None:
+    if schedule == "OneCycleLR" and name == "Lion":
+        pytest.skip("torch's OneCycleLR takes momentum or Adam's betas alone")
+    sides = [make(name, {**options, **around}) for _ in range(2)]
+    schedules = [SCHEDULES[schedule](opt) for opt, _ in sides]
+    for step in range(STEPS):
+        for is_twin, (opt, own) in enumerate(sides):
+            give(own, step)
+            if is_twin:
+                look_carefully(opt)
+            opt.step()
+            schedules[is_twin].step()
+        assert_same(sides, step)
+    # RAdam begins anew where its rule changes, and leaves what torch makes of a tensor to torch.
+    allowed = 8 if name == "RAdam" else 2
+    if not (name == "RAdam" and schedule == "a tensor"):
+        assert taken(sides[0][0]) >= STEPS - allowed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -0.01, float("nan"), float("inf"), 1e31, 1, True, np.float32(0.01), "x", None, [0.1]],
+    ids=repr,
+)
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "betas"])
+def test_any_other_value_is_left_to_a_careful_step(key: str, value: Any) -> None:
+    results: list[Any] = []
+    for is_twin in range(2):
+        opt, own = make("AdamW", {})
+        for step in range(6):
+            give(own, step)
+            opt.step()
+        if not is_twin:
+            assert taken(opt) == 4
+        opt.param_groups[0][key] = (value, 0.9) if key == "betas" else value
+        give(own, 7)
+        if is_twin:
+            look_carefully(opt)
+        try:
+            opt.step()
+            error = ""
+        except Exception as found:
+            error = f"{type(found).__name__}: {found}"
+        results.append((error, opt, own))
+    assert results[0][0] == results[1][0]
+    assert_same([each[1:] for each in results], 7)
+
+
+def test_a_parameter_with_a_first_gradient_joins_the_plan() -> None:
+    opt, own = make("AdamW", {})
+    for step in range(10):
+        give(own, step, {step % 4, 5})
+        opt.step()
+    before = taken(opt)
+    assert before
+    give(own, 10)
+    opt.step()
+    assert opt.state[own[5]]["step"] == 1
+    for step in range(11, 40):
+        give(own, step, {step % 5})
+        opt.step()
+    assert opt.state[own[5]]["step"] == 30
+    assert taken(opt) > 12
+
+
+def test_a_step_without_any_gradient_changes_nothing() -> None:
+    sides = [make("AdamW", {}) for _ in range(2)]
+    for step in range(16):
+        for is_twin, (opt, own) in enumerate(sides):
+            give(own, step, {*range(6)} if step % 5 == 4 else {step % 6})
+            if is_twin:
+                look_carefully(opt)
+            opt.step()
+        assert_same(sides, step)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "Mixed"])
+def test_random_changes_beside_random_sets(name: str) -> None:
+    def made(seed: int) -> Any:
+        dice = random.Random(seed)
+        options = dice.choice([*OPTIONS[:4], {"accumulate": 2}])
+        torch.manual_seed(seed)
+        own = [Parameter(torch.randn(dice.choice(SHAPES))) for _ in range(5)]
+        if name == "Mixed":
+            rules = [("AdamW", own[:3]), ("SGD", own[3:])]
+            groups = [{"params": each, "rule": rule, "lr": 0.01} for rule, each in rules]
+            return optim.Mixed(groups, **options), own
+        return getattr(optim, name)(own, lr=0.01, **options), own
+
+    for seed in range(8):
+        assert not differences(made, seed, has_sets=True)
+
+
+def test_gradients_may_be_freed_while_they_are_absent() -> None:
+    own = params(6, (64,))
+    opt = optim.AdamW(own, clip_grad_norm=1.0)
+    for step in range(200):
+        give(own, step, {k for k in range(6) if (step + k) % 3 == 0})
+        opt.step()
+    assert taken(opt) > 190
+    assert all(torch.isfinite(param).all() for param in own)

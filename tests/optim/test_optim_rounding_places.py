@@ -1,0 +1,205 @@
+"""Random bits after changes of groups: those of a copy that keeps nothing of earlier steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+import thalweg
+from quick_twins import taken
+from rulebook import assert_same, slow_unless
+from thalweg import optim
+from thalweg.optim import tensorflow
+
+Change = Callable[[Any], None]
+
+
+def reverse_params(made: Any) -> None:
+    made.param_groups[1]["params"].reverse()
+
+
+def replace_params(made: Any) -> None:
+    group = made.param_groups[1]
+    group["params"] = group["params"][::-1]
+
+
+def swap_groups(made: Any) -> None:
+    made.param_groups.reverse()
+
+
+def replace_groups(made: Any) -> None:
+    made.param_groups = made.param_groups[::-1]
+
+
+def drop_group(made: Any) -> None:
+    del made.param_groups[0]
+
+
+def pop_param(made: Any) -> None:
+    made.param_groups[1]["params"].pop(0)
+
+
+def insert_param(made: Any) -> None:
+    """Insert a parameter without a gradient, after which all others have another place."""
+    made.param_groups[0]["params"].insert(0, Parameter(torch.ones(3).bfloat16()))
+
+
+def insert_frozen_param(made: Any) -> None:
+    frozen = Parameter(torch.ones(3).bfloat16(), requires_grad=False)
+    made.param_groups[1]["params"].insert(1, frozen)
+
+
+def insert_group(made: Any) -> None:
+    param = Parameter(torch.ones(3).bfloat16())
+    made.add_param_group({"params": [param]})
+    made.param_groups.insert(0, made.param_groups.pop())
+
+
+def move_param(made: Any) -> None:
+    first, second = (group["params"] for group in made.param_groups[:2])
+    first.append(second.pop())
+
+
+def exchange_params(made: Any) -> None:
+    first, second = (group["params"] for group in made.param_groups[:2])
+    first[0], second[0] = second[0], first[0]
+
+
+CHANGES: tuple[Change, ...] = (
+    reverse_params,
+    replace_params,
+    swap_groups,
+    replace_groups,
+    drop_group,
+    pop_param,
+    insert_param,
+    insert_frozen_param,
+    insert_group,
+    move_param,
+    exchange_params,
+)
+# What draws random bits: parameters, slots, masters' slots, upper parts of split weights.
+CONSUMERS: dict[str, tuple[Any, torch.dtype, dict[str, Any]]] = {
+    "parameters": (optim.SGD, torch.bfloat16, {}),
+    "parameters and slots": (optim.AdamW, torch.bfloat16, {}),
+    "float16": (optim.Lion, torch.float16, {}),
+    "slots": (optim.AdamW, torch.float32, {"state_dtype": torch.bfloat16}),
+    "masters": (optim.AdamW, torch.bfloat16, {"masters": True, "state_dtype": torch.bfloat16}),
+    "split": (optim.AdamW, torch.bfloat16, {"weights": "split"}),
+    "8bit": (optim.AdamW, torch.bfloat16, {"state_storage": "8bit"}),
+    "clipped": (optim.AdamW, torch.bfloat16, {"clip_grad_norm": 0.5}),
+    "measured": (optim.LAMB, torch.bfloat16, {}),
+    "average": (optim.AdamW, torch.bfloat16, {"ema_decay": 0.9}),
+    "accumulate": (optim.AdamW, torch.bfloat16, {"accumulate": 2}),
+    "tensorflow": (tensorflow.Adam, torch.bfloat16, {}),
+    "Mixed": (optim.Mixed, torch.bfloat16, {}),
+    "in_backward": (optim.AdamW, torch.bfloat16, {"in_backward": True}),
+}
+NO_GROUP_OF_BOTH = (insert_group, move_param, exchange_params)
+MODES = ("replay", "rebind", "careful")
+
+
+def name_of(value: Any) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+def make_optimizer(consumer: str) -> Any:
+    cls, dtype, options = CONSUMERS[consumer]
+    generator = torch.Generator().manual_seed(0)
+    params = [Parameter(torch.randn(4, 4, generator=generator).to(dtype)) for _ in range(5)]
+    groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:]}]
+    groups = [{**group, "lr": 0.01} for group in groups]
+    if cls is optim.Mixed:
+        for group, rule in zip(groups, ("AdamW", "Lion"), strict=True):
+            group["rule"] = rule
+    return cls(groups, round="stochastic", seed=3, **options)
+
+
+def step(made: Any, params: list[Parameter], number: int) -> None:
+    """Take a step with gradients that depend on the number and the parameter alone."""
+    for _ in range(made._around.accumulate):
+        for place, param in enumerate(params):
+            generator = torch.Generator().manual_seed(100 * number + place)
+            grad = torch.randn(4, 4, generator=generator).to(param.dtype)
+            if made._around.in_backward:
+                (param * grad).sum().backward()
+            else:
+                param.grad = grad
+        made.step()
+
+
+def forget_plans(made: Any) -> None:
+    made._own.forget_quick()
+    made._own.steady = None
+    made._own.parts.clear()
+    made._own.alone.clear()
+
+
+def values_of(made: Any, params: list[Parameter]) -> list[torch.Tensor]:
+    states = [made.state.get(param, {}) for param in params]
+    slots = [x for own in states for x in own.values() if isinstance(x, torch.Tensor)]
+    found = [each.detach().clone() for each in (*params, *slots)]
+    return [each.int() if each.dtype == torch.uint8 else each for each in found]
+
+
+def check_change(consumer: str, change: Change, count: int, mode: str, monkeypatch: Any) -> int:
+    """Compare the steps after a change with those of a copy; return how many were replayed."""
+    monkeypatch.setenv("THALWEG_NATIVE_LOOK", str(int(mode == "replay")))
+    made = make_optimizer(consumer)
+    params = [param for group in made.param_groups for param in group["params"]]
+    for number in range(count):
+        step(made, params, number)
+    change(made)
+    twin, its_params = copy.deepcopy((made, params))
+    for number in range(count, count + 4):
+        if mode == "careful":
+            forget_plans(made)
+        forget_plans(twin)
+        step(made, params, number)
+        step(twin, its_params, number)
+        assert_same(values_of(made, params), values_of(twin, its_params))
+    return taken(made)
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode", "change"),
+    [
+        slow_unless((engine, mode) == ("cpu", "replay"), engine, mode, change)
+        for engine in ("cpu", "reference")
+        for mode in MODES
+        for change in CHANGES
+    ],
+    ids=name_of,
+)
+def test_places_are_those_of_the_step(
+    engine: str, mode: str, change: Change, monkeypatch: Any
+) -> None:
+    with thalweg.engine(engine):
+        for count in range(5):
+            check_change("parameters and slots", change, count, mode, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "change"),
+    [
+        slow_unless(change is insert_param, consumer, change)
+        for consumer in CONSUMERS
+        for change in CHANGES
+    ],
+    ids=name_of,
+)
+def test_all_that_draws_follows_a_change(consumer: str, change: Change, monkeypatch: Any) -> None:
+    if consumer == "Mixed" and change in NO_GROUP_OF_BOTH:
+        pytest.skip("A parameter keeps the state of its rule, and each group has one.")
+    for count in (2, 3):
+        check_change(consumer, change, count, "replay", monkeypatch)
+
+
+def test_steps_after_a_change_are_replayed(monkeypatch: Any) -> None:
+    """Otherwise the table above says nothing of replayed steps."""
+    assert check_change("parameters and slots", reverse_params, 2, "replay", monkeypatch)

@@ -1,0 +1,151 @@
+"""Split weights as masters and masters as split weights, at every tie of two bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import checkpoint, optim
+from thalweg.engines import engine
+from thalweg.engines.codecs.split8 import CORRECTION, join_numbers
+
+EVERY = np.arange(1 << 16, dtype=np.uint16)
+PLAIN = EVERY[((EVERY & 0x7FFF) != 0) & ((EVERY & 0x7F80) != 0x7F80)]  # finite numbers but zeros
+NEITHER = EVERY[(EVERY & 0x7FFF) >= 0x7F80]  # infinities and NaN
+Engine = Literal["auto", "reference"]
+
+
+def bfloats(bits: Any) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).clone())
+
+
+def step_by_zero(param: Tensor, optimizer: Any) -> None:
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+
+
+def split_of(bits: Any, codes: Any) -> tuple[torch.nn.Parameter, Any, Tensor]:
+    """Return split weights with their optimizer and what they are in float32."""
+    param = bfloats(bits)
+    optimizer = optim.SGD([param], lr=1e-3, weights="split")
+    step_by_zero(param, optimizer)
+    optimizer.state[param][CORRECTION].copy_(torch.from_numpy(codes))
+    return param, optimizer, torch.from_numpy(join_numbers(bits, codes))
+
+
+def masters_of(master: Tensor) -> tuple[torch.nn.Parameter, Any]:
+    """Return masters as a step leaves them."""
+    param = torch.nn.Parameter(master.bfloat16())
+    optimizer = optim.SGD([param], lr=1e-3, masters=True)
+    step_by_zero(param, optimizer)
+    optimizer.state[param]["master"].copy_(master)
+    return param, optimizer
+
+
+def by_full_precision(own: Any, other: Any, _: Path) -> None:
+    other[1].load_state_dict(optim.full_precision(own[1], masters=True), convert=True)
+
+
+def by_convert(own: Any, other: Any, _: Path) -> None:
+    other[1].load_state_dict(own[1].state_dict(), convert=True)
+
+
+def by_file(own: Any, other: Any, folder: Path) -> None:
+    checkpoint.save(folder / "file", optimizer=own[1], variables={"p": own[0]})
+    variables = {"p": other[0]}
+    checkpoint.restore(folder / "file", optimizer=other[1], variables=variables, convert=True)
+
+
+PATHS = [by_full_precision, by_convert, by_file]
+ENGINES: list[Engine] = ["auto", "reference"]
+CODES = {
+    "ties": lambda bits: np.full(len(bits), 0x80, np.uint8),
+    "below ties": lambda bits: np.full(len(bits), 0x7F, np.uint8),
+    "random": lambda bits: np.random.default_rng(0).integers(0, 256, len(bits), dtype=np.uint8),
+}
+
+
+def converted(own: Any, option: dict[str, Any], path: Any, folder: Path) -> tuple[Any, Any]:
+    param = torch.nn.Parameter(own[0].detach().clone())
+    other = param, optim.SGD([param], lr=1e-3, **option)
+    path(own, other, folder)
+    return other
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("name", ENGINES)
+def test_masters_have_all_bits_of_split_weights(
+    name: Engine, codes: str, path: Callable[..., None], tmp_path: Path
+) -> None:
+    with engine(name):
+        *own, weights = split_of(PLAIN, CODES[codes](PLAIN))
+        param, optimizer = converted(own, {"masters": True}, path, tmp_path)
+        assert torch.equal(optimizer.state[param]["master"], weights)
+        for _ in range(3):
+            step_by_zero(param, optimizer)
+            assert torch.equal(optimizer.state[param]["master"], weights)
+            assert torch.equal(param, weights.bfloat16())
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize("codes", CODES)
+def test_split_weights_come_back_from_masters(
+    codes: str, path: Callable[..., None], tmp_path: Path
+) -> None:
+    *own, weights = split_of(PLAIN, CODES[codes](PLAIN))
+    masters = converted(own, {"masters": True}, by_convert, tmp_path)
+    param, optimizer = converted(masters, {"weights": "split"}, path, tmp_path)
+    assert torch.equal(optim.full_precision(optimizer, masters=True)["state"][0]["master"], weights)
+    assert torch.equal(optimizer.state[param][CORRECTION], own[1].state[own[0]][CORRECTION])
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+def test_masters_at_ties_are_a_256th_of_a_place_off(
+    path: Callable[..., None], tmp_path: Path
+) -> None:
+    """No code stands for half a place above an even bfloat16; all else is exact."""
+    master = torch.from_numpy(((PLAIN.astype(np.uint32) << 16) | 0x8000).view(np.float32))
+    master = master[master.abs() < torch.finfo(torch.bfloat16).max]
+    other = converted(masters_of(master), {"weights": "split"}, path, tmp_path)
+    found = optim.full_precision(other[1], masters=True)["state"][0]["master"]
+    is_even = (master.view(torch.int32) & 0x10000) == 0
+    lost = master.view(torch.int32) - found.view(torch.int32)
+    assert torch.equal(lost, torch.where(is_even, 0x100, 0).int())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_infinities_and_nan_stay(name: Engine, tmp_path: Path) -> None:
+    with engine(name):
+        *own, weights = split_of(NEITHER, np.zeros(len(NEITHER), np.uint8))
+        param, optimizer = converted(own, {"masters": True}, by_convert, tmp_path)
+        for _ in range(2):
+            step_by_zero(param, optimizer)
+            torch.testing.assert_close(
+                optimizer.state[param]["master"], weights, rtol=0, atol=0, equal_nan=True
+            )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_others_write_counts_unless_it_is_as_near(name: Engine, sign: int) -> None:
+    """A tie has two nearest neighbours; what is beyond them, and the other zero, counts."""
+    tie = torch.tensor([1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 0.0]) * sign
+    first = tie[:2].view(torch.int32) >> 16
+    for offset, is_near in ((-1, False), (0, True), (1, True), (2, False)):
+        with engine(name):
+            param, optimizer = masters_of(tie)
+            bits = torch.cat([first + offset, torch.tensor([0x8000 if sign > 0 else 0])])
+            written = bits.to(torch.int16).view(torch.bfloat16)
+            param.data.copy_(written)
+            step_by_zero(param, optimizer)
+            master = optimizer.state[param]["master"]
+            wanted = tie[:2] if is_near else written[:2].float()
+            assert torch.equal(master[:2], wanted)
+            assert torch.signbit(master[2]) == (sign > 0)
