@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 20_000, "optim.tensorflow": 21_000, "keras": 22_000, "checkpoint": 25_000}
+BOUNDS = {"optim": 20_300, "optim.tensorflow": 21_300, "keras": 22_000, "checkpoint": 25_500}
 
 _MODEL = """
 import io, torch

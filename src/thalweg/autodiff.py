@@ -19,6 +19,7 @@ from torch import distributed
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
@@ -427,7 +428,7 @@ def _parse(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
         return UnconnectedGradients(unconnected)
     except ValueError:
         raise InvalidArgumentError(
-            f"Unknown value for unconnected_gradients: {unconnected!r}"
+            f"Unknown value for unconnected_gradients: {show_value(unconnected)}"
         ) from None
 
 
@@ -469,7 +470,7 @@ def _tensors(structure: object) -> Iterator[torch.Tensor]:
             elif leaf is None or isinstance(leaf, (bool, int, float)):
                 hint = " A function that computes a loss returns a tensor: no float() or item()."
             raise InvalidTypeError(
-                f"Passed in object {leaf!r}, expected a tensor or variable.{hint}"
+                f"Passed in object {show_value(leaf)}, expected a tensor or variable.{hint}"
             )
         yield leaf
 

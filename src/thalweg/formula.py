@@ -22,6 +22,7 @@ from thalweg.ground.lazily import lazy, offered
 from thalweg.ground.locks import importing
 from thalweg.ground.of_two import Then as Then
 from thalweg.ground.running import is_ours
+from thalweg.ground.showing import show_value
 
 if TYPE_CHECKING:
     from thalweg.ground.around import Around as Around
@@ -56,7 +57,9 @@ def _check_named(thing: Slot | Hyper, number: str) -> None:
     if not isinstance(thing.name, str) or not thing.name:
         raise RuleError(f"The name of a {kind} must be a text, not {thing.name!r}.")
     if not isinstance(value, Real):
-        raise RuleError(f"{number} of {kind} {thing.name!r} must be a number, not {value!r}.")
+        raise RuleError(
+            f"{number} of {kind} {thing.name!r} must be a number, not {show_value(value)}."
+        )
 
 
 def _several(rule: str, field_name: str, given: Any, kind: type) -> tuple[Any, ...]:
@@ -65,7 +68,7 @@ def _several(rule: str, field_name: str, given: Any, kind: type) -> tuple[Any, .
     if isinstance(given, kind):
         raise RuleError(f"{wanted}, not one alone: a comma is missing in ({given!r},).")
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise RuleError(f"{wanted}, not {given!r}.")
+        raise RuleError(f"{wanted}, not {show_value(given)}.")
     made = tuple(given)
     for thing in made:
         if not isinstance(thing, kind):
@@ -120,7 +123,7 @@ class Slot:
         if self.per not in (None, "row", "column", "optimizer"):
             raise RuleError(
                 f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
-                f" {self.per!r}."
+                f" {show_value(self.per)}."
             )
         if self.per == "optimizer":
             object.__setattr__(self, "scalar", True)
@@ -133,23 +136,23 @@ class Slot:
         if self.shape is not None and (self.scalar or not callable(self.shape)):
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
-                f" that is no scalar, not {self.shape!r}."
+                f" that is no scalar, not {show_value(self.shape)}."
             )
         if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
             raise RuleError(
                 f"momentum of Slot {self.name!r} must be -1, 0 or 1, and 0 unless it has the"
-                f" variable's shape, not {self.momentum!r}."
+                f" variable's shape, not {show_value(self.momentum)}."
             )
         if self.storage is not None and (self.scalar or self.shape or self.dtype):
             raise RuleError(
                 f"storage of Slot {self.name!r} is for a slot of the variable's shape, without a"
-                f" dtype, not {self.storage!r}."
+                f" dtype, not {show_value(self.storage)}."
             )
         if self.dtype not in (None, *STORED):
             expected = ", ".join(str(each).removeprefix("torch.") for each in STORED)
             raise RuleError(
                 f"dtype of Slot {self.name!r} must be None or one of {expected}, not"
-                f" {self.dtype!r}."
+                f" {show_value(self.dtype)}."
             )
 
     @property
@@ -259,10 +262,13 @@ class Rule:
         for part in (*FORMULAS, "prepare", "per_variable", "per_optimizer"):
             given = getattr(self, part)
             if not callable(given) and (given is not None or part == "update"):
-                raise RuleError(f"{part} of rule {self.name!r} must be a function, not {given!r}.")
+                raise RuleError(
+                    f"{part} of rule {self.name!r} must be a function, not {show_value(given)}."
+                )
         if not isinstance(self.powers, Mapping):
             raise RuleError(
-                f"powers of rule {self.name!r} must be a dict of names, not {self.powers!r}."
+                f"powers of rule {self.name!r} must be a dict of names, not"
+                f" {show_value(self.powers)}."
             )
         for kind, things in (("hyperparameter", self.hypers), ("slot", self.slots)):
             names = [thing.name for thing in things]
@@ -279,7 +285,7 @@ class Rule:
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
                 f"measures of rule {self.name!r} must be a dict of functions, not"
-                f" {self.measures!r}."
+                f" {show_value(self.measures)}."
             )
         unread = self.measures or (self.scalar_slots and self.prepare is None)
         if self.per_variable is None and self.per_optimizer is None and unread:
@@ -302,7 +308,7 @@ class Rule:
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
                 f"duplicates of rule {self.name!r} must be 'sum' or 'successive', not"
-                f" {self.duplicates!r}."
+                f" {show_value(self.duplicates)}."
             )
 
     @lazy

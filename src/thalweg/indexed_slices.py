@@ -206,7 +206,7 @@ class IndexedSlices:
         """
         shape = self._checked_shape()
         indices = self.indices.long().unsqueeze(0)
-        return torch.sparse_coo_tensor(indices, self.values, shape, check_invariants=False)
+        return _sparse_tensor(indices, self.values, shape)
 
     def _checked_shape(self) -> torch.Size:
         if self.dense_shape is None:
@@ -350,6 +350,20 @@ def _refuse_symbol(part: Any, name: str) -> None:
         )
 
 
+def _sparse_tensor(
+    indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor:
+    """Return a sparse COO tensor of unchecked `indices` on the device of `values`."""
+    return torch.sparse_coo_tensor(
+        indices,
+        values,
+        tuple(shape),
+        dtype=values.dtype,
+        device=values.device,
+        check_invariants=False,
+    )
+
+
 class _RowLookup(torch.autograd.Function):
     """What torch's embedding does, for rows that are scalars or have several dimensions."""
 
@@ -365,7 +379,7 @@ class _RowLookup(torch.autograd.Function):
         # Not IndexedSlices.to_sparse(), whose range check would wait for the device.
         rows = ids.long().unsqueeze(0)
         values = grad_outputs[0]
-        return torch.sparse_coo_tensor(rows, values, ctx.shape, check_invariants=False), None
+        return _sparse_tensor(rows, values, ctx.shape), None
 
 
 def _dense(operand: object) -> Any:

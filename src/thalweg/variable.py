@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.ground.showing import holds_elements, show_value
 from thalweg.ground.static_shape import Shape, UnknownShape
 from thalweg.ground.switches import no_grad
 
@@ -56,15 +57,21 @@ def check_constraint(constraint: object) -> None:
         InvalidArgumentError: It is something else.
     """
     if constraint is not None and not callable(constraint):
-        raise InvalidArgumentError(f"constraint must be None or a function, not {constraint!r}.")
+        raise InvalidArgumentError(
+            f"constraint must be None or a function, not {show_value(constraint)}."
+        )
 
 
 def as_dtype(dtype: object) -> torch.dtype:
     """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+    if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
+        name = str(dtype)
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise InvalidTypeError(f"{dtype!r} is not a dtype; expected one like torch.float32.")
+        raise InvalidTypeError(
+            f"{show_value(dtype)} is not a dtype; expected one like torch.float32."
+        )
     return found
 
 
@@ -104,7 +111,7 @@ def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
     result = tensor.to(wanted)
     is_integral = not (wanted.is_floating_point or wanted.is_complex)
     if untyped and is_integral and not torch.equal(result.to(tensor.dtype), tensor):
-        raise InvalidArgumentError(f"{repr(value)[:80]} does not fit {dtype_name(wanted)}.")
+        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(wanted)}.")
     return result
 
 
@@ -125,7 +132,7 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
         return to_tensor(value != 0)
     limits, whole = torch.iinfo(wanted), np.trunc(np.asarray(value, np.float64))
     if not np.all((whole >= limits.min) & (whole < limits.max + 1)):  # nor is NaN
-        raise InvalidArgumentError(f"{repr(value)[:80]} does not fit {dtype_name(wanted)}.")
+        raise InvalidArgumentError(f"{show_value(value)} does not fit {dtype_name(wanted)}.")
     return to_tensor(whole).to(wanted)
 
 
@@ -138,7 +145,7 @@ def _from_numbers(value: object) -> torch.Tensor:
             return torch.from_numpy(array.view(f"i{own.itemsize}")).view(own)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
-        text = repr(value)[:80]
+        text = show_value(value)
         raise InvalidTypeError(f"Cannot convert {text} to a tensor: {error}") from error
 
 
@@ -159,12 +166,7 @@ def check_held(tensor: torch.Tensor, what: str = "") -> None:
     if torch.compiler.is_dynamo_compiling() or tensor.is_meta or tensor.layout != torch.strided:
         return
     try:
-        if tensor.is_contiguous():
-            last = tensor.numel() - 1
-        else:
-            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-        needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-        is_held = not tensor.numel() or tensor.untyped_storage().nbytes() >= needed
+        is_held = holds_elements(tensor)
     except (RuntimeError, NotImplementedError):  # one of functorch's
         return
     if not is_held and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # pyright: ignore
@@ -286,7 +288,7 @@ class Variable(torch.nn.Parameter):
         dtype: object = None,
     ) -> Variable:
         if name is not None and not isinstance(name, str):
-            raise InvalidTypeError(f"name must be a string, not {name!r}.")
+            raise InvalidTypeError(f"name must be a string, not {show_value(name)}.")
         check_constraint(constraint)
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, torch.Tensor):
@@ -631,7 +633,7 @@ def named_variables(
         if isinstance(pair, torch.Tensor) or not (len(pair) == 2 and isinstance(pair[0], str)):
             raise InvalidTypeError(
                 "named_variables takes a module, or pairs of a name and a tensor as"
-                f" named_parameters() gives them, not {repr(pair)[:80]}."
+                f" named_parameters() gives them, not {show_value(pair)}."
             )
     tensors = []
     for name, tensor in named:

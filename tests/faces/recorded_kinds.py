@@ -84,7 +84,7 @@ class Training(NamedTuple):
 
 def gradient(var: torch.Tensor, step: int) -> torch.Tensor:
     """Another one for each step."""
-    count = torch.arange(float(var.numel())).reshape(var.shape)
+    count = torch.arange(var.numel(), dtype=torch.float32, device=var.device).reshape(var.shape)
     return torch.cos(count * 0.7 + step).to(var.dtype)
 
 
@@ -102,7 +102,11 @@ def by_rows(optimizer: Any, own: list[Any], step: int) -> None:
     for var in own:
         rows = gradient(var[:1], step)
         var.grad = torch.sparse_coo_tensor(
-            torch.tensor([[1]]), rows, var.shape, check_invariants=True
+            torch.ones(1, 1, dtype=torch.int64, device=var.device),
+            rows,
+            var.shape,
+            device=var.device,
+            check_invariants=True,
         )
     optimizer.step()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,19 @@ class Problem:
     gradients: list[Tensor]
 
 
+def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return normally distributed float32 numbers on the CPU."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
 def make_tensors(shapes: ShapeSet, seed: int = 0) -> Problem:
     """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     variables, gradients = [], []
     for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
-        value = torch.randn(shape, generator=generator).mul_(0.02).to(dtype)
+        value = _draw(shape, generator).mul_(0.02).to(dtype)
         variables.append(value.requires_grad_())
-        gradients.append(torch.randn(shape, generator=generator).mul_(1e-3).to(dtype))
+        gradients.append(_draw(shape, generator).mul_(1e-3).to(dtype))
         variables[-1].grad = gradients[-1]
     return Problem(variables, gradients)
 

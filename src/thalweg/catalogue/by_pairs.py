@@ -136,5 +136,8 @@ def by_pairs(cls: type[object], rule: Rule | None) -> type[ByPairs]:
 
 def _as_torchs(grad: object) -> Any:
     if isinstance(grad, IndexedSlices):
-        return torch.sparse_coo_tensor(grad.indices[None], grad.values, grad.dense_shape)
+        values = grad.values
+        return torch.sparse_coo_tensor(
+            grad.indices[None], values, grad.dense_shape, dtype=values.dtype, device=values.device
+        )
     return grad

@@ -27,6 +27,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     warn,
 )
+from thalweg.ground.showing import show_value
 from thalweg.storage import container, disk
 from thalweg.storage.keeper import Keeper
 
@@ -110,13 +111,15 @@ class CheckpointManager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if keep is not None and (type(keep) is not int or keep < 1):
-            raise InvalidArgumentError(f"keep must be 1 or more, or None, not {keep!r}.")
+            raise InvalidArgumentError(f"keep must be 1 or more, or None, not {show_value(keep)}.")
         if keep_every is not None and not keep_every > 0:
-            raise InvalidArgumentError(f"keep_every must be above 0 seconds, not {keep_every!r}.")
+            raise InvalidArgumentError(
+                f"keep_every must be above 0 seconds, not {show_value(keep_every)}."
+            )
         if mode not in ("min", "max"):
-            raise InvalidArgumentError(f"mode must be 'min' or 'max', not {mode!r}.")
+            raise InvalidArgumentError(f"mode must be 'min' or 'max', not {show_value(mode)}.")
         if not name or os.sep in name:
-            raise InvalidArgumentError(f"name must be the name of a file, not {name!r}.")
+            raise InvalidArgumentError(f"name must be the name of a file, not {show_value(name)}.")
         self.directory = Path(directory)
         disk.make_folder(self.directory)
         self._keep, self._keep_every = keep, keep_every
@@ -410,7 +413,7 @@ def _step_number(step: Any) -> int:
         number = -1
     if not 0 <= number < _MOST:
         raise InvalidArgumentError(
-            f"step must be a whole number from 0 to {_MOST - 1}, not {step!r}."
+            f"step must be a whole number from 0 to {_MOST - 1}, not {show_value(step)}."
         )
     return number
 

@@ -85,7 +85,7 @@ class Writer:
         return {DICT: [[self(key, name), each] for key, each in items.items()]}
 
     def _add_tensor(self, value: Any, name: str) -> str:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
             raise InvalidTypeError(f"{name!r} is {problem}, which cannot be saved.")

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,9 @@ def _try_step() -> str:
     from thalweg import engine, optim
 
     def take_step(name: EngineName) -> torch.Tensor:
-        param = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
-        param.grad = torch.linspace(-2, 3, 1000)
+        linspace = partial(torch.linspace, steps=1000, dtype=torch.float32, device="cpu")
+        param = torch.nn.Parameter(linspace(-1, 1))
+        param.grad = linspace(-2, 3)
         with engine(name):
             optim.AdamW([param], lr=0.01).step()
         return param.detach()

@@ -194,6 +194,7 @@ def _has_same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _find_parting(step: int, place: int, one: Tensor, other: Tensor) -> Parting:
     at = int(_difference_of(one, other).argmax())
-    index = tuple(int(each) for each in torch.unravel_index(torch.tensor(at), one.shape))
+    place_in_tensor = torch.tensor(at, dtype=torch.int64, device="cpu")
+    index = tuple(int(each) for each in torch.unravel_index(place_in_tensor, one.shape))
     values = float(one.flatten()[at]), float(other.flatten()[at])
     return Parting(step, place, tuple(one.shape), index, *values)

@@ -14,6 +14,7 @@ from thalweg.core.section import Call
 from thalweg.engines import check_gradients
 from thalweg.engines.arrays import Float64
 from thalweg.engines.layout import check_memory
+from thalweg.engines.protected import check_numbers_writable
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import Gradient, IndexedSlices, values_of
@@ -81,9 +82,10 @@ def counting(counter: Tensor) -> Call:
     """What raises a counter of shape () by 1, as a function in C.
 
     Raises:
-        LayoutError: It has no memory.
+        LayoutError: It has no memory, or memory that may only be read.
     """
     check_number(counter)
+    check_numbers_writable([(counter, name_of(counter))])
     return partial(counter.detach().add_, 1)
 
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from thalweg import formula
 from thalweg.core.gradient_transforms import SCALARS
-from thalweg.core.hyperparameters import as_number, hint, shown
+from thalweg.core.hyperparameters import as_number, hint
 from thalweg.engines import compute_dtype, prepared
 from thalweg.engines.engine import Columns, Dtype
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 
 if TYPE_CHECKING:
     from thalweg.core.gradient_stats import GradientStats
@@ -59,7 +60,7 @@ def defaults_of(rule: object) -> dict[str, Any]:
         RuleError: One name would stand for two of its scalars; names them.
     """
     if not isinstance(rule, Rule):
-        raise TypeError(f"rule must be a thalweg.Rule, not {shown(rule)}.{hint(rule)}")
+        raise TypeError(f"rule must be a thalweg.Rule, not {show_value(rule)}.{hint(rule)}")
     given = [*(hyper.name for hyper in rule.hypers), *rule.powers]
     if not _GIVEN.isdisjoint(given):
         raise _taken(rule, "has hyperparameters or powers", _GIVEN.intersection(given))

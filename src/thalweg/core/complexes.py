@@ -107,7 +107,8 @@ def update_analytic(
     ):
         tensor[rows] = result
     if rule.update_untouched is not None:
-        others = torch.ones(len(plain[0]), dtype=torch.bool).index_fill_(0, rows, False)
+        others = torch.ones(len(plain[0]), dtype=torch.bool, device=rows.device)
+        others.index_fill_(0, rows, False)
         kept = [tensor[others] for tensor in plain]
         results = torch_evaluate(rule.update_untouched, kept, numbers)
         for tensor, result in zip(plain, results, strict=True):

@@ -64,7 +64,7 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
 
 def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
     """Set records to so many times a number."""
-    block = torch.full((codec.block,), number, dtype=torch.float32)
+    block = torch.full((codec.block,), number, dtype=torch.float32, device="cpu")
     rows = records.view(-1, codec.record_bytes)
     rows.copy_(encode_tensor(codec, block))
     last = count % codec.block

@@ -17,12 +17,12 @@ from thalweg.engines import current
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.ground.running import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg.ground.scalars import ScalarType, as_scalar, scalar_type
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import Within
 from thalweg.schedules.base import LearningRateSchedule
 from thalweg.variable import Variable, check_held, check_number, dtype_name, numpy_value, to_tensor
 
 _TINY = float(np.finfo(np.float32).tiny)
-_SHOWN_BITS = 256  # of an integer whose digits a message gives
 
 
 def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
@@ -64,7 +64,7 @@ def as_number(name: str, value: object) -> Any:
         is_double = scalar_type(value) is np.float64  # a Python float would become float32
         value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
-        raise InvalidTypeError(f"{name} must be a number, not {shown(value)}.{hint(value)}")
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.{hint(value)}")
     if value != value:
         raise InvalidArgumentError(f"{name} is nan.")
     check_size(name, value)
@@ -81,7 +81,7 @@ def check_size(name: str, value: object) -> None:
         try:
             float(value)
         except OverflowError:
-            raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+            raise InvalidArgumentError(f"{name} is too large: {show_value(value)}.") from None
 
 
 def as_hyper(value: Any, dtype: ScalarType) -> Any:
@@ -125,10 +125,10 @@ def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
     try:
         return as_hyper(value, dtype)
     except OverflowError:
-        raise InvalidArgumentError(f"{name} is too large: {shown(value)}.") from None
+        raise InvalidArgumentError(f"{name} is too large: {show_value(value)}.") from None
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTypeError(
-            f"{name} must be a number, not {shown(value)}.{hint(value)}"
+            f"{name} must be a number, not {show_value(value)}.{hint(value)}"
         ) from error
 
 
@@ -186,7 +186,9 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
         return
     number: Any = value[()] if _is_array(value) else value
     if not is_number(number):
-        raise InvalidTypeError(f"{name} must be a {accepted}, not {shown(value)}.{hint(value)}")
+        raise InvalidTypeError(
+            f"{name} must be a {accepted}, not {show_value(value)}.{hint(value)}"
+        )
     if number != number:
         raise InvalidArgumentError(f"{name} is nan.")
     check_size(name, number)
@@ -196,17 +198,9 @@ def _check_variable(name: str, value: int) -> None:
     """Refuse a whole number that the int32 variable it becomes cannot hold."""
     if not -(2**31) <= value < 2**31:
         raise InvalidArgumentError(
-            f"{name} is a whole number, which becomes int32, and does not fit: {shown(value)}."
+            f"{name} is a whole number, which becomes int32, and does not fit: {show_value(value)}."
             " Give a float."
         )
-
-
-def shown(value: Any) -> str:
-    """A value in a message."""
-    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python may refuse its digits
-        return f"an integer of {value.bit_length()} bits"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def hint(value: object) -> str:

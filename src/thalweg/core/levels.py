@@ -16,6 +16,7 @@ from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.engines.layout import all_have_memory, check_memory
+from thalweg.engines.protected import all_are_torchs, check_numbers_writable
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -97,16 +98,18 @@ def _leveled(
 
 
 def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
-    """Refuse scalar slots whose storages were cut.
+    """Raise if storages of scalar slots were cut, or are memory that may only be read.
 
     Raises:
         LayoutError: Names the first.
     """
-    if all_have_memory([slot for own in scalar_slots for slot in own]):
+    slots = [slot for own in scalar_slots for slot in own]
+    if all_have_memory(slots) and all_are_torchs(slots):
         return
     for title, own in zip(asked.titles, scalar_slots, strict=False):
         for kind, slot in zip(asked.rule.measured_slots, own, strict=True):
             check_memory(slot, f"'{kind.name}' of '{title}'")
+            check_numbers_writable([(slot, f"{kind.name} of {title}")])
 
 
 def _scalars_of_members(

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch._C import _EnableTorchFunction as EnableTorchFunction  # pyright: ignore
 
-from thalweg.core.section import Call, calls, drain, unless_resized
+from thalweg.core.section import Call, calls, check_targets, drain, unless_resized
 from thalweg.engines import saturated
 from thalweg.engines.layout import check_memory
+from thalweg.engines.protected import check_numbers_writable
 from thalweg.errors import InvalidArgumentError, ReplicaLostError
 from thalweg.ground.switches import no_grad, writable
-from thalweg.variable import check_held, variable_constraint
+from thalweg.variable import check_held, name_of, variable_constraint
 
 _NOT_TAKEN = "The step was not taken: no variable and no slot has changed."
 TAKEN = "The step was taken"
@@ -127,7 +128,11 @@ def write_step(
 
     Returns:
         What was raised after the writes, with notes that say what is missing.
+
+    Raises:
+        LayoutError: A tensor that is to be written is in read-only memory; nothing was written.
     """
+    check_targets([*writes, *counts])
     begun = [] if begun is None else begun
     errors: list[BaseException] = []
     functions = [*writes, partial(begun.append, said)]
@@ -208,10 +213,11 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     Those whose storage is cut by then have no place for them.
 
     Raises:
-        LayoutError: The storage of one was cut already.
+        LayoutError: The storage of one was cut already, or is read-only memory.
     """
     for tensor in tensors:
         check_held(tensor)
+    check_numbers_writable((tensor, name_of(tensor)) for tensor in tensors)
     plain = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.ground.running import is_symbolic
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.indexed_slices import as_gradient as from_torch
 from thalweg.variable import check_held, is_variable, name_of, tensor_of, to_tensor
@@ -34,12 +35,14 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars)
     except TypeError:
         raise InvalidTypeError(
-            f"grads_and_vars must be an iterable of (gradient, variable), not {grads_and_vars!r}."
+            f"grads_and_vars must be an iterable of (gradient, variable), not"
+            f" {show_value(grads_and_vars)}."
         ) from None
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise InvalidTypeError(
-                f"grads_and_vars must hold pairs (gradient, variable), not {pair!r}."
+                f"grads_and_vars must hold pairs (gradient, variable), not"
+                f" {show_value(cast('object', pair))}."
             )
     return [(grad, tensor_of(var)) for grad, var in pairs]
 
@@ -75,7 +78,7 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     except ValueError as error:
         raise InvalidTypeError(
             "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
-            f" {grad!r} of '{title}' ({error})"
+            f" {show_value(grad)} of '{title}' ({error})"
         ) from None
 
 
@@ -113,7 +116,8 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
-            f"{title} must hold variables, not {var_list!r}.{hint * isinstance(var_list, str)}"
+            f"{title} must hold variables, not"
+            f" {show_value(var_list)}.{hint * isinstance(var_list, str)}"
         )
     return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
 
@@ -160,7 +164,7 @@ def check_variables(variables: Sequence[object]) -> None:
     for index, var in enumerate(variables):
         where = f" at index {index}" if len(variables) > 1 else ""
         if not isinstance(var, Tensor):
-            raise InvalidTypeError(f"Expected a variable, received {var!r}{where}.")
+            raise InvalidTypeError(f"Expected a variable, received {show_value(var)}{where}.")
         if not is_variable(var):
             raise NotImplementedError(
                 f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}: it is no variable."

@@ -63,7 +63,8 @@ def check_inside(tensor: Tensor, what: str) -> None:
     Raises:
         InvalidArgumentError: Names the first.
     """
-    sizes = torch.tensor(tensor.shape[: tensor.sparse_dim()], device=tensor.device)[:, None]
+    sparse_shape = tensor.shape[: tensor.sparse_dim()]
+    sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
     indices = tensor._indices()
     beyond = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
     if len(beyond):
@@ -105,7 +106,7 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
         return grad  # whoever refuses it says which entry
     own = values.cpu()
     own = own.float() if own.dtype in REDUCED else own
-    sums = torch.full((len(named), *own.shape[1:]), -0.0, dtype=own.dtype)
+    sums = torch.full((len(named), *own.shape[1:]), -0.0, dtype=own.dtype, device="cpu")
     sums.index_add_(0, places, own)
     if dtype != torch.float32:
         sums = sums.to(values.dtype)
@@ -113,6 +114,8 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
         named[None].to(grad.device),
         sums.to(grad.device),
         grad.shape,
+        dtype=sums.dtype,
+        device=grad.device,
         is_coalesced=True,
         check_invariants=False,
     )

@@ -24,7 +24,9 @@ from torch._C import (
 )
 
 from thalweg.engines.layout import byte_span
+from thalweg.engines.protected import check_numbers_writable
 from thalweg.ground.switches import Call
+from thalweg.variable import dtype_name
 
 # Calls everything that an iterator of `calls` has left; itself a callable in C.
 drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
@@ -65,8 +67,38 @@ def _end_of(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0
 
 
+def check_targets(functions: Sequence[Call]) -> None:
+    """Raise if a tensor that one of these functions in C would write is in read-only memory.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    targets: list[torch.Tensor] = []
+    for function in functions:
+        # A method of a tensor, or one with its arguments bound.
+        method: Any = getattr(function, "func", function)
+        owner: object = getattr(method, "__self__", None)
+        if isinstance(owner, torch.Tensor):
+            targets.append(owner)
+        elif isinstance(function, partial):  # perhaps of `_foreach_copy_`
+            for listed in cast("partial[Any]", function).args[:1]:
+                if isinstance(listed, list):
+                    items = cast("list[object]", listed)
+                    targets += [item for item in items if isinstance(item, torch.Tensor)]
+    check_numbers_writable((target, _describe(target)) for target in targets)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)} and type {dtype_name(tensor.dtype)}"
+
+
 def run(functions: Sequence[Call]) -> None:
-    """Call functions in C, one after the other; not one of them, or all."""
+    """Call functions in C, one after the other; not one of them, or all.
+
+    Raises:
+        LayoutError: One of them would write to read-only memory.
+    """
+    check_targets(functions)
     # Modes of torch would call Python for every function, and could fail in the middle.
     with DisableTorchFunction(), _DisableTorchDispatch():
         drain(map(operator.call, functions))

@@ -184,7 +184,7 @@ class SlotStore:
             if isinstance(var, SymbolicVariable):
                 dtype = dtype_of(kind, var)
                 if is_scalar:
-                    filled = partial(torch.tensor, initial, dtype=dtype)
+                    filled = partial(torch.tensor, initial, dtype=dtype, device="cpu")
                 else:
                     filled = _fill_slot(var, initial, dtype)
                 slot = var.beside(filled, titles[index], dtype, () if is_scalar else None)

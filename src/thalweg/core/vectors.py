@@ -103,7 +103,7 @@ def spread_over(value: object, dtype: Dtype, count: int, there: Device) -> Any:
     """A number or vector as a vector of so many, in a compute dtype."""
     if there is None:
         return np.broadcast_to(np.asarray(value, dtype), (count,))
-    return torch.as_tensor(value, device=there).to(TORCH[dtype]).expand(count)
+    return torch.as_tensor(value, dtype=TORCH[dtype], device=there).expand(count)
 
 
 def log(value: Any) -> Any:

@@ -16,6 +16,7 @@ from thalweg.errors import (
     NumericsWarning,
     warn,
 )
+from thalweg.ground.showing import show_value
 
 Given = Sink | Callable[[Table], object]
 
@@ -72,11 +73,11 @@ class Diagnostics:
     def __init__(self, every: int = 1, sinks: Iterable[Given] = ()) -> None:
         given: Any = every
         if type(given) is not int:
-            raise InvalidTypeError(f"every must be an integer from 1 on, not {every!r}.")
+            raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
         if every < 1:
             raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
         if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
-            raise InvalidTypeError(f"sinks must be a list of sinks, not {sinks!r}.")
+            raise InvalidTypeError(f"sinks must be a list of sinks, not {show_value(sinks)}.")
         self.every = every
         self.sinks: list[Given] = []
         self._failed: set[int] = set()
@@ -127,7 +128,7 @@ class Diagnostics:
         try:
             number = float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise InvalidTypeError(f"loss must be a number, not {loss!r}.") from error
+            raise InvalidTypeError(f"loss must be a number, not {show_value(loss)}.") from error
         if not self.sinks:
             return
         # A table that a device has comes before: lines of a file go up by their steps.

@@ -23,6 +23,7 @@ from thalweg.diagnostics.table import Parameters
 from thalweg.engines.engine import Request
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
 from thalweg.ground.running import is_symbolic
+from thalweg.ground.showing import show_value
 from thalweg.variable import titles_of
 
 
@@ -141,7 +142,7 @@ def _find_optimizer(given: Any) -> Any:
         return found._innermost()
     hint = f" Steps of thalweg.optim's are measured if you {_MAKE}."
     raise InvalidTypeError(
-        f"optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not {given!r}."
+        f"optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not {show_value(given)}."
         f"{hint if isinstance(given, torch.optim.Optimizer) else ''}"
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from thalweg.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 
 _VERSION = 1
 _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has no numbers for
@@ -50,7 +51,9 @@ class JsonLines(Sink):
     def __init__(self, path: str | os.PathLike[str] | Any) -> None:
         self._is_ours = isinstance(path, str | os.PathLike)
         if not (self._is_ours or hasattr(path, "write")):
-            raise InvalidTypeError(f"path must be a path or a file of text, not {path!r}.")
+            raise InvalidTypeError(
+                f"path must be a path or a file of text, not {show_value(path)}."
+            )
         self._given = path
         self._path: Any = os.path.abspath(path) if self._is_ours else path
         self._known: Parameters | None = None
@@ -137,7 +140,9 @@ class TensorBoard(Sink):
     ) -> None:
         given: object = writer
         if not isinstance(given, str | os.PathLike) and not hasattr(given, "add_scalar"):
-            raise InvalidTypeError(f"writer must be a folder or a SummaryWriter, not {writer!r}.")
+            raise InvalidTypeError(
+                f"writer must be a folder or a SummaryWriter, not {show_value(writer)}."
+            )
         self._columns = check_columns(columns)
         self._given = writer
         self._writer: Any = None if isinstance(given, str | os.PathLike) else writer

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from thalweg.engines.diagnostics import MEASURED
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
+from thalweg.ground.showing import show_value
 
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
@@ -146,7 +147,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
         InvalidArgumentError: Names the first that is none.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise InvalidTypeError(f"columns must be a list of names, not {columns!r}.")
+        raise InvalidTypeError(f"columns must be a list of names, not {show_value(columns)}.")
     given = tuple(columns)
     for name in given:
         if name not in COLUMNS:

@@ -85,7 +85,7 @@ class Message:
         numbers += [0] * (1 + _MOST - len(numbers))
         for each in (doing, *same, *[0] * (_SAME - len(same))):
             numbers += [each, -each]
-        self._numbers = torch.tensor(numbers, device=ranks.device)
+        self._numbers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
         self._pending = ranks.begin_maximum(self._numbers)
 
     def receive(self) -> Received:

@@ -46,7 +46,9 @@ def reduce_leaves(
     if op is ReduceOp.SUM:
         return _reduce_concrete(strategy, op, sums)
     counts = [
-        None if each is None else torch.tensor(each.shape[axis], device=each.device)
+        None
+        if each is None
+        else torch.tensor(each.shape[axis], dtype=torch.int64, device=each.device)
         for each in tensors
     ]
     found = _reduce_concrete(strategy, ReduceOp.SUM, [*sums, *counts])

@@ -169,7 +169,8 @@ class Ranks:
     def gather_texts(self, own: str) -> list[str]:
         """The texts of all ranks."""
         data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
-        sizes = self.all_gather(torch.tensor([len(data)], device=self.device))
+        size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
+        sizes = self.all_gather(size)
         padded = data.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(data)] = data
         parts = zip(self.all_gather(padded), sizes, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 
 
 class ReduceOp(enum.Enum):
@@ -25,5 +26,6 @@ class ReduceOp(enum.Enum):
         if isinstance(given, str) and given.upper() in cls.__members__:
             return cls[given.upper()]
         raise InvalidArgumentError(
-            f"reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not {given!r}."
+            f"reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not"
+            f" {show_value(given)}."
         )

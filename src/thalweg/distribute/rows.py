@@ -15,7 +15,8 @@ def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSl
     """For each of the slices the rows of all ranks, one rank after the other."""
     if not slices:
         return []
-    own = torch.tensor([len(each.indices) for each in slices], device=slices[0].device)
+    row_counts = [len(each.indices) for each in slices]
+    own = torch.tensor(row_counts, dtype=torch.int64, device=slices[0].device)
     counts = torch.stack(ranks.all_gather(own), 1).tolist()
     return [
         IndexedSlices(

@@ -32,6 +32,7 @@ from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.tree import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.ground.running import executing_eagerly
+from thalweg.ground.showing import show_value
 
 # torch counts milliseconds, of which 0 means for ever, and hangs where they overflow.
 SHORTEST, LONGEST = 0.001, 1_000_000_000
@@ -98,14 +99,17 @@ class Strategy:
                 _check_above_0(name, number)
         if timeout is not None and not SHORTEST <= timeout <= LONGEST:
             raise InvalidArgumentError(
-                f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not {timeout!r}."
+                f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
+                f" {show_value(timeout)}."
                 " Without it that of the process group counts."
             )
         if reduction not in ("sum", "ordered"):
-            raise InvalidArgumentError(f"reduction must be 'sum' or 'ordered', not {reduction!r}.")
+            raise InvalidArgumentError(
+                f"reduction must be 'sum' or 'ordered', not {show_value(reduction)}."
+            )
         if compression is not None and compression not in DTYPES:
             raise InvalidArgumentError(
-                f"compression must be 'float16', 'bfloat16' or None, not {compression!r}."
+                f"compression must be 'float16', 'bfloat16' or None, not {show_value(compression)}."
             )
         if compression is not None and reduction == "ordered":
             raise InvalidArgumentError(
@@ -246,7 +250,7 @@ class Strategy:
         if rest or own < 1:
             raise InvalidArgumentError(
                 f"micro_batches must be a multiple of the {self.ranks.size} ranks, not"
-                f" {micro_batches!r}."
+                f" {show_value(micro_batches)}."
             )
         chosen = flatten(variables)
         check_variables(chosen)
@@ -294,9 +298,9 @@ _DEFAULT.is_default = True
 
 def _check_above_0(name: str, number: object) -> None:
     if not is_number(number) or isinstance(number, bool):
-        raise InvalidTypeError(f"{name} must be a number, not {number!r}.")
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(number)}.")
     if not number > 0:
-        raise InvalidArgumentError(f"{name} must be above 0, not {number!r}.")
+        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(number)}.")
 
 
 def enter_single_replica() -> AbstractContextManager[None]:

@@ -202,10 +202,10 @@ def kind_of(var: Tensor) -> torch.dtype:
 
 def memory_beside(var: Tensor) -> Tensor:
     """Memory for a number of each element, in the order of the variable's."""
-    how: dict[str, Any] = {"dtype": kind_of(var), "device": var.device}
+    dtype = kind_of(var)
     if is_dense(var):
-        return torch.empty_strided(var.shape, var.stride(), **how)
-    return torch.empty(var.shape, **how)
+        return torch.empty_strided(var.shape, var.stride(), dtype=dtype, device=var.device)
+    return torch.empty(var.shape, dtype=dtype, device=var.device)
 
 
 def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
@@ -322,9 +322,9 @@ def _call_fused(stage: FusedStage, batch: Batch, given: Mapping[str, Any]) -> di
     own = {x: each.to(kind) if isinstance(each, Tensor) else each for x, each in given.items()}
     if not batch.is_there:
         return _call_over_arrays(stage, batch.shape, kind, own)
-    how: dict[str, Any] = {"dtype": kind, "device": batch.device}
+    to_number = partial(torch.full, (), dtype=kind, device=batch.device)
     own = {
-        name: each if isinstance(each, Tensor) else torch.full((), each, **how)
+        name: each if isinstance(each, Tensor) else to_number(fill_value=each)
         for name, each in own.items()
     }
     found = bind_stage(stage.function, kind, batch.device)(**own)

@@ -23,6 +23,7 @@ from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Rule
 from thalweg.ground import scalars
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 
 _FIRST_STEP = np.float32(1)
 _OVER_VARIABLES = (
@@ -152,7 +153,7 @@ def _call_on_host(rule: Rule, function: Any, role: str, known: Mapping[str, Any]
             f"{where} fails at the first step{hint}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(made, dict):
-        raise RuleError(f"{where} must return a dict of scalars by name, not {made!r}.")
+        raise RuleError(f"{where} must return a dict of scalars by name, not {show_value(made)}.")
     return cast("dict[str, Any]", made)
 
 

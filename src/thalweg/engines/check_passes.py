@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 from thalweg.ground.fused_stage import FusedStage
 from thalweg.ground.passes import Measure, Pass, Stage
+from thalweg.ground.showing import show_value
 
 
 def check_passes(rule: Rule, known: Mapping[str, Any]) -> None:
@@ -74,24 +76,24 @@ def _try_stage(
     known: Mapping[str, Any],
 ) -> None:
     """Refuse a stage that fails over two small matrices, or returns what it may not."""
-    dice = torch.Generator().manual_seed(0)
-    how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    dice = torch.Generator(device="cpu").manual_seed(0)
+    rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
     asked = asked_by(stage)
     heads = stage.block_count
     for rows, columns in ((3, 2), (2, 3)):
         of_lines = rule.is_of_lines and not stage.of_matrices
         shape = (2, rows, columns) if of_lines else (rows * heads, columns)
-        there: dict[str, Any] = {
-            name: torch.rand(2, *shape, generator=dice, **how) for name in made
-        }
+        there: dict[str, Any] = {name: rand(2, *shape) for name in made}
         for slot in rule.shaped_slots:
             own = _shape_of(rule, slot, shape)
             if slot.per is None and heads > 1 and slot.name in asked.needed + asked.optional:
                 _check_cut(slot, own, heads, shape)
-            there[slot.name] = torch.full((2, *own), slot.initial, **how)
+            there[slot.name] = torch.full(
+                (2, *own), slot.initial, dtype=torch.float32, device="cpu"
+            )
         for name, over in measured.items() if of_lines else ():
             sides = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}[over]
-            there[name] = torch.rand(2, *sides, generator=dice, dtype=torch.float64)
+            there[name] = rand(2, *sides, dtype=torch.float64)
         if of_lines:
             there = sizes_beside(shape) | there  # a slot of such a name comes first
         there |= {name: float(each) for name, each in known.items() if name not in there}
@@ -142,5 +144,8 @@ def _shape_of(rule: Rule, slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]
             f" {type(error).__name__}: {error}"
         ) from error
     if not is_shape:
-        raise RuleError(f"The shape of slot {slot.name!r} must be a tuple of sizes, not {found!r}.")
+        raise RuleError(
+            f"The shape of slot {slot.name!r} must be a tuple of sizes, not"
+            f" {show_value(cast('object', found))}."
+        )
     return sizes

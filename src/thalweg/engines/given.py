@@ -13,6 +13,7 @@ from thalweg.engines.engine import Scalars
 from thalweg.engines.transcribe import transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import FORMULAS, Formula, Rule
+from thalweg.ground.showing import show_value
 
 
 @cache
@@ -57,7 +58,9 @@ def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     with np.errstate(all="ignore"):
         made = rule.prepare(**arguments)
     if not isinstance(made, dict):
-        raise RuleError(f"prepare of rule {rule.name!r} must return a dict, not {made!r}.")
+        raise RuleError(
+            f"prepare of rule {rule.name!r} must return a dict, not {show_value(made)}."
+        )
     return {**hypers, **made}
 
 

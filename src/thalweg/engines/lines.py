@@ -69,7 +69,7 @@ class TileMeasures:
     """
 
     def __init__(
-        self, views: Sequence[View], measures: Sequence[Measure], device: torch.device | None = None
+        self, views: Sequence[View], measures: Sequence[Measure], device: torch.device
     ) -> None:
         self._measures = measures
         self._alike: dict[View, list[int]] = {}
@@ -105,7 +105,7 @@ class TileMeasures:
 
 
 def _room_for(
-    each: Measure, view: View, count: int, device: torch.device | None
+    each: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Memory for what tiles of so many variables have of a measure, and its `pairs_of`."""
     shapes = {

@@ -120,7 +120,7 @@ def round_tensor(
         stream: As for `draw_bits`.
         scalars: What kernels are given.
     """
-    like = var if layout.is_dense(var) else torch.empty(var.shape, device="meta")
+    like = var if layout.is_dense(var) else torch.empty(var.shape, dtype=dtype, device="meta")
     made = torch.empty_like(like, dtype=dtype, device="cpu", memory_format=torch.preserve_format)
     numbers = torch.empty_like(made, dtype=torch.float32).copy_(value)
     flat = numbers.as_strided((var.numel(),), (1,)).numpy()

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -115,14 +115,20 @@ def _keys(tensor: Tensor) -> int:
     return int(torch._C._dispatch_keys(tensor).raw_repr())  # pyright: ignore
 
 
+def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros on the CPU, whatever torch's default device and dtype are."""
+    return torch.zeros(shape, dtype=dtype, device="cpu")
+
+
 def _samples() -> list[Tensor]:
     """Tensors that differ in everything a place is looked for by."""
-    base = torch.arange(4096.0)
+    arange = partial(torch.arange, dtype=torch.float32, device="cpu")
+    base = arange(4096)
     return [
         base.as_strided((3, 5, 7), (311, 53, 4), 29),
-        torch.arange(9973.0).as_strided((11, 13), (401, 17), 83),
-        torch.zeros(64, 127, dtype=torch.float64).as_strided((6, 9, 2, 3), (601, 61, 14, 5), 101),
-        torch.zeros(8191, dtype=torch.bfloat16).as_strided((19, 23), (67, 3), 47),
+        arange(9973).as_strided((11, 13), (401, 17), 83),
+        _zeros(64, 127, dtype=torch.float64).as_strided((6, 9, 2, 3), (601, 61, 14, 5), 101),
+        _zeros(8191, dtype=torch.bfloat16).as_strided((19, 23), (67, 3), 47),
     ]
 
 
@@ -130,12 +136,13 @@ def _others() -> list[Tensor]:
     """Twenty tensors of other kinds, of which everything is asked once more."""
     made: list[Tensor] = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        ones = partial(torch.ones, dtype=dtype, device="cpu")
         made += [
-            torch.ones((), dtype=dtype),
-            torch.nn.Parameter(torch.ones(17, dtype=dtype)),
-            torch.ones(4, 6, dtype=dtype).t(),
-            torch.ones(2, 3, 4, 5, 6, dtype=dtype)[1:],
-            torch.empty(0, 3, dtype=dtype),
+            ones(()),
+            torch.nn.Parameter(ones(17)),
+            ones(4, 6).t(),
+            ones(2, 3, 4, 5, 6)[1:],
+            ones(0, 3),
         ]
     return made
 
@@ -183,14 +190,14 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
 
 
 def _over(storage: object, dtype: torch.dtype) -> Tensor:
-    made: Any = torch.empty(0, dtype=dtype)
+    made: Any = torch.empty(0, dtype=dtype, device="cpu")
     return made.set_(storage, 0, (4,))
 
 
 def _find_flags() -> tuple[int, int]:
     """The one word that two tensors have in common if their dtype is the same, and else not."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
-    storage = torch.zeros(64, dtype=torch.float64).untyped_storage()
+    storage = _zeros(64, dtype=torch.float64).untyped_storage()
     twins = [[_impl_words(_over(storage, dtype)) for _ in range(2)] for dtype in dtypes]
     mask = 2**56 - 1  # nobody sets all bits of the highest byte
     place = _only(
@@ -212,7 +219,7 @@ def _is_address(word: int) -> bool:
 
 def _find_version(storage: int) -> tuple[int, int]:
     """The counter that a tensor shares with `detach()` of it, which counts what is written."""
-    trials = [(torch.zeros(4), writes) for writes in (3, 5, 8)]
+    trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: set[int] | None = None
     for own, _ in trials:
         words, views = _impl_words(own), _impl_words(own.detach())
@@ -239,14 +246,14 @@ def _find_autograd() -> tuple[int, int]:
     """What a tensor is given when it is to have a gradient, and where that has it."""
     found: set[tuple[int, int]] | None = None
     for shape in ((3,), (2, 5), ()):
-        param = torch.zeros(shape)
+        param = _zeros(*shape)
         before = _impl_words(param)
         param.requires_grad_()
         after = _impl_words(param)
         new = [place for place in range(_IMPL) if not before[place] and _is_address(after[place])]
         if len(new) != 1:
             raise UnknownLayoutError(f"what autograd keeps is found in {len(new)} places")
-        param.grad = torch.ones(shape)
+        param.grad = torch.ones_like(param)
         places = _where(_words(after[new[0]], _AUTOGRAD), param.grad._cdata)
         own = {(new[0] * WORD, place * WORD) for place in places}
         found = own if found is None else found & own
@@ -262,11 +269,12 @@ def _find_memory() -> tuple[int, int, int, int]:
     """
     import numpy as np
 
-    made = [torch.as_tensor(np.zeros(size)) for size in (1021, 2039, 4093)]
+    from_numpy: Any = torch.from_numpy  # pyright: ignore[reportUnknownMemberType]
+    made: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
     data = _only(_in_all(made, _storage_words, Tensor.data_ptr), "the address of the memory")
-    sizes = [torch.zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
+    sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
     nbytes = _only(_in_all(sizes, _storage_words, lambda each: each.numel()), "the memory's size")
-    plain = [torch.zeros(size) for size in (100, 3000)]
+    plain = [_zeros(size) for size in (100, 3000)]
     places = _in_all(plain, _storage_words, Tensor.data_ptr) - {data // WORD}
     context = _only(places, "the context of the memory")
     # What frees memory is a function: the same for all that torch allocated, another for NumPy's.
@@ -324,7 +332,7 @@ def _agree(found: int, said: int, what: str) -> None:
 
 def _confirm_gradients(layout: Layout) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        param = torch.nn.Parameter(torch.zeros(3, 2, dtype=dtype))
+        param = torch.nn.Parameter(_zeros(3, 2, dtype=dtype))
         own = _at(param._cdata, layout.autograd)
         for _ in range(3):
             param.grad = torch.ones_like(param)

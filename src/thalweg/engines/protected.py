@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from thalweg.engines.layout import byte_span
 from thalweg.errors import LayoutError
@@ -40,6 +40,41 @@ def _is_protected(maps: bytes, first: int, end: int) -> bool:
             return True
         low = run.end()
     return False
+
+
+# Storage and address of numbers that were found writable. Numbers are written in every step, in
+# which a list of mappings would take longer to read than everything else.
+_writable_numbers: set[tuple[int, int]] = set()
+_MOST_NUMBERS = 4096
+
+
+def check_numbers_writable(named: Iterable[tuple[Tensor, str]]) -> None:
+    """Raise if tensors that a step writes lie in memory that was mapped for reading only.
+
+    As `check_writable`, but asked only once about tensors that stay where they are.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    unknown: dict[tuple[int, int], tuple[Tensor, str]] = {}
+    for tensor, name in named:
+        storage = tensor.untyped_storage()
+        key = storage._cdata, tensor.data_ptr()  # pyright: ignore[reportPrivateUsage]
+        if not storage.resizable() and key not in _writable_numbers:
+            unknown[key] = tensor, name
+    if unknown:
+        check_writable(unknown.values())
+        if len(_writable_numbers) > _MOST_NUMBERS:
+            _writable_numbers.clear()
+        _writable_numbers.update(unknown)
+
+
+def all_are_torchs(tensors: Iterable[Tensor]) -> bool:
+    """Return whether torch allocated the memory of all tensors, which can be written then.
+
+    Cheap: each question is asked of all of them in C.
+    """
+    return all(map(UntypedStorage.resizable, map(Tensor.untyped_storage, tensors)))
 
 
 def check_writable(named: Iterable[tuple[Tensor, str]]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import Sections, Within
 
 EngineName = Literal["auto", "cpu", "cuda", "reference"]
@@ -43,7 +44,9 @@ def check_name(name: str) -> EngineName:
         ValueError: If it is not; lists the engines.
     """
     if name not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, not {name!r}.")
+        raise ValueError(
+            f"engine must be one of {', '.join(map(repr, ENGINES))}, not {show_value(name)}."
+        )
     return name
 
 
@@ -85,11 +88,11 @@ def engine(
     if name is not None:
         check_name(name)
     if denormals is not None and denormals not in DENORMALS:
-        raise ValueError(f"denormals must be 'flush' or 'keep', not {denormals!r}.")
+        raise ValueError(f"denormals must be 'flush' or 'keep', not {show_value(denormals)}.")
     if math is not None and math not in MATHS:
-        raise ValueError(f"math must be 'exact' or 'fast', not {math!r}.")
+        raise ValueError(f"math must be 'exact' or 'fast', not {show_value(math)}.")
     if check_numerics not in (None, True, False):
-        raise InvalidTypeError(f"check_numerics must be a bool, not {check_numerics!r}.")
+        raise InvalidTypeError(f"check_numerics must be a bool, not {show_value(check_numerics)}.")
     given = {
         "name": name,
         "denormals": denormals,

@@ -31,7 +31,8 @@ from thalweg.ground.switches import no_grad
 
 Plan = Callable[[Request], Ready]
 _DTYPE_OF = attrgetter("dtype")
-_NOTHING = torch.empty(0)  # what is measured of a variable without elements
+# Stands for the measures of a variable without elements.
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @cache

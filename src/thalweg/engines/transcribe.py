@@ -33,6 +33,7 @@ from thalweg.engines.transcript import place_of as place_of
 from thalweg.errors import RuleError
 from thalweg.ground.locks import importing
 from thalweg.ground.of_two import OfTwo
+from thalweg.ground.showing import show_value
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 _EVERY = (*FUNCTIONS, "wide", "narrow")
@@ -124,7 +125,9 @@ def _instead_of(call: ast.Call, of_lines: bool) -> str:
 
 def _parse_definition(function: Any) -> ast.FunctionDef:
     if not isinstance(function, types.FunctionType):
-        raise RuleError(f"A formula must be a function written with def, not {function!r}.")
+        raise RuleError(
+            f"A formula must be a function written with def, not {show_value(function)}."
+        )
     try:
         text = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(text)

@@ -11,6 +11,7 @@ from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.operation import operation
+from thalweg.variable import to_tensor
 
 
 def must_hold(
@@ -38,7 +39,7 @@ def must_hold(
     shown = list(data) or list(tensors)
 
     def check_values(values: Sequence[object], seen: Sequence[object]) -> None:
-        if not torch.as_tensor(check(*values)).all():
+        if not to_tensor(check(*values)).all():
             listed = " ".join(f"[{excerpt(each, summarize)}]" for each in seen)
             raise InvalidArgumentError(f"{message} {listed}".strip())
 

@@ -20,6 +20,7 @@ from thalweg.graph.subgraphs import (
     wrap_outputs,
 )
 from thalweg.ground.running import executing_eagerly
+from thalweg.ground.showing import show_value
 
 Branch = Callable[[], Any]
 
@@ -58,7 +59,7 @@ def cond(
     then, otherwise = fn1 if true_fn is None else true_fn, fn2 if false_fn is None else false_fn
     for function, title in ((then, "true_fn"), (otherwise, "false_fn")):
         if not callable(function):
-            raise InvalidTypeError(f"{title} must be callable, not {function!r}.")
+            raise InvalidTypeError(f"{title} must be callable, not {show_value(function)}.")
     if executing_eagerly():
         return (then if pred else otherwise)()  # pyright: ignore
     if isinstance(pred, bool):

@@ -119,7 +119,11 @@ def is_variable_initialized(
     """A bool: whether the session has initialized the variable."""
     name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
-    op = add(ref.graph, name, lambda: torch.tensor(_is_known(ref)), outputs=outputs)
+
+    def is_initialized() -> torch.Tensor:
+        return torch.tensor(_is_known(ref), dtype=torch.bool, device="cpu")
+
+    op = add(ref.graph, name, is_initialized, outputs=outputs)
     return op.outputs[0]
 
 

@@ -12,6 +12,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.graph.adding import ONLY_INSIDE
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.slices import SymbolicSlices
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices, exported
 from thalweg.variable import check_held, dtype_name, to_tensor
 
@@ -35,15 +36,18 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
     try:
         element = graph.as_graph_element(fetch)
     except NotFoundError as error:
-        raise InvalidArgumentError(f"Fetch argument {fetch!r} cannot be found: {error}") from error
+        raise InvalidArgumentError(
+            f"Fetch argument {show_value(fetch)} cannot be found: {error}"
+        ) from error
     except InvalidTypeError as error:
         raise InvalidTypeError(
-            f"Fetch argument {fetch!r} has invalid type {type(fetch)}, must be a string or Tensor. "
+            f"Fetch argument"
+            f" {show_value(fetch)} has invalid type {type(fetch)}, must be a string or Tensor. "
             f"({error})"
         ) from error
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"Fetch argument {fetch!r} cannot be interpreted as a Tensor. ({error})"
+            f"Fetch argument {show_value(fetch)} cannot be interpreted as a Tensor. ({error})"
         ) from error
     op = element if isinstance(element, Operation) else element.op
     if op.block is not None:

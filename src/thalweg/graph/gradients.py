@@ -18,6 +18,7 @@ from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.running import executing_eagerly
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
 from thalweg.variable import to_tensor
 
@@ -217,7 +218,7 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
         return torch.zeros_like(x) if zero else None
     if by_rows and isinstance(gradient, torch.Tensor):
         # A module reached its embedding's weights in a second way: every row has a gradient.
-        rows = torch.arange(len(gradient), device=gradient.device)
+        rows = torch.arange(len(gradient), dtype=torch.int64, device=gradient.device)
         return IndexedSlices(gradient, rows, gradient.shape)
     return gradient
 
@@ -270,7 +271,7 @@ def _as_symbols(nest: object) -> list[SymbolicTensor]:
 def _as_symbol(item: object) -> SymbolicTensor:
     symbol = graph_variable_of(item)
     if not isinstance(symbol, SymbolicTensor):
-        raise InvalidTypeError(f"Passed in object {item!r}, expected a symbolic tensor.")
+        raise InvalidTypeError(f"Passed in object {show_value(item)}, expected a symbolic tensor.")
     return symbol
 
 
@@ -293,5 +294,5 @@ def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
     try:
         return UnconnectedGradients(value)
     except ValueError:
-        message = f"Unknown value for unconnected_gradients: {value!r}"
+        message = f"Unknown value for unconnected_gradients: {show_value(value)}"
         raise InvalidArgumentError(message) from None

@@ -47,7 +47,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
             return None
         if session is None:
             if seed not in _of_eager_mode:
-                _of_eager_mode[seed] = torch.Generator().manual_seed(seed)
+                _of_eager_mode[seed] = torch.Generator(device="cpu").manual_seed(seed)
             return _of_eager_mode[seed]
         return session.generator(key, seed)
 
@@ -59,7 +59,11 @@ def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, nam
     generator = numbers_of(seed)
 
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
-        return draw(torch.empty(tuple(size), dtype=kind), generator())
+        source, device = generator(), torch.get_default_device()
+        # A seeded generator draws on its own device, unless only the shape is asked for.
+        is_drawn_elsewhere = source is not None and device.type != "meta"
+        place = source.device if source is not None and is_drawn_elsewhere else device
+        return draw(torch.empty(tuple(size), dtype=kind, device=place), source).to(device)
 
     return creation_node(draw_values, shape, dtype, name)
 

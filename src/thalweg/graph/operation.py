@@ -13,6 +13,7 @@ from thalweg.graph.recording import prepare_nest
 from thalweg.graph.shapes import Output
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.running import first_graph
+from thalweg.ground.showing import show_value
 
 
 def operation(
@@ -49,7 +50,9 @@ def operation(
         FailedPreconditionError: The graph is finalized.
     """
     if kind not in ("pure", "update", "blocking"):
-        raise InvalidArgumentError(f'kind must be "pure", "update" or "blocking", not {kind!r}.')
+        raise InvalidArgumentError(
+            f'kind must be "pure", "update" or "blocking", not {show_value(kind)}.'
+        )
     leaves = leaves_of(list(inputs))
     graph = first_graph(leaf.symbol if isinstance(leaf, Reference) else leaf for leaf in leaves)
     arguments = prepare_nest(graph, tuple(inputs))

@@ -266,7 +266,10 @@ def zeros(
 ) -> torch.Tensor | SymbolicTensor:
     """A tensor of zeros."""
     return creation_node(
-        lambda size, kind: torch.zeros(size, dtype=kind), shape, dtype, name or "zeros"
+        lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "zeros",
     )
 
 
@@ -275,7 +278,10 @@ def ones(
 ) -> torch.Tensor | SymbolicTensor:
     """A tensor of ones."""
     return creation_node(
-        lambda size, kind: torch.ones(size, dtype=kind), shape, dtype, name or "ones"
+        lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "ones",
     )
 
 

@@ -57,7 +57,7 @@ def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:
         return Output(None, shape, ())
-    like = torch.zeros(1, dtype=leaf.dtype)
+    like = torch.zeros(1, dtype=leaf.dtype, device="cpu")
     like = like if axis is None else like.sum(0)
     return Output((like if op is ReduceOp.SUM else like / 1).dtype, shape, ())
 

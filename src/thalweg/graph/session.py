@@ -243,7 +243,7 @@ class Session:
     def generator(self, key: object, seed: int) -> torch.Generator:
         """The random numbers of one operation in this session."""
         if key not in self._generators:
-            self._generators[key] = torch.Generator().manual_seed(seed)
+            self._generators[key] = torch.Generator(device="cpu").manual_seed(seed)
         return self._generators[key]
 
     def load(self, variable: GraphVariable, value: object) -> None:

@@ -82,7 +82,11 @@ class _Trial(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
         op = tensor.op
         if op.type == "Shape":
-            found = torch.tensor(self._trial_shape(op.inputs[0]), dtype=tensor.dtype)
+            found = torch.tensor(
+                self._trial_shape(op.inputs[0]),
+                dtype=tensor.dtype,
+                device=torch.get_default_device(),
+            )
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
         elif op.type == "Const" or (op.kind == "pure" and op.inputs and not op.subgraphs):
@@ -91,7 +95,12 @@ class _Trial(dict[SymbolicTensor, Any]):
             leaves = [result] if op.picks is None else list(leaves_of(result))
             found = leaves[picks[tensor.value_index]]
         else:
-            found = torch.full(self._trial_shape(tensor), self.size, dtype=tensor.dtype)
+            found = torch.full(
+                self._trial_shape(tensor),
+                self.size,
+                dtype=tensor.dtype,
+                device=torch.get_default_device(),
+            )
         self[tensor] = found
         return found
 

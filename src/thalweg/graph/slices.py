@@ -120,7 +120,9 @@ class SymbolicSlices(SymbolicRows):
 def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
     def part_of(slices: IndexedSlices) -> object:
         value = getattr(slices, name)
-        return torch.tensor(value) if name == "dense_shape" else value
+        if name != "dense_shape":
+            return value
+        return torch.tensor(value, dtype=torch.int64, device=torch.get_default_device())
 
     title = f"{source.op.name}_{name}/"
     return add(source.graph, title, part_of, (source,), outputs=[output]).outputs[0]

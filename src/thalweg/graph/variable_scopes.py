@@ -18,6 +18,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
+from thalweg.ground.showing import show_value
 from thalweg.variable import Constraint
 
 Getter = Callable[..., Any]
@@ -171,7 +172,7 @@ def variable_scope(
     """
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
-            f"name_or_scope must be a string or a VariableScope, not {name_or_scope!r}."
+            f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
         )
     check_whole(partitioner, "Variables")
     check_getter(custom_getter)

@@ -12,6 +12,7 @@ from thalweg.errors import RuleError
 from thalweg.ground.divisors import as_divisor
 from thalweg.ground.pairs import join_pairs, pairs_of
 from thalweg.ground.passes import Stage
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class FusedStage(Stage):
         super().__post_init__()
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise RuleError(f"makes of a FusedStage must be names, not {self.makes!r}.")
+            raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
         if len(set(names)) < len(names):
             raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
         if self.every != 1 or self.block_count != 1 or self.of_matrices:

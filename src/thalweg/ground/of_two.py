@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.errors import RuleError
+from thalweg.ground.showing import show_value
 
 Formula = Callable[..., Any]
 
@@ -23,7 +24,9 @@ class OfTwo:
     def __init__(self, first: Formula, second: Formula, name: str) -> None:
         for formula in (first, second):
             if not hasattr(formula, "__qualname__"):
-                raise RuleError(f"A formula must be a function written with def, not {formula!r}.")
+                raise RuleError(
+                    f"A formula must be a function written with def, not {show_value(formula)}."
+                )
         self.both = first, second
         self.__qualname__ = f"{first.__qualname__} {name} {second.__qualname__}"
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thalweg.errors import RuleError
+from thalweg.ground.showing import show_value
 
 
 def _check_function(thing: Pass | Measure | Stage) -> None:
     kind, function = type(thing).__name__, thing.function
     if not callable(function):
-        raise RuleError(f"A {kind} needs a function, not {function!r}.")
+        raise RuleError(f"A {kind} needs a function, not {show_value(function)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Pass:
         _check_function(self)
         names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise RuleError(f"makes of a Pass must be names, not {self.makes!r}.")
+            raise RuleError(f"makes of a Pass must be names, not {show_value(self.makes)}.")
         object.__setattr__(self, "makes", names)
 
     @property
@@ -74,7 +75,7 @@ class Measure:
     def __post_init__(self) -> None:
         _check_function(self)
         if not isinstance(self.makes, str) or not self.makes:
-            raise RuleError(f"makes of a Measure must be a name, not {self.makes!r}.")
+            raise RuleError(f"makes of a Measure must be a name, not {show_value(self.makes)}.")
         for name, known in (
             ("over", ("row", "column", "variable")),
             ("reduce", ("sum", "largest")),
@@ -104,7 +105,9 @@ class Level:
     def __post_init__(self) -> None:
         every = (*self.measures.values(), self.per_variable)
         if not all(map(callable, every)):
-            raise RuleError(f"A Level needs functions, not {self.measures!r}, {self.per_variable}.")
+            raise RuleError(
+                f"A Level needs functions, not {show_value(self.measures)}, {self.per_variable}."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +150,9 @@ class Stage:
         _check_function(self)
         for name, value in (("every", self.every), ("heads", self.block_count)):
             if type(value) is not int or value < 1:
-                raise RuleError(f"{name} of a Stage must be a positive integer, not {value!r}.")
+                raise RuleError(
+                    f"{name} of a Stage must be a positive integer, not {show_value(value)}."
+                )
 
     @property
     def block_count(self) -> int:
@@ -169,7 +174,7 @@ def check_levels(rule: Any) -> None:
     if not isinstance(levels, tuple) or not all(isinstance(each, Level) for each in levels):
         raise RuleError(
             f"levels of rule {rule.name!r} must be a tuple of thalweg.formula.Level, not"
-            f" {levels!r}."
+            f" {show_value(levels)}."
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from thalweg.ground.counters import number_of
+from thalweg.ground.showing import show_value
 
 Scalar = np.float32 | np.float64
 ScalarType = type[np.float32] | type[np.float64]
@@ -74,7 +75,7 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
         return dtype(number_of(value))
     if hasattr(value, "item"):
         return dtype(value.item())
-    raise TypeError(f"Expected a number, received {value!r} ({type(value).__name__}).")
+    raise TypeError(f"Expected a number, received {show_value(value)} ({type(value).__name__}).")
 
 
 def is_floating(value: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from io import IOBase
 from typing import Any, ParamSpec, TypeVar
@@ -107,6 +108,14 @@ def outside_inference() -> Within:
 def writable() -> Within:
     """As `no_grad()`, and outside of inference mode: what is made may be written to later."""
     return Within(_writable)
+
+
+def host_allocations() -> AbstractContextManager[Any]:
+    """Return a block in which torch's code makes tensors on the CPU where it names no device.
+
+    Torch makes counters of steps so, which would otherwise be on torch's default device.
+    """
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _recording(is_on: bool) -> Sections:

@@ -24,7 +24,7 @@ from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of
 
 def _numpy_type(dtype: torch.dtype) -> type[Any]:
     try:
-        return torch.empty(0, dtype=dtype).numpy().dtype.type
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.type
     except TypeError:
         pass
     try:  # where NumPy has none, TensorFlow's are those of ml_dtypes

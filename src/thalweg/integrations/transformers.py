@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from thalweg.diagnostics import COLUMNS, NewTables
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 
 
 class LogDiagnostics(TrainerCallback):
@@ -28,7 +29,7 @@ class LogDiagnostics(TrainerCallback):
 
     def __init__(self, trainer: Any, columns: Iterable[str] = COLUMNS) -> None:
         if not callable(getattr(trainer, "log", None)):
-            raise InvalidTypeError(f"trainer must be a Trainer, not {trainer!r}.")
+            raise InvalidTypeError(f"trainer must be a Trainer, not {show_value(trainer)}.")
         self._trainer, self._tables = trainer, NewTables(columns)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

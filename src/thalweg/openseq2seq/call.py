@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from thalweg.errors import InvalidTypeError, did_you_mean
+from thalweg.ground.showing import show_value
 from thalweg.v1.train.followed import signature_of
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -29,7 +30,7 @@ def check_call(
     """
     strangers = [name for name in given if not isinstance(name, str)]
     if strangers:
-        raise InvalidTypeError(f"keys must be strings, not {strangers[0]!r}.")
+        raise InvalidTypeError(f"keys must be strings, not {show_value(strangers[0])}.")
     try:
         signature = signature_of(function)
     except (TypeError, ValueError):

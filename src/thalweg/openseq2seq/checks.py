@@ -105,7 +105,8 @@ def check_policy(
 
 def _rate(policy: Callable[..., object], given: Mapping[str, object], step: int) -> torch.Tensor:
     try:
-        rate = to_tensor(called(policy(global_step=torch.tensor(step), **given)))
+        global_step = torch.tensor(step, dtype=torch.int64, device="cpu")
+        rate = to_tensor(called(policy(global_step=global_step, **given)))
     except TypeError as error:
         odd = [f"{name}={x!r}" for name, x in given.items() if x is None or isinstance(x, str)]
         if not odd:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphVariable
+from thalweg.ground.showing import show_value
 from thalweg.variable import Variable, name_of, named_variables
 
 Variables = torch.nn.Module | Iterable[Any]  # variables, or pairs of a name and a variable
@@ -36,7 +37,7 @@ def listed(variables: Variables) -> list[Any]:
         if not isinstance(each, Tensor | GraphVariable):
             raise InvalidTypeError(
                 "variables must be a module, its named parameters, or variables; among them is"
-                f" {each!r}."
+                f" {show_value(each)}."
             )
     return [each for each in found if isinstance(each, GraphVariable) or each.requires_grad]
 

@@ -14,6 +14,7 @@ from torch import distributed
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import graph_variable_of, is_symbolic
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.checks import check_gradients, check_optimizer, check_policy, of_key
 from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
 from thalweg.openseq2seq.keys import training_params
@@ -100,7 +101,7 @@ class TrainingConfig:
         in_graph = is_deferred(loss)
         if not is_symbolic(loss) and (in_graph or not callable(loss)):
             kind = "a tensor of the graph" if in_graph else "a callable that returns the loss"
-            raise InvalidTypeError(f"loss must be {kind}, not {loss!r}.")
+            raise InvalidTypeError(f"loss must be {kind}, not {show_value(loss)}.")
         everything = listed(variables)
         if in_graph:
             with loss.graph.as_default():
@@ -228,5 +229,6 @@ def _pattern(regex: Any) -> re.Pattern[str] | None:
         return re.compile(regex)
     except (re.error, TypeError) as error:
         raise InvalidArgumentError(
-            f"freeze_variables_regex must be a regular expression or None, not {regex!r}: {error}."
+            f"freeze_variables_regex must be a regular expression or None, not"
+            f" {show_value(regex)}: {error}."
         ) from error

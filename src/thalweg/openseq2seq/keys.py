@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.variable import as_dtype
 
@@ -135,7 +136,7 @@ def training_params(config: Mapping[str, object]) -> dict[str, Any]:
         ValueError: A key is unknown or missing, or its value is of another type.
     """
     if not isinstance(config, Mapping):
-        raise InvalidTypeError(f"A config is a dict, not {repr(config)[:80]}.")
+        raise InvalidTypeError(f"A config is a dict, not {show_value(config)}.")
     given = {name: value for name, value in config.items() if name not in OTHERS}
     dtype = given.get("dtype")
     if isinstance(dtype, str) and dtype in ("float16", "float32"):

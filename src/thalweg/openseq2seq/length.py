@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def policy_params(
     for name in ("begin_decay_at", "warmup_steps"):
         if name in known and isinstance(filled.get(name), str | bytes | list | tuple | dict):
             raise InvalidTypeError(
-                f"lr_policy_params: {name} must be a number of steps, not {filled[name]!r}."
+                f"lr_policy_params: {name} must be a number of steps, not"
+                f" {show_value(filled[name])}."
             )
     if "decay_steps" in known and "decay_steps" not in filled:
         begin = 0
@@ -133,7 +135,9 @@ def policy_params(
 
 def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
     if not callable(policy):
-        raise InvalidTypeError(f"lr_policy must be a function of the global step, not {policy!r}.")
+        raise InvalidTypeError(
+            f"lr_policy must be a function of the global step, not {show_value(policy)}."
+        )
     try:
         return inspect.signature(policy).parameters
     except ValueError as error:
@@ -144,7 +148,7 @@ def _positive(name: str, number: object) -> int:
     if number is None:
         raise InvalidArgumentError(f"{name} has to be given for a training in epochs.")
     if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidTypeError(f"{name} must be an int, not {number!r}.")
+        raise InvalidTypeError(f"{name} must be an int, not {show_value(number)}.")
     if number <= 0:
         raise InvalidArgumentError(f"{name} must be positive, not {number}.")
     return number

@@ -77,9 +77,13 @@ class MicroBatchStep(Described):
         """See `TrainingStep.state_dict`; the number of batches so far is `micro_batches`."""
         return self._saved()
 
+    def _count_tensor(self) -> Tensor:
+        """Return the number of micro-batches so far as an int64 scalar on the CPU."""
+        return torch.tensor(self._batches.count, dtype=torch.int64, device="cpu")
+
     def _saved(self, names: Names = keys_of) -> dict[str, Tensor]:
         with self.step._lock:
-            return {**self.step._saved(names), _COUNT: torch.tensor(self._batches.count)}
+            return {**self.step._saved(names), _COUNT: self._count_tensor()}
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
@@ -96,7 +100,7 @@ class MicroBatchStep(Described):
         self, state_dict: Mapping[str, object], var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
         with self.step._lock.to_load():
-            count = _Count(_COUNT, torch.tensor(self._batches.count), lowest=0, of=self._batches)
+            count = _Count(_COUNT, self._count_tensor(), lowest=0, of=self._batches)
             with self.step._loading(state_dict, var_list, names, [count]) as found:
                 yield found
 

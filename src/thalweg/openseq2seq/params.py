@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.ground.showing import show_value
 
 Kind = type | list[Any]  # what a value is an instance of, or all values there are
 
@@ -34,22 +35,26 @@ def check_params(
     for name in required:
         if name not in config:
             missed = [
-                f"Instead there is {each!r}." for each in unknown if did_you_mean(str(each), [name])
+                f"Instead there is {show_value(each)}."
+                for each in unknown
+                if did_you_mean(show_value(each).strip("'"), [name])
             ]
             raise InvalidArgumentError(
                 " ".join((f"{name} parameter has to be specified.", *missed))
             )
     for name in unknown:
-        hint = (hints or {}).get(name) or did_you_mean(str(name), known)
+        hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), known)
         said = (f"Unknown parameter: {name}.", hint, f"There are: {', '.join(sorted(known))}.")
         raise InvalidArgumentError(" ".join(filter(None, said)))
     for name, value in config.items():
         kind = known[name]
         if isinstance(kind, list):
             if value not in kind:
-                raise InvalidArgumentError(f"{name} has to be one of {kind}, not {value!r}.")
+                raise InvalidArgumentError(
+                    f"{name} has to be one of {kind}, not {show_value(value)}."
+                )
         elif not isinstance(value, kind):
             raise InvalidTypeError(
-                f"{name} has to be of type {kind.__name__}, not {value!r} of type"
+                f"{name} has to be of type {kind.__name__}, not {show_value(value)} of type"
                 f" {type(value).__name__}."
             )

@@ -9,6 +9,7 @@ import torch
 
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import is_symbolic
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
 from thalweg.openseq2seq.optimizers.optimizers import get_regularization_loss
 from thalweg.variable import to_tensor
@@ -26,7 +27,8 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
         return None
     if not callable(regularizer):
         raise InvalidTypeError(
-            f"regularizer must be a function that makes a regularizer, not {regularizer!r}."
+            f"regularizer must be a function that makes a regularizer, not"
+            f" {show_value(regularizer)}."
         )
     made = regularizer(**params)
     if not callable(made):

@@ -12,6 +12,7 @@ from thalweg.core.groups import Group
 from thalweg.core.meshes import is_on_mesh
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
 
@@ -76,5 +77,5 @@ def _read_eps(given: Any) -> tuple[float | None, float]:
         return None if least is None else float(least), float(of_variable)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTypeError(
-            f"eps must be two numbers, or None and a number, not {given!r}."
+            f"eps must be two numbers, or None and a number, not {show_value(given)}."
         ) from error

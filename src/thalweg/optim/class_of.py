@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.optim.kinds import HOMES, KINDS
 
 
@@ -32,12 +33,12 @@ def kind_of(rule: object) -> Any:
         if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
             raise InvalidTypeError(
                 "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"
-                f" {rule!r}."
+                f" {show_value(rule)}."
             )
         return rule
     if rule not in KINDS:
         near = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
-        raise InvalidArgumentError(f"rule is {rule!r}, no class of thalweg.optim. {near}")
+        raise InvalidArgumentError(f"rule is {show_value(rule)}, no class of thalweg.optim. {near}")
     return class_named(rule)
 
 

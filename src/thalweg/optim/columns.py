@@ -85,9 +85,9 @@ class Column:
         first, size = block.data_ptr(), block.element_size()
         self._sizes = [self._memory[0].nbytes()]
         places = [(pointer - first) // size for pointer in self._pointers]
-        self._places = (
-            None if places == list(range(len(block))) else torch.tensor(places).to(block.device)
-        )
+        self._places = None
+        if places != list(range(len(block))):
+            self._places = torch.tensor(places, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _plainly if name == STEP else kind
         self._version = -1

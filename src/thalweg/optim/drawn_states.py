@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.core.groups import Group
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.state import mismatch
+from thalweg.ground.showing import show_value
 
 NAMES = tuple(each.name for each in Rounding.keywords())
 
@@ -35,7 +35,7 @@ def fit_rounding(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[s
     """
     own = {name: getattr(optimizer._around.of(Rounding), name) for name in NAMES}
     found = [
-        f"'{name}' of group {place} is {shown(group[name])}, here {own[name]!r};"
+        f"'{name}' of group {place} is {show_value(group[name])}, here {own[name]!r};"
         " convert=True goes on with what is here"
         for place, group in enumerate(given["param_groups"])
         for name in optimizer._around.others(group)

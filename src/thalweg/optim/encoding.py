@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.hyperparameters import shown
 from thalweg.core.meshes import any_on_mesh
 from thalweg.core.options.state_storage import store_slots
 from thalweg.core.options.update_targets import MASTER, StateStorage
@@ -19,6 +18,7 @@ from thalweg.engines.codecs.checks import HOMES
 from thalweg.engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim import differing
 from thalweg.variable import TRAINED, dtype_name
 
@@ -241,7 +241,9 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
         raise mismatch([f"{what} is {differing.told(told)}, which names no codecs; {known}"])
     for name, codec in cast("Mapping[Any, Any]", told).items():
         if not isinstance(codec, str) or codec not in CODECS:
-            raise mismatch([f"{what} says {shown(codec)} of '{name}', which is no codec; {known}"])
+            raise mismatch(
+                [f"{what} says {show_value(codec)} of '{name}', which is no codec; {known}"]
+            )
     return dict(cast("Storage", told))
 
 

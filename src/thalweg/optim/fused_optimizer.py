@@ -21,7 +21,6 @@ from thalweg.core.flat_buffers import (
 )
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import (
     Accumulation,
     add_to_sums,
@@ -38,17 +37,20 @@ from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
+from thalweg.core.state.entries import is_cut
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.ground.lazily import lazy
 from thalweg.ground.locks import Guard, importing
 from thalweg.ground.running import replicas
-from thalweg.ground.switches import enable_grad, no_grad
+from thalweg.ground.showing import Describing, show_value
+from thalweg.ground.switches import enable_grad, host_allocations, no_grad
 from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.constructors import OfConstructor
-from thalweg.optim.differing import of_options, of_strange
+from thalweg.optim.differing import of_options, of_strange, told
+from thalweg.optim.groups import check_options_held, tensors_in
 from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
@@ -223,10 +225,13 @@ class FusedOptimizer(Scaled):
         return made
 
     def __init__(self, *args: object, **keywords: object) -> None:
+        arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
+        check_options_held({**arguments, **keywords})
         around = apart(keywords)
         if around is not NONE:
             self._around = around
-        super().__init__(*args, **keywords)
+        with host_allocations():  # Adagrad's constructor makes `step`
+            super().__init__(*args, **keywords)
         # Torch would copy what is in `defaults` to each group, where it would mean nothing; so
         # `add_param_group` takes it out again.
         self.defaults.update(around.on)
@@ -241,7 +246,7 @@ class FusedOptimizer(Scaled):
         self._own.is_built = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        with set_aside(state.get("state", {})):
+        with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self._own.blocks.gather(self.state, self._single)
         self._begin(is_copy=True)
@@ -256,6 +261,7 @@ class FusedOptimizer(Scaled):
         """
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
+            check_options_held(param_group)
             self._check_options(param_group, len(self.param_groups), complete=False)
         with self._added_whole():
             without_dynamo(super().add_param_group)(param_group)  # pyright: ignore
@@ -421,8 +427,19 @@ class FusedOptimizer(Scaled):
         if lacking:
             raise NotFoundError(f"{lacking[0]!r} of group {place} is missing.")
 
+    def _check_options_held(self) -> None:
+        """Raise if an option of a group is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names the first.
+        """
+        for group in self.param_groups:
+            check_options_held(group)
+
     def _unfit_options(self, group: Group, place: int) -> list[str]:
         """Why a step could not be taken with the options of a group."""
+        if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
+            return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
         try:
             choices = [f"{why} in group {place}" for why in kind._unfit_choices(group)]
@@ -450,7 +467,7 @@ class FusedOptimizer(Scaled):
     def _strange_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Options of a group that a step would not follow, and why."""
         return {
-            name: f"but {shown(self._around.value(name))} in the constructor, which decides it"
+            name: f"but {show_value(self._around.value(name))} in the constructor, which decides it"
             " for all groups"
             for name in self._around.others(group)
         }
@@ -464,7 +481,8 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        text = super().__repr__()
+        with Describing():
+            text = super().__repr__()
         options = self._around.on
         if not options:
             return text
@@ -602,6 +620,7 @@ class FusedOptimizer(Scaled):
                 with told:
                     is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
                     if not (is_quick or self._try_steady_step()):
+                        self._check_options_held()
                         self._take_step(own.parts)
                     if own.applied:
                         self._end_step()

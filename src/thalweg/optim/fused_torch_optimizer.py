@@ -13,7 +13,6 @@ from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.groups import Group, titles_in
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
@@ -25,14 +24,15 @@ from thalweg.core.step import repeat, take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
-from thalweg.ground.switches import no_grad, writable
+from thalweg.ground.showing import show_value
+from thalweg.ground.switches import host_allocations, no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.differing import FLOATS, Want, are_numbers, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, PAIRS, Options, number
+from thalweg.optim.groups import HOW, PAIRS, Options, check_options_held, number
 from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
 from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
@@ -77,6 +77,8 @@ class FusedTorchOptimizer(FusedOptimizer):
     _plain: ClassVar[bool] = False  # whether that is a number of Python's
     _fixed: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch makes tensors of first
+    # Of scalar slots; None is torch's choice, which depends on the default dtype.
+    _number_dtype: ClassVar[torch.dtype | None] = None
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that torch makes beside others
     _rowwise: ClassVar[tuple[str, ...]] = ()  # those that its step makes of sparse gradients
     _of_matrices: ClassVar[bool] = False  # whether it takes matrices alone
@@ -118,7 +120,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             unfit = [n for n in PAIRS if n in given and not are_numbers(given[n], self._betas)]
             if isinstance(error, ThalwegError) or not unfit:
                 raise
-            value = shown(given[unfit[0]])
+            value = show_value(given[unfit[0]])
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
         self._check_effect({title: self._choose_rule(group) for title, group in groups})
@@ -168,6 +170,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         self._check_kept(group)
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+        check_options_held(group)
         super()._check_options(group, place, complete)
         if complete and (kind := self._kind_of(group))._common:
             self._check_common(kind, group, place)
@@ -175,10 +178,11 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _check_common(self, kind: type[FusedTorchOptimizer], group: Group, place: int) -> None:
         """Raise if a group differs from others of its class in an option they have in common."""
         for index, other in enumerate(self.param_groups):
-            found = (
-                kind._uncommon(group, place, other, index) if self._kind_of(other) is kind else ""
-            )
-            if found:
+            if self._kind_of(other) is not kind:
+                continue
+            if kind._common:
+                check_options_held(other)
+            if found := kind._uncommon(group, place, other, index):
                 raise InvalidArgumentError(f"{found}.")
 
     @classmethod
@@ -186,8 +190,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return how two groups differ in an option that groups of the class have in common."""
         for name in (each for each in cls._common if other.get(each) != group.get(each)):
             return (
-                f"{name} of group {place} is {shown(group.get(name))}, and of group {index}"
-                f" {shown(other.get(name))}: groups of {cls.__name__} have it in common"
+                f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
+                f" {show_value(other.get(name))}: groups of {cls.__name__} have it in common"
             )
         return ""
 
@@ -383,6 +387,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
         if part.hold(self.param_groups):
             return True
+        self._check_options_held()
         return (
             self._may_repeat(part, gradients)
             and self._rules() == {part.rule}
@@ -542,7 +547,11 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
-            slot.name: Number(slot.initial, slot.dtype, is_rounded=slot.name in kind._as_tensors)
+            slot.name: Number(
+                slot.initial,
+                slot.dtype or kind._number_dtype,
+                is_rounded=slot.name in kind._as_tensors,
+            )
             for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0
@@ -620,7 +629,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         around = self._around.rule(rule)
         # Those that a wrapper adds are made where they are missing.
         for slot in (*around.measured_slots, *around.common_slots):
-            wanted[slot.name] = Want(torch.empty(()), is_optional=slot not in slots)
+            number = torch.empty((), dtype=torch.float32, device="cpu")
+            wanted[slot.name] = Want(number, is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:
@@ -678,7 +688,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Return the numbers among a group's options, for messages."""
         flags = self._kind_of(group)._flags
         names = [name for name in self._wanted_options(group) if name not in flags]
-        return ", ".join(f"{name}={shown(group.get(name))}" for name in names)
+        return ", ".join(f"{name}={show_value(group.get(name))}" for name in names)
 
     def _step_of_torch(self) -> None:
         self._check_flat_buffers(self.param_groups)
@@ -712,7 +722,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with importing:
             from thalweg.optim.torchs_step import whole
-        with whole(self):
+        with whole(self), host_allocations():
             step(self)
         run(self._ending(GradientReport()))
 

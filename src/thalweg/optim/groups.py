@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from copy import copy
 from functools import cache
 from operator import is_
@@ -16,7 +16,8 @@ from thalweg.core.groups import Group
 from thalweg.core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.variable import check_number
+from thalweg.ground.showing import show_value
+from thalweg.variable import check_held, check_number
 
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
 
@@ -187,6 +188,27 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that options are or hold, but for parameters, each with its option."""
+    for name, value in options.items():
+        items: Any = value.values() if isinstance(value, dict) else value
+        if name == "params" or not isinstance(value, Tensor | list | tuple | dict):
+            continue
+        for item in (value,) if isinstance(value, Tensor) else items:
+            if isinstance(item, Tensor):
+                yield name, item
+
+
+def check_options_held(options: Mapping[str, object]) -> None:
+    """Raise if an option is a tensor whose storage was cut, before anything reads it.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    for name, tensor in tensors_in(options):
+        check_held(tensor, title_of(name))
+
+
 def title_of(name: str) -> str:
     """What groups call a hyperparameter."""
     return next((key for key, other in _NAMES.items() if other == name), name)
@@ -199,7 +221,7 @@ def _checked(name: str, value: object) -> float:
             return number(value)
     except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
         pass
-    raise InvalidTypeError(f"{title_of(name)} must be a number, not {value!r}.")
+    raise InvalidTypeError(f"{title_of(name)} must be a number, not {show_value(value)}.")
 
 
 @cache
@@ -253,7 +275,7 @@ def named(
                 found.update(zip(names, value, strict=True))
             except (TypeError, ValueError):
                 what = "a pair of numbers" if len(names) == 2 else "three numbers"
-                raise InvalidTypeError(f"{key} must be {what}, not {value!r}.") from None
+                raise InvalidTypeError(f"{key} must be {what}, not {show_value(value)}.") from None
         else:
             found[_NAMES.get(key, key)] = value
     return found

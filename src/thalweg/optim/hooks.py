@@ -21,6 +21,7 @@ from thalweg.core.section import Call
 from thalweg.core.there import along
 from thalweg.engines import Selection, current, layout
 from thalweg.engines.draws import UNCOUNTED, step_scalar
+from thalweg.engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
@@ -156,10 +157,13 @@ class GroupHooks(Hooks):
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         optimizer = self._optimizer
+        numbers: list[tuple[Tensor, str]] = []
         for param, title in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, Tensor) and not value.dim():
                     layout.check_memory(local(value), f"'{name}' of '{title}'")
+                    numbers.append((local(value), f"{name} of {title}"))
+        check_writable(numbers)
         starts = optimizer._starts(self._params, self._places)
         self._part.make(optimizer.state, self._params, starts, self._homes)
 
@@ -319,7 +323,8 @@ class TorchHooks(GroupHooks):
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         value = self._made[key][column.name]
         if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
-            return torch.tensor(value).item()
+            # As in torch's code, the default dtype decides how it is rounded.
+            return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value
 
 

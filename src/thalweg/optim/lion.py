@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thalweg.core.groups import Group, Params
-from thalweg.core.hyperparameters import shown
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim.differing import are_numbers
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules import torch as rules
@@ -39,7 +39,9 @@ class PlainLion(torch.optim.Optimizer):
         if not lr >= 0:
             raise ValueError(f"Invalid learning rate: {lr}")
         if not are_numbers(betas, 2):
-            raise InvalidTypeError(f"Invalid betas value: {shown(betas)}; expected: two numbers.")
+            raise InvalidTypeError(
+                f"Invalid betas value: {show_value(betas)}; expected: two numbers."
+            )
         for index, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 raise ValueError(f"Invalid beta parameter at index {index}: {beta}")

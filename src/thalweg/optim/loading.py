@@ -18,6 +18,7 @@ from thalweg.core.section import Call
 from thalweg.core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
 from thalweg.ground.locks import importing
+from thalweg.ground.switches import host_allocations
 from thalweg.optim import differing
 from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of
@@ -97,7 +98,8 @@ def as_torch(
         raise mismatch(found, _title(optimizer))
     twin = _twin(optimizer)
     try:
-        load(twin, given if kinds.device is None else _without_slots(given))
+        with host_allocations():
+            load(twin, given if kinds.device is None else _without_slots(given))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
     except Exception as error:  # of a class of the user's, or of a state's own objects
@@ -291,7 +293,7 @@ def fit_slots(optimizer: Any, group: Group, param: Tensor, own: dict[str, Any]) 
         if isinstance(value, Tensor):
             own[name] = _as_number(value)
         elif value is not None and not optimizer._kind_of(group)._plain:
-            own[name] = torch.tensor(float(value), dtype=scalar_dtype())
+            own[name] = torch.tensor(float(value), dtype=scalar_dtype(), device="cpu")
     for slot in rule.shaped_slots:
         value = own.get(slot.name)
         if isinstance(value, Tensor) and value.is_floating_point():

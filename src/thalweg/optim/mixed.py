@@ -13,6 +13,7 @@ from thalweg.core.groups import Group
 from thalweg.core.state import shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.groups import title_of
@@ -189,10 +190,12 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
     for name, value in kind._fixed.items():
         if group.get(name, value) != value:
             raise InvalidArgumentError(
-                f"{name!r} of group {place} is {shown(group[name])}: {title} has {value!r}."
+                f"{name!r} of group {place} is {shown(group[name])}: {title} has"
+                f" {show_value(value)}."
             )
     own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
-    like = torch.zeros(1, 1).expand(_fewest_rows(kind, group), 1)
+    like = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
+    like = like.expand(_fewest_rows(kind, group), 1)
     checked = kind([like], **{name: group[name] for name in own}).param_groups[0]
     del checked["params"]
     return {**checked, **group, "rule": kind.__name__}

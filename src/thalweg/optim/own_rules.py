@@ -40,6 +40,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
     """What takes the steps of a rule of the user's own, with numbers as for torch's classes."""
 
     _torch = OwnArguments
+    _number_dtype = torch.float32
     _given: ClassVar[Rule]
     _taken: ClassVar[Rule]
 

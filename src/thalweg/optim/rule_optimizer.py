@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thalweg.core.columns import defaults_of
 from thalweg.core.groups import Group, Params
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
@@ -22,6 +21,7 @@ from thalweg.core.step import finish, repeat, take
 from thalweg.engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.constructors import publish, with_options
@@ -118,7 +118,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         check_hypers(rule, as_options(own))
         self.rule = rule
         if not isinstance(capturable, bool):
-            raise TypeError(f"capturable must be a bool, not {shown(capturable)}.")
+            raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
         given = named(hypers if lr is None else {"lr": lr, **hypers}, known=own)
         for name in given:
@@ -178,7 +178,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         found |= {name: Number(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
         found |= {name: Number(start, kind) for name, start in self._extra.items()}
-        return found | {slot.name: Number(slot.initial, slot.dtype) for slot in rule.numbers}
+        return found | {
+            slot.name: Number(slot.initial, slot.dtype or torch.float32) for slot in rule.numbers
+        }
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
         """What the state of parameters starts from: numbers of an optimizer go on."""

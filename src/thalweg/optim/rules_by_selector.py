@@ -11,6 +11,7 @@ from thalweg.core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
@@ -35,7 +36,7 @@ class RulesBySelector:
         if not isinstance(cast("object", rules), Mapping) or not rules:
             raise InvalidTypeError(
                 "rules must be a dict of a selector and a rule, such as {...: 'AdamW'}, not"
-                f" {rules!r}."
+                f" {show_value(rules)}."
             )
         self._selectors = list(rules)
         self._titles = [_title(each) for each in self._selectors]

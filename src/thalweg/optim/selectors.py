@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.ground.showing import show_value
 
 LOOKED_UP = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
 
@@ -61,7 +62,7 @@ class ModuleParams:
             return param.dim() <= selector
         raise InvalidTypeError(
             f"{what} must hold names, classes of modules or numbers of dimensions, not"
-            f" {selector!r}."
+            f" {show_value(selector)}."
         )
 
     def check_selects(self, found: Collection[object], selector: object, what: str) -> None:

@@ -36,6 +36,7 @@ from thalweg.core.options.wrappers import (
 )
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
+from thalweg.variable import check_held
 
 if TYPE_CHECKING:
     from thalweg.core.common_factor import Factor
@@ -240,8 +241,11 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 
 def _equal(one: object, other: object) -> bool:
     try:
+        for value in (one, other):
+            if isinstance(value, Tensor):
+                check_held(value)
         return bool(one == other)
-    except (RuntimeError, TypeError, ValueError):  # such as a tensor of several elements
+    except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
         return False
 
 

@@ -21,6 +21,7 @@ from thalweg.ground.scalars import (
     is_floating,
     scalar_type,
 )
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.variable import as_dtype
 
@@ -77,7 +78,7 @@ class LearningRateSchedule:
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidTypeError(
                 f"{type(self).__name__} must return a number or a tensor of shape (), not"
-                f" {result!r}."
+                f" {show_value(result)}."
             ) from error
 
     def get_config(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class FormulaSchedule(LearningRateSchedule):
         if not is_floating(rate):
             raise TypeError(
                 f"{type(self).__name__}: initial_learning_rate must be a float, or a float32 or "
-                f"float64 scalar; received {rate!r} ({type(rate).__name__}). "
+                f"float64 scalar; received {show_value(rate)} ({type(rate).__name__}). "
                 "The schedule computes in its dtype."
             )
 
@@ -128,7 +129,8 @@ class FormulaSchedule(LearningRateSchedule):
         if graph is not None:
             return self._recorded(graph, step, own)
         with np.errstate(all="ignore"):
-            return torch.tensor(self.formula(step), device="cpu")
+            rate = self.formula(step)
+        return torch.tensor(rate, dtype=as_dtype(rate.dtype), device="cpu")
 
     @untraced
     def value(self, step: Step) -> Scalar:
@@ -159,7 +161,7 @@ class FormulaSchedule(LearningRateSchedule):
             if any(
                 isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in _leaves([at, given])
             ):
-                return torch.empty((), dtype=dtype)  # asked for its shape
+                return torch.empty((), dtype=dtype, device="meta")  # asked for its shape
             return self.having(given)(at)
 
         name = own.get("name") or type(self).__name__
@@ -192,4 +194,4 @@ def _as_tensor(step: Step) -> torch.Tensor:
         return step
     if type(step) is float:
         return torch.tensor(step, dtype=torch.float32, device="cpu")
-    return torch.tensor(step, device="cpu")
+    return torch.from_numpy(np.array(step))

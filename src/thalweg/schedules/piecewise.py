@@ -14,6 +14,7 @@ import torch
 from thalweg.ground.scalars import Number, Scalar, ScalarType, as_scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, kind_of
+from thalweg.variable import check_held
 
 
 @dataclass(eq=False)
@@ -78,6 +79,7 @@ class PiecewiseConstantDecay(FormulaSchedule):
 
 def _comparable(step: Step) -> Any:
     if isinstance(step, torch.Tensor):
+        check_held(step, "step")
         return step.detach().cpu()
     if isinstance(step, np.floating):
         return step
@@ -86,7 +88,8 @@ def _comparable(step: Step) -> Any:
 
 def _cast_like(step: Any, boundary: Any) -> Any:
     if isinstance(step, torch.Tensor):
-        return torch.as_tensor(boundary, device="cpu").to(step.dtype)
+        dtype = torch.float32 if type(boundary) is float else None
+        return torch.as_tensor(boundary, dtype=dtype, device="cpu").to(step.dtype)
     if isinstance(step, int):
         return int(boundary) if math.isfinite(boundary) else boundary
     return as_scalar(boundary, step.dtype.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from thalweg.ground.showing import show_value
 from thalweg.schedules.base import LearningRateSchedule
 from thalweg.schedules.cosine import CosineDecay, CosineDecayRestarts
 from thalweg.schedules.exponential import ExponentialDecay
@@ -63,7 +64,7 @@ def deserialize(
     """
     if not (hasattr(config, "keys") and {"class_name", "config"} <= config.keys()):
         raise ValueError(
-            f"Improper config format: {config!r}. "
+            f"Improper config format: {show_value(config)}. "
             "Expected a dict with the keys 'class_name' and 'config'."
         )
     known = {**_SCHEDULES, **(custom_objects or {})}

@@ -61,7 +61,7 @@ class Stored:
         self._check_data()
         kind = dtype_of(self.dtype)
         if not self.data.nbytes:
-            return torch.empty(self.shape, dtype=kind)
+            return torch.empty(self.shape, dtype=kind, device="cpu")
         raw = self.data if self._is_usable() else bytearray(self.data)
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 

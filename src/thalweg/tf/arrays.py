@@ -125,7 +125,8 @@ def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     if isinstance(given, graph.SymbolicTensor) and sizes is not None and None not in sizes:
         kind = kind or given.dtype
         if kind is not None:  # the value need not be known
-            empty = torch.empty((), dtype=kind).expand(tuple(sizes))
+            empty = torch.empty((), dtype=kind, device=torch.get_default_device())
+            empty = empty.expand(tuple(sizes))
             return graph.constant(function(empty), name=name)
     return call(lambda given: function(given.detach(), dtype=kind), given, name=name)
 
@@ -141,7 +142,8 @@ def eye(
     columns = num_rows if num_columns is None else num_columns
 
     def make(size: Any, kind: torch.dtype) -> Tensor:
-        return torch.eye(*size[-2:], dtype=kind).expand(size).contiguous()
+        identity = torch.eye(*size[-2:], dtype=kind, device=torch.get_default_device())
+        return identity.expand(size).contiguous()
 
     return creation_node(
         make, [*sizes_of(batch_shape or ()), num_rows, columns], dtype, name or "eye"
@@ -167,10 +169,13 @@ def range(
         if step.item() == 0 or (end.item() - first.item()) * step.item() < 0:
             start, limit, delta = (number.item() for number in given)
             raise InvalidArgumentError(f"delta={delta} does not lead from {start} to {limit}.")
+        device = torch.get_default_device()
         if not kind.is_floating_point:
-            return torch.arange(first.item(), end.item(), step.item(), dtype=kind)
+            bounds = first.item(), end.item(), step.item()
+            return torch.arange(*bounds, dtype=kind, device=device)
         many = math.ceil(((end - first) / step).item())  # rounded as in TensorFlow, in the dtype
-        return (torch.arange(many, dtype=torch.float64) * step.item() + first.item()).to(kind)
+        places = torch.arange(many, dtype=torch.float64, device=device)
+        return (places * step.item() + first.item()).to(kind)
 
     def static_shape() -> list[int | None]:
         found = known_sizes(numbers) or [None]
@@ -186,7 +191,8 @@ def linspace(start: object, stop: object, num: object, name: str | None = None) 
     kind = first.dtype if first.dtype.is_floating_point else torch.float32
 
     def spread(first: Tensor, last: Tensor, many: Tensor) -> Tensor:
-        return torch.linspace(first.item(), last.item(), int(many), dtype=kind)
+        device = torch.get_default_device()
+        return torch.linspace(first.item(), last.item(), int(many), dtype=kind, device=device)
 
     made = call(spread, first, last, num, name=name or "linspace")
     return told(made, kind, lambda: [known_size(num)])
@@ -216,7 +222,7 @@ def one_hot(
     place = -1 if axis is None else axis
 
     def encode(given: Tensor, depth: Tensor, on: Tensor, off: Tensor) -> Tensor:
-        places = torch.arange(int(depth), device=given.device)
+        places = torch.arange(int(depth), dtype=torch.int64, device=given.device)
         found = given.unsqueeze(-1) == places
         return torch.where(found, on.to(given.device), off.to(given.device)).movedim(-1, place)
 
@@ -244,7 +250,7 @@ def shape(input: object, out_type: object = torch.int32, name: str | None = None
     kind, given = as_dtype(out_type), tensor(input)
 
     def measure(value: Tensor) -> Tensor:
-        return torch.tensor(value.shape, dtype=kind)
+        return torch.tensor(value.shape, dtype=kind, device=torch.get_default_device())
 
     if not isinstance(given, graph.SymbolicTensor):
         return measure(given)
@@ -272,7 +278,7 @@ def rank(input: object, name: str | None = None) -> Tensor:
 
 
 def _rank_of(given: Tensor) -> Tensor:
-    return torch.tensor(given.dim(), dtype=torch.int32)
+    return torch.tensor(given.dim(), dtype=torch.int32, device=torch.get_default_device())
 
 
 def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:

@@ -71,7 +71,7 @@ def log_uniform_candidate_sampler(
     span = math.log1p(range_max)
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
-        numbers = torch.rand(count, dtype=torch.float64, generator=generator)
+        numbers = torch.rand(count, dtype=torch.float64, device="cpu", generator=generator)
         return torch.expm1(numbers * span).long() % range_max
 
     def probability(classes: torch.Tensor) -> torch.Tensor:
@@ -98,10 +98,12 @@ def uniform_candidate_sampler(
     """
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
-        return torch.randint(range_max, (count,), generator=generator)
+        return torch.randint(
+            range_max, (count,), dtype=torch.int64, device="cpu", generator=generator
+        )
 
     def probability(classes: torch.Tensor) -> torch.Tensor:
-        return torch.full(classes.shape, 1 / range_max, dtype=torch.float64)
+        return torch.full_like(classes, 1 / range_max, dtype=torch.float64)
 
     title = name or "UniformCandidateSampler"
     return _sample_classes(

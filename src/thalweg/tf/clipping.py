@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import as_shaped
@@ -113,4 +114,4 @@ def _scale_values(item: object, scale: object) -> Any:
 
 def _check_list(t_list: object) -> None:
     if not isinstance(t_list, Sequence) or isinstance(t_list, str):
-        raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")
+        raise InvalidTypeError(f"t_list should be a sequence, not {show_value(t_list)}.")

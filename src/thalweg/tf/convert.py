@@ -17,6 +17,7 @@ from thalweg import graph
 from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import has_symbol
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import check_held, tensor_of, to_tensor
 
@@ -109,7 +110,8 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
             if len(args) > position and not graph.executing_eagerly():
                 title = function.__qualname__.removesuffix(".__new__")
                 raise InvalidTypeError(
-                    f"{title} has {parameter!r} in place {position + 1}, where TensorFlow 1 has"
+                    f"{title} has"
+                    f" {show_value(parameter)} in place {position + 1}, where TensorFlow 1 has"
                     f" {older!r}: in graph mode give it by name, as {parameter}=..., or call what"
                     f" thalweg.tf.compat.v1 has under this name, which reads it as {older}."
                 )

@@ -14,6 +14,7 @@ from types import ModuleType
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.ground.running import process
+from thalweg.ground.showing import show_value
 from thalweg.tf import neighbours, private
 from thalweg.tf.views import View
 
@@ -39,7 +40,7 @@ def install_as_tensorflow(version: int = 2) -> None:
             was installed before. The same one again changes nothing.
     """
     if version not in _FACADES:
-        raise InvalidArgumentError(f"version must be 1 or 2, not {version!r}.")
+        raise InvalidArgumentError(f"version must be 1 or 2, not {show_value(version)}.")
     finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
     if finder is not None:
         if finder.version != version:

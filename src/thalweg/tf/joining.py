@@ -13,6 +13,7 @@ from thalweg import graph
 from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
+from thalweg.ground.showing import show_value
 from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
 
 __all__ = ["concat", "split", "stack", "unstack"]
@@ -165,5 +166,7 @@ def place_of(axis: object) -> int:
     """An axis, or another number, which may be a tensor whose value is known."""
     place = axis if isinstance(axis, int) else known_size(axis)
     if place is None:
-        raise InvalidArgumentError(f"The axis must be known when the graph is built, not {axis!r}.")
+        raise InvalidArgumentError(
+            f"The axis must be known when the graph is built, not {show_value(axis)}."
+        )
     return place

@@ -316,7 +316,8 @@ def dropped(
             shape = [own if n is None or int(n) == -1 else int(n) for n, own in pairs]
         source = generator()
         device = given.device if source is None else source.device
-        noise = torch.rand(shape, generator=source, device=device).to(given.device)
+        noise = torch.rand(shape, generator=source, dtype=torch.float32, device=device)
+        noise = noise.to(given.device)
         found = torch.where(noise >= share, given * (1 / (1 - share)), torch.zeros_like(given))
         return found if active is True else torch.where(active.bool(), found, given)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
+from thalweg.ground.showing import show_value
 from thalweg.tf.arrays import shape as shape_of
 from thalweg.tf.convert import call, is_tensor, pair, sizes, tensor, told
 from thalweg.tf.elementwise import cast
@@ -132,7 +133,9 @@ def pad(
     """
     kind = mode.lower()
     if kind not in ("constant", "reflect", "symmetric"):
-        raise InvalidArgumentError(f"mode must be CONSTANT, REFLECT or SYMMETRIC, not {mode!r}.")
+        raise InvalidArgumentError(
+            f"mode must be CONSTANT, REFLECT or SYMMETRIC, not {show_value(mode)}."
+        )
 
     def widen(x: Any, paddings: Tensor) -> Tensor:
         flat = sizes(paddings)
@@ -231,7 +234,7 @@ def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
         InvalidArgumentError: On the CPU, if one is out of range.
     """
     if places.device.type == "cpu":  # elsewhere the check would wait for the device
-        limits = torch.tensor(shape[: places.shape[-1]], device=places.device)
+        limits = torch.tensor(shape[: places.shape[-1]], dtype=torch.int64, device="cpu")
         wrong = ((places < 0) | (places >= limits)).any(-1).nonzero()
         if len(wrong):
             first = tuple(wrong[0].tolist())
@@ -264,7 +267,8 @@ def sequence_mask(
     def mark(given: Tensor, most: Tensor) -> Tensor:
         largest = int(given.max()) if most is None and given.numel() else 0
         count = max(largest, 0) if most is None else int(most)
-        return (torch.arange(count, device=given.device) < given.unsqueeze(-1)).to(kind)
+        positions = torch.arange(count, dtype=torch.int64, device=given.device)
+        return (positions < given.unsqueeze(-1)).to(kind)
 
     kind, given = as_dtype(dtype), tensor(lengths)
     most = None if maxlen is None else known_size(maxlen)
@@ -303,7 +307,8 @@ def unique_with_counts(
     def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, places, counts = given.unique(return_inverse=True, return_counts=True)
         firsts = torch.full_like(values, len(given), dtype=torch.int64)
-        firsts.scatter_reduce_(0, places, torch.arange(len(given), device=given.device), "amin")
+        order_of_rows = torch.arange(len(given), dtype=torch.int64, device=given.device)
+        firsts.scatter_reduce_(0, places, order_of_rows, "amin")
         order = firsts.argsort()
         return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
 

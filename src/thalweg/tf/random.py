@@ -133,7 +133,9 @@ def shuffle(value: object, seed: int | None = None, name: str | None = None) -> 
     generator = graph.numbers_of(seed)
 
     def mix(given: Tensor) -> Tensor:
-        order = torch.randperm(given.shape[0], generator=generator())
+        order = torch.randperm(
+            given.shape[0], generator=generator(), dtype=torch.int64, device="cpu"
+        )
         return given[order.to(given.device)]
 
     given = tensor(value)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.variable import as_dtype, dtype_name
 
@@ -244,7 +245,7 @@ def norm(
     is_known = ord in (1, 2, math.inf) if of_matrices else not isinstance(ord, str) and ord > 0
     if not (is_euclidean or is_known):
         kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
-        raise InvalidArgumentError(f"ord must be {kinds}, not {ord!r}.")
+        raise InvalidArgumentError(f"ord must be {kinds}, not {show_value(ord)}.")
 
     def measure(given: Tensor) -> Tensor:
         axes = _axes_of(given, axis)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 
 _CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
 _SPREAD = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -83,7 +84,9 @@ def is_first(data_format: str | None) -> bool:
     """
     text = data_format or "channels_last"
     if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
-        raise InvalidArgumentError(f"data_format must be one like 'NHWC', not {data_format!r}.")
+        raise InvalidArgumentError(
+            f"data_format must be one like 'NHWC', not {show_value(data_format)}."
+        )
     return text.startswith("NC") or text == "channels_first"
 
 
@@ -106,7 +109,7 @@ def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[i
     if len(given) != count or any(int(each) < 1 for each in given):
         raise InvalidArgumentError(
             f"{title} must be a number of at least 1, or {count} or {count + 2} of them, not"
-            f" {value!r}."
+            f" {show_value(value)}."
         )
     return tuple(int(each) for each in given)
 
@@ -119,7 +122,8 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
         inner = padding[2:] if first else padding[1:-1]
         return tuple((int(before), int(after)) for before, after in inner)
     raise InvalidArgumentError(
-        f"padding must be 'SAME' or 'VALID', or pairs for each dimension, not {padding!r}."
+        f"padding must be 'SAME' or 'VALID', or pairs for each dimension, not"
+        f" {show_value(padding)}."
     )
 
 

@@ -32,6 +32,7 @@ from thalweg.graph import (
 )
 from thalweg.ground.locks import Lock
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name, name_of
@@ -145,7 +146,7 @@ def _add_operation(
     for each, variable in variables.items():
         if not isinstance(variable, GraphVariable):
             raise InvalidTypeError(
-                f"{name}(): {each} must be a variable of the graph, not {variable!r}."
+                f"{name}(): {each} must be a variable of the graph, not {show_value(variable)}."
             )
     inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
 
@@ -167,7 +168,9 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool)
     given = arguments["delta" if "delta" in arguments else "grad"]
     grad = as_gradient(given, var, title)
     if isinstance(grad, IndexedSlices):
-        raise InvalidTypeError(f"{name}() takes the values of a sparse gradient, not {given!r}.")
+        raise InvalidTypeError(
+            f"{name}() takes the values of a sparse gradient, not {show_value(given)}."
+        )
     if sparse:
         grad = IndexedSlices(grad, arguments["indices"])
     scalars = _scalars_of(kernel, name, arguments)
@@ -181,7 +184,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool)
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
     for tensor in (var, *slots):
         if not isinstance(tensor, Tensor):
-            raise InvalidTypeError(f"{name}() updates tensors in place, not {tensor!r}.")
+            raise InvalidTypeError(f"{name}() updates tensors in place, not {show_value(tensor)}.")
         if tensor.dtype != var.dtype:
             raise InvalidTypeError(
                 f"{name}(): '{name_of(var)}' is {dtype_name(var.dtype)}, its slot"

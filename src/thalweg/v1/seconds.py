@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 
 LONGEST = 1e9  # 31 years; Python's clocks overflow beyond some more
 
@@ -16,10 +17,10 @@ def check_seconds(name: str, value: object, *, is_at_least_0: bool = False) -> N
         InvalidArgumentError: It is NaN, or below 0 where that means nothing.
     """
     if not is_number(value) or isinstance(value, bool):
-        raise InvalidTypeError(f"{name} must be a number of seconds, not {value!r}.")
+        raise InvalidTypeError(f"{name} must be a number of seconds, not {show_value(value)}.")
     if value != value or (is_at_least_0 and value < 0):
         wanted = "0 or more" if is_at_least_0 else "a number"
-        raise InvalidArgumentError(f"{name} must be {wanted}, not {value!r}.")
+        raise InvalidArgumentError(f"{name} must be {wanted}, not {show_value(value)}.")
 
 
 def wait_seconds(seconds: float) -> float:

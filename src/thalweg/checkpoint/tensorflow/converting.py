@@ -34,6 +34,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     listed,
 )
+from thalweg.ground.showing import show_value
 from thalweg.storage import bundle, container
 from thalweg.storage.json_text import as_object
 from thalweg.storage.keras_files import KerasFile
@@ -92,7 +93,7 @@ def convert(
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:
-        raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {to!r}.")
+        raise InvalidArgumentError(f"to must be one of {', '.join(FORMS)}, not {show_value(to)}.")
     options = [*hyperparameters, *["optimizer"] * (optimizer is not None)]
     options += ["which"] * (which is not None)
     if to != "thalweg" and options:
@@ -306,7 +307,9 @@ def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) ->
     for name, place in places.items():
         value, target = file.variables[name], str(place.target)
         zeros = torch.zeros(
-            permute_shape(value.shape, place.axes) or (), dtype=dtype_of(value.dtype)
+            permute_shape(value.shape, place.axes) or (),
+            dtype=dtype_of(value.dtype),
+            device="cpu",
         )
         found[target] = Variable(zeros, target)
     return found
@@ -348,7 +351,7 @@ def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
         )
     found = container.describe(place.path)
     tensors = {
-        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype))
+        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype), device="cpu")
         for name, each in found.tensors.items()
     }
     given: Any = Reader(tensors)(found.document.get("variables", {}))

@@ -42,7 +42,6 @@ from thalweg.checkpoint.tensorflow.sorting.numbers import as_count, count_of
 from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.core import state
-from thalweg.core.hyperparameters import shown
 from thalweg.core.state import Entry
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -50,6 +49,7 @@ from thalweg.errors import (
     InvalidTypeError,
     NotFoundError,
 )
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import writable
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -205,7 +205,9 @@ def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, object]) 
         return state.Loading()
     scale: Any = given.pop("loss_scale")
     if not isinstance(scale, DynamicLossScale):
-        raise InvalidArgumentError(f"loss_scale must be a DynamicLossScale, not {scale!r}.")
+        raise InvalidArgumentError(
+            f"loss_scale must be a DynamicLossScale, not {show_value(scale)}."
+        )
     if found is None or not found.loss_scale:
         raise state.mismatch(["there is no loss scale around the optimizer"])
     values = _of_scale(found)
@@ -233,7 +235,7 @@ def _step_count(
 ) -> Tensor:
     """The count of steps in a file, in the dtype of the variable that is to hold it."""
     if not isinstance(variable, Tensor):
-        raise InvalidTypeError(f"global_step must be a variable, not {variable!r}.")
+        raise InvalidTypeError(f"global_step must be a variable, not {show_value(variable)}.")
     count = file.steps_of([found] if found else [])
     if count is None:
         notes = "".join(f"; {note}" for note in (found.notes if found else ()))
@@ -270,7 +272,7 @@ def _make_optimizer(
     if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
         raise InvalidTypeError(
             "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
-            f" step of optimize_loss, not {shown(optimizer)}."
+            f" step of optimize_loss, not {show_value(optimizer)}."
         )
     if given:
         raise InvalidArgumentError(

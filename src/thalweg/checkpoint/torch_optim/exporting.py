@@ -173,7 +173,8 @@ def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
 
 
 def _step_tensor(steps: int) -> Tensor:
-    return torch.tensor(steps, dtype=torch.float32 if steps <= _WHOLE else torch.float64)
+    dtype = torch.float32 if steps <= _WHOLE else torch.float64
+    return torch.tensor(steps, dtype=dtype, device="cpu")
 
 
 def _export_group(

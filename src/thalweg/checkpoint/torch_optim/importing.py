@@ -22,6 +22,7 @@ from thalweg.checkpoint.torch_optim.reading import (
 from thalweg.checkpoint.torch_optim.setting import into_keras, into_v1
 from thalweg.core import state
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 
 _COUNTS = ("step", "mu_product")  # here they belong to the optimizer, in torch to each parameter
 _ALL_TOGETHER = (
@@ -164,7 +165,7 @@ def _counted_steps(family: str, kept: Matched, keys: Mapping[int, str], title: s
 
 def _check_step(step: object) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise InvalidArgumentError(f"step must be an integer of 0 or more, not {step!r}.")
+        raise InvalidArgumentError(f"step must be an integer of 0 or more, not {show_value(step)}.")
     return step
 
 

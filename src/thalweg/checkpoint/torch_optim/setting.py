@@ -51,12 +51,12 @@ def into_keras(
     for name in into.EXTRA if slots else ():
         known = into._extra_weights().get(name)
         dtype = variables[0].dtype if known is None else known.dtype
-        weights[name] = torch.tensor(product, dtype=dtype)
+        weights[name] = torch.tensor(product, dtype=dtype, device="cpu")
     count = into.iterations.item() if steps is None else steps
     made = {
         "class_name": type(into).__name__,
         "format": FORMAT,
-        "iterations": torch.tensor(count, dtype=torch.int64),
+        "iterations": torch.tensor(count, dtype=torch.int64, device="cpu"),
         "hyperparameters": {},
         "weights": weights,
         "slots": own,

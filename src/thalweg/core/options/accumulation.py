@@ -24,6 +24,7 @@ from thalweg.engines import layout
 from thalweg.engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.ground.holders import count_holders
+from thalweg.ground.showing import show_value
 from thalweg.variable import REDUCED, dtype_name
 
 SUM = "gradient_sum"  # in the state of a parameter
@@ -157,7 +158,9 @@ def _check_sum(grad: Tensor | None, kept: object, title: str) -> None:
     if kept is None:
         return
     if not isinstance(kept, Tensor):
-        raise InvalidTypeError(f"The sum of gradients of '{title}' is {kept!r} and no tensor.")
+        raise InvalidTypeError(
+            f"The sum of gradients of '{title}' is {show_value(kept)} and no tensor."
+        )
     check_parts(kept, f"The sum of gradients of '{title}'")
     if kept.layout == torch.strided and layout.may_overlap(kept):
         raise LayoutError(
@@ -236,8 +239,8 @@ def _count_holders(param: Tensor) -> tuple[int, ...]:
 @cache
 def _of_one() -> tuple[int, ...]:
     """What `_count_holders` counts of a gradient that its parameter alone holds."""
-    param = torch.zeros(1, requires_grad=True)
-    param.grad = torch.zeros(1)
+    param = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
+    param.grad = torch.zeros(1, dtype=torch.float32, device="cpu")
     return _count_holders(param)
 
 
@@ -283,7 +286,7 @@ class Accumulation(Option):
     def __post_init__(self) -> None:
         if type(self.accumulate) is not int or self.accumulate < 1:
             raise InvalidArgumentError(
-                f"accumulate must be a whole number from 1 on, not {self.accumulate!r}."
+                f"accumulate must be a whole number from 1 on, not {show_value(self.accumulate)}."
             )
         self._check_bool("wide_sums")
 

@@ -15,6 +15,7 @@ from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.rules.average import EMA, WEIGHT, average
 
 
@@ -43,7 +44,9 @@ class Average(Option):
         if self.ema_decay is not None:
             decay = float(as_number("ema_decay", self.ema_decay))
             if not 0 <= decay < 1:
-                raise InvalidArgumentError(f"ema_decay must be in [0, 1), not {self.ema_decay!r}.")
+                raise InvalidArgumentError(
+                    f"ema_decay must be in [0, 1), not {show_value(self.ema_decay)}."
+                )
             object.__setattr__(self, "ema_decay", decay)
 
     def rule(self, rule: Rule) -> Rule:

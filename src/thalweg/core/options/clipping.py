@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,9 @@ class Clipping(Option):
             if value is not None:
                 number = float(as_number(name, value))
                 if number < 0 or number == float("inf"):
-                    raise InvalidArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
+                    raise InvalidArgumentError(
+                        f"{name} must be a number from 0 on, not {show_value(value)}."
+                    )
                 object.__setattr__(self, name, number)
 
     def gradient_transforms(self) -> dict[str, float | bool | None]:

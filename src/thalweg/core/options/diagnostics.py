@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Diagnosed(Option):
         if given is not None and type(every) is not int:
             raise InvalidTypeError(
                 "diagnostics must be an integer from 1 on, or a Diagnostics of"
-                f" thalweg.optim.diagnostics, not {given!r}."
+                f" thalweg.optim.diagnostics, not {show_value(given)}."
             )
         return every
 

@@ -8,6 +8,7 @@ from thalweg.core.options.accumulation import Accumulation
 from thalweg.core.options.in_backward import InBackward
 from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,9 @@ class Flat(Option):
 
     def __post_init__(self) -> None:
         if self.gradients not in (None, "flat"):
-            raise InvalidArgumentError(f"gradients must be None or 'flat', not {self.gradients!r}.")
+            raise InvalidArgumentError(
+                f"gradients must be None or 'flat', not {show_value(self.gradients)}."
+            )
 
     @property
     def is_ours(self) -> bool:

@@ -19,6 +19,7 @@ from thalweg.core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule, where
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 
 SLOW = "slow"
 SHARE = "slow_share"
@@ -60,12 +61,13 @@ class Lookahead(Option):
         if every is not None:
             if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
                 raise InvalidArgumentError(
-                    f"lookahead must be None or a number of steps from 1 on, not {every!r}."
+                    f"lookahead must be None or a number of steps from 1 on, not"
+                    f" {show_value(every)}."
                 )
             object.__setattr__(self, "lookahead", int(every))
         if not 0 < alpha <= 1:
             raise InvalidArgumentError(
-                f"lookahead_alpha must be in (0, 1], not {self.lookahead_alpha!r}."
+                f"lookahead_alpha must be in (0, 1], not {show_value(self.lookahead_alpha)}."
             )
         object.__setattr__(self, "lookahead_alpha", alpha)
         if every is None and alpha != type(self).lookahead_alpha:

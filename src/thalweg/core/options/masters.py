@@ -12,6 +12,7 @@ from thalweg.core.options.option import Option, Others
 from thalweg.core.options.update_targets import MASTER
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import STORED
+from thalweg.ground.showing import show_value
 from thalweg.variable import REDUCED
 
 
@@ -55,7 +56,7 @@ class StateDtype(Option):
         if self.state_dtype not in (None, *STORED):
             raise InvalidTypeError(
                 "state_dtype must be torch.float32, float64, float16 or bfloat16, not"
-                f" {self.state_dtype!r}."
+                f" {show_value(self.state_dtype)}."
             )
 
 
@@ -75,7 +76,7 @@ class Offload(Option):
     def __post_init__(self) -> None:
         if self.state_device not in (None, "cpu"):
             raise InvalidArgumentError(
-                f"state_device must be None or 'cpu', not {self.state_device!r}."
+                f"state_device must be None or 'cpu', not {show_value(self.state_device)}."
             )
 
     def check_beside(self, others: Others) -> None:

@@ -94,7 +94,8 @@ def assign_average(
     share = as_scalar(1.0 - decay, kind)
     own = variable.detach()
     before = own if biased is None else biased.detach()
-    (moved,) = move_toward(before, value.detach(), share=torch.tensor(share, dtype=own.dtype))
+    factor = torch.tensor(share, dtype=own.dtype, device="cpu")
+    (moved,) = move_toward(before, value.detach(), share=factor)
     if moved.shape != own.shape:
         raise InvalidArgumentError(
             f"The value for '{name_of(variable, 'Tensor')}' has shape {tuple(value.shape)}, and the"
@@ -103,7 +104,7 @@ def assign_average(
     found, writes = moved, [partial(before.copy_, moved)]
     if biased is not None:
         weight = _gather_weight(share, 1 if step is None else int((step.detach() + 1).item()), kind)
-        found = moved / torch.tensor(weight, dtype=own.dtype)
+        found = moved / torch.tensor(weight, dtype=own.dtype, device="cpu")
         writes.append(partial(own.copy_, found))
     run([*writes, *(() if step is None else [partial(step.detach().add_, 1)])])
     return found

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 
 Own = TypeVar("Own", bound="Option")
 
@@ -103,4 +104,4 @@ class Option:
 
     def _check_bool(self, name: str) -> None:
         if not isinstance(getattr(self, name), bool):
-            raise InvalidTypeError(f"{name} must be a bool, not {getattr(self, name)!r}.")
+            raise InvalidTypeError(f"{name} must be a bool, not {show_value(getattr(self, name))}.")

@@ -11,6 +11,7 @@ from thalweg.core.options.option import Option, Others
 from thalweg.engines.draws import SEEDS, scalars_of
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,12 @@ class Rounding(Option):
 
     def __post_init__(self) -> None:
         if self.round not in (None, "stochastic"):
-            raise InvalidArgumentError(f"round must be None or 'stochastic', not {self.round!r}.")
+            raise InvalidArgumentError(
+                f"round must be None or 'stochastic', not {show_value(self.round)}."
+            )
         given: Any = self.seed
         if isinstance(given, bool) or not isinstance(given, int):
-            raise InvalidTypeError(f"seed must be an integer, not {self.seed!r}.")
+            raise InvalidTypeError(f"seed must be an integer, not {show_value(self.seed)}.")
         if not 0 <= self.seed < SEEDS:
             raise InvalidArgumentError(f"seed must be from 0 to 2**48 - 1, not {self.seed}.")
         if self.seed and self.round is None:

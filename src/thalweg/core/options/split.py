@@ -12,6 +12,7 @@ from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 from thalweg.variable import dtype_name
 
 
@@ -34,7 +35,9 @@ class SplitWeights(Option):
 
     def __post_init__(self) -> None:
         if self.weights not in (None, "split"):
-            raise InvalidArgumentError(f"weights must be None or 'split', not {self.weights!r}.")
+            raise InvalidArgumentError(
+                f"weights must be None or 'split', not {show_value(self.weights)}."
+            )
 
     def check_beside(self, others: Others) -> None:
         for kind, name in ((Masters, "masters"), (Offload, "state_device")):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.masters import Offload, StateDtype
 from thalweg.core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule, Slot
 from thalweg.ground.locks import importing
+from thalweg.ground.showing import show_value
 
 NATURAL = "8bit"
 PLAIN = "float32"
@@ -43,7 +43,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         if strange := [name for name in chosen if name not in own]:
             names = ", ".join(map(repr, own)) or "none"
             raise InvalidArgumentError(
-                f"state_storage names {strange[0]!r}; the slots of {rule.name} with a number for"
+                f"state_storage names"
+                f" {show_value(strange[0])}; the slots of {rule.name} with a number for"
                 f" each element are {names}."
             )
     slots = [
@@ -102,7 +103,8 @@ class StateCodec(Option):
         for each in named:
             if each not in accepted:
                 raise InvalidArgumentError(
-                    f"state_storage has {each!r}; expected: {', '.join(map(repr, accepted))}."
+                    f"state_storage has"
+                    f" {show_value(each)}; expected: {', '.join(map(repr, accepted))}."
                 )
 
     def rule(self, rule: Rule) -> Rule:
@@ -116,8 +118,8 @@ class StateCodec(Option):
         for name, value in beside.items():
             if value is not None:
                 raise InvalidArgumentError(
-                    f"state_storage={shown(self.state_storage)} and {name}={value!r} both say in"
-                    " what slots are kept: choose one."
+                    f"state_storage={show_value(self.state_storage)} and"
+                    f" {name}={show_value(value)} both say in what slots are kept: choose one."
                 )
 
 
@@ -136,6 +138,6 @@ def _is_dict(value: object) -> bool:
     if not all(isinstance(each, str) for each in texts):
         raise InvalidTypeError(
             "state_storage must be None, a text, or a dict of slots' names with a text for each,"
-            f" not {shown(value)}."
+            f" not {show_value(value)}."
         )
     return is_dict

@@ -55,7 +55,7 @@ def _of_group(group: Sequence[_Place]) -> list[str]:
         return []
     start = min(byte_span(own)[0] for own, _, _ in group) // _ALIGNED * _ALIGNED
     size = max(byte_span(own)[1] for own, _, _ in group) - start
-    memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8)
+    memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device="cpu")
     views = [_view(memory, own, byte_span(own)[0] - start) for own, _, _ in group]
     values = [kept(value, own.dtype) for own, _, value in group]
     for view, value in zip(views, values, strict=True):

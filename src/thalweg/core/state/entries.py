@@ -196,7 +196,7 @@ class Compared(Protocol):
 def room_for(given: Any) -> Tensor:
     """A tensor that can be set to another one; to none, if that has flaws."""
     if flaw(given) is not None:
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
     with DisableTorchFunctionSubclass():
         return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 

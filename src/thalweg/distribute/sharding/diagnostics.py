@@ -47,8 +47,8 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]
     cut = [var for var in variables if is_on_mesh(var)]
     place = {id(var): row for row, var in enumerate(cut)}
     shape = len(cut), len(MEASURED)
-    numbers = torch.zeros(shape, dtype=torch.float64)
-    known = torch.full(shape, 0 if parts else _LOST)
+    numbers = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    known = torch.full(shape, 0 if parts else _LOST, dtype=torch.int64, device="cpu")
     for part, rows, own in _rows_of(parts, place):
         flags = torch.from_numpy(part.known[own])  # pyright: ignore[reportUnknownMemberType]
         given: Any = part.numbers[own]

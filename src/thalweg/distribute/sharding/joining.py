@@ -98,7 +98,8 @@ def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) ->
     buffers = [updated[:0]] * ranks.size
     places: dict[int, Tensor] = {}
     for rank, start, stop in pieces:
-        ends = torch.tensor([start // row, stop // row], device=touched.device)
+        bounds = [start // row, stop // row]
+        ends = torch.tensor(bounds, dtype=torch.int64, device=touched.device)
         begin, end = torch.searchsorted(touched, ends).tolist()
         places[rank] = touched[begin:end]
         is_own = rank == ranks.rank

@@ -128,7 +128,7 @@ class Group:
 
     def positions(self) -> Tensor:
         """See `thalweg.engines.plan.Group`."""
-        return torch.tensor(self.members)
+        return torch.tensor(self.members, dtype=torch.int64, device="cpu")
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `thalweg.engines.plan.Group`: the host is where they are."""

@@ -56,7 +56,7 @@ class Lines:
     ) -> tuple[TileMeasures, Int64]:
         """Memory that stays, as that of a step anew has a computer fetch pages for it."""
         if measures not in self._rooms:
-            tiles = TileMeasures(self._views, measures)
+            tiles = TileMeasures(self._views, measures, torch.device("cpu"))
             beside = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
             self._rooms[measures] = tiles, beside
         return self._rooms[measures]

@@ -295,6 +295,7 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:
-        return tensor.double().abs().max() if tensor.numel() else torch.zeros(())
+        wide = tensor.double()
+        return wide.abs().max() if tensor.numel() else wide.new_zeros(())
 
     return _by_tensor(tensors, of_memory, of_other)

@@ -20,7 +20,7 @@ def allocate_block(count: int, initial: float, dtype: torch.dtype, device: torch
     size = count * dtype.itemsize
     if device.type != "cpu" or not sys.platform.startswith("linux") or size < HUGE:
         return torch.full((count,), initial, dtype=dtype, device=device)
-    room = torch.empty(size + HUGE, dtype=torch.uint8)
+    room = torch.empty(size + HUGE, dtype=torch.uint8, device="cpu")
     start = -room.data_ptr() % HUGE
     # The kernel may refuse, or have no such pages: then these are ordinary ones.
     ctypes.CDLL(None).madvise(

@@ -119,7 +119,8 @@ def learning_rate(optimizer: Optimizer, dtype: torch.dtype) -> Any:
 
     def compute_rate(_: object, *values: Any) -> Tensor:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-            return torch.tensor(optimizer._learning_rate(compute_dtype(dtype)), dtype=dtype)
+            rate = optimizer._learning_rate(compute_dtype(dtype))
+            return torch.tensor(rate, dtype=dtype, device="cpu")
 
     output = Output(dtype, (), ())
     return operation(compute_rate, [step, *read.inputs], "decayed_lr", kind="pure", outputs=output)

@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 
 from thalweg.errors import FailedPreconditionError
+from thalweg.ground.showing import show_value
 
 _WHAT = "thalweg.integrations.keras3 needs"
 
@@ -40,6 +41,7 @@ def import_keras() -> ModuleType:
 
 def _advice(backend: str) -> str:
     return (
-        f"{_WHAT} Keras' torch backend, but the backend is {backend!r}. Set the environment"
+        f"{_WHAT} Keras' torch backend, but the backend is"
+        f" {show_value(backend)}. Set the environment"
         " variable KERAS_BACKEND=torch before keras is imported."
     )

@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.diagnostics import COLUMNS, Diagnostics, Table
 from thalweg.diagnostics.table import check_columns
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.integrations.keras3.backend import import_keras
 
 keras: Any = import_keras()
@@ -35,7 +36,7 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     ) -> None:
         given: object = recorder
         if not isinstance(given, Diagnostics):
-            raise InvalidTypeError(f"recorder must be a Diagnostics, not {recorder!r}.")
+            raise InvalidTypeError(f"recorder must be a Diagnostics, not {show_value(recorder)}.")
         self._columns = check_columns(columns)
         self._of_batch: dict[str, float] = {}
         self._of_epoch: dict[str, float] = {}

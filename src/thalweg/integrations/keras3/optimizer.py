@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import writable
 from thalweg.ground.tracing import untraced
 from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
@@ -68,7 +69,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
     def __init__(self, wrapped: Optimizer, **options: Unpack[Options]) -> None:
         if not isinstance(wrapped, Optimizer):
             raise InvalidTypeError(
-                f"Expected an optimizer of thalweg.keras.optimizers, not {wrapped!r}."
+                f"Expected an optimizer of thalweg.keras.optimizers, not {show_value(wrapped)}."
             )
         rated = "learning_rate" in wrapped._hyper
         rate: Any = wrapped._hyper.raw("learning_rate") if rated else 0.0

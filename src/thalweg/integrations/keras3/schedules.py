@@ -9,6 +9,7 @@ import torch
 
 from thalweg.ground.scalars import Number
 from thalweg.schedules import LearningRateSchedule, deserialize, serialize
+from thalweg.variable import to_tensor
 
 
 @keras.saving.register_keras_serializable(package="thalweg")
@@ -24,7 +25,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> Any:
         """The learning rate at `step`, a number, tensor or variable."""
-        return torch.as_tensor(self.schedule.value(int(step)))
+        return to_tensor(self.schedule.value(int(step)))
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": serialize(self.schedule)}
@@ -56,7 +57,7 @@ class KerasSchedule(LearningRateSchedule):
     def __call__(self, step: Number) -> torch.Tensor:
         """The learning rate at `step`."""
         rate: Any = self.schedule(step)
-        return torch.as_tensor(rate).cpu()
+        return to_tensor(rate).cpu()
 
     def get_config(self) -> dict[str, Any]:
         """The class name and the configuration of Keras' schedule."""

@@ -61,7 +61,7 @@ class Adagrad(BuiltIn):
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        zero = torch.zeros((), dtype=torch.int64)
+        zero = torch.zeros((), dtype=torch.int64, device="cpu")
         own = self._hyper_tensors(dtype, "epsilon")
         return {**own, "neg_lr_t": -state["lr_t"], "zero": zero}
 

@@ -51,7 +51,7 @@ class Adamax(BuiltIn):
         self.rule = ADAMAX
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        zero = torch.zeros((), dtype=torch.int64)
+        zero = torch.zeros((), dtype=torch.int64, device="cpu")
         own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         rate = -state["lr_t"] / (1 - own["beta_1_power"])
         return {**own, "neg_scaled_lr": rate, "zero": zero}

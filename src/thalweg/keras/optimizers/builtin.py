@@ -60,7 +60,7 @@ class BuiltIn(RuleOptimizer):
         own = [name for name in names if name != "epsilon"]
         found = {name: self._get_hyper(name, dtype) for name in own}
         if "epsilon" in names:
-            found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype))
+            found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype), device="cpu")
         return found
 
     def _beta_tensors(self, dtype: object) -> dict[str, Any]:

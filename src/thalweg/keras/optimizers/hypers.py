@@ -88,7 +88,8 @@ class Hypers(TrackableSlots):
         kind = as_dtype(dtype)
         if not kind.is_floating_point:
             return to_tensor(value).detach().to(kind)
-        return torch.tensor(scalars.as_scalar(value, compute_dtype(kind)), dtype=kind)
+        number = scalars.as_scalar(value, compute_dtype(kind))
+        return torch.tensor(number, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
         for name, made in self._hyper.create(self._make_variable).items():
@@ -190,4 +191,5 @@ class Hypers(TrackableSlots):
         dtype = as_dtype(var_dtype)
         if is_deferred():
             return graph_mode().learning_rate(self, dtype)
-        return torch.tensor(self._learning_rate(compute_dtype(dtype)), dtype=dtype)
+        rate = self._learning_rate(compute_dtype(dtype))
+        return torch.tensor(rate, dtype=dtype, device="cpu")

@@ -115,7 +115,8 @@ class Nadam(BuiltIn):
         self._make_cache(dtype)
 
     def _make_cache(self, dtype: torch.dtype) -> None:
-        self._cache = self._make_tracked_variable(torch.ones((), dtype=dtype), "momentum_cache")
+        one = torch.ones((), dtype=dtype, device="cpu")
+        self._cache = self._make_tracked_variable(one, "momentum_cache")
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:

@@ -24,7 +24,7 @@ from thalweg.core.gradient_stats import materialised
 from thalweg.core.gradient_transforms import NOTHING
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hooks import Shared
-from thalweg.core.hyperparameters import hint, is_number, shown
+from thalweg.core.hyperparameters import hint, is_number
 from thalweg.core.meshes import is_imported, is_on_mesh
 from thalweg.core.outcome import Outcome, raise_first
 from thalweg.core.pairs import Pair, as_pairs
@@ -40,6 +40,7 @@ from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.ground.locks import importing
 from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
 from thalweg.ground.scattering import scatter
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, has_hooks
@@ -146,7 +147,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
-            raise InvalidTypeError(f"name must be a string, not {shown(name)}.{hint(name)}")
+            raise InvalidTypeError(f"name must be a string, not {show_value(name)}.{hint(name)}")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)

@@ -11,6 +11,7 @@ from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import as_number
 from thalweg.core.pairs import Pair
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 
 CLIPPING = ("clipvalue", "clipnorm", "global_clipnorm")
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
@@ -35,7 +36,9 @@ def as_option(key: str, value: Any) -> Any:
 
 def _checked_aggregator(function: object) -> Any:
     if function is not None and not callable(function):
-        raise InvalidTypeError(f"gradient_aggregator must be a function, not {function!r}.")
+        raise InvalidTypeError(
+            f"gradient_aggregator must be a function, not {show_value(function)}."
+        )
     return function
 
 
@@ -45,7 +48,7 @@ def _checked_transformers(functions: object) -> list[Transformer]:
     found: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
     if not isinstance(functions, Iterable) or not all(map(callable, found)):
         raise InvalidTypeError(
-            f"gradient_transformers must be a list of functions, not {functions!r}."
+            f"gradient_transformers must be a list of functions, not {show_value(functions)}."
         )
     return found
 

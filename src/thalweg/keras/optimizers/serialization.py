@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from thalweg.ground.showing import show_value
 from thalweg.keras.optimizers.adadelta import Adadelta
 from thalweg.keras.optimizers.adagrad import Adagrad
 from thalweg.keras.optimizers.adam import Adam
@@ -55,7 +56,9 @@ def deserialize(
         ValueError: The class is unknown, or the dictionary is not one that `serialize` returns.
     """
     if not isinstance(config, dict) or "class_name" not in config:
-        raise ValueError(f"Expected a dictionary with 'class_name' and 'config', not {config!r}.")
+        raise ValueError(
+            f"Expected a dictionary with 'class_name' and 'config', not {show_value(config)}."
+        )
     name = config["class_name"]
     cls = (custom_objects or {}).get(name) or _BY_LOWER.get(str(name).lower())
     keras = sys.modules.get("keras.saving")
@@ -87,4 +90,4 @@ def get(identifier: object, use_legacy_optimizer: bool = False) -> Optimizer:
         return deserialize(identifier)
     if isinstance(identifier, str):
         return deserialize({"class_name": identifier, "config": {}})
-    raise ValueError(f"Could not interpret optimizer identifier: {identifier!r}")
+    raise ValueError(f"Could not interpret optimizer identifier: {show_value(identifier)}")

@@ -20,6 +20,7 @@ from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.ground.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.keras import backend
 from thalweg.variable import (
@@ -49,7 +50,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
     if isinstance(initializer, str):
         if initializer not in _FILL:
             raise ValueError(f"Unknown initializer {initializer!r}; known: {', '.join(_FILL)}.")
-        return torch.full(tuple(shape), _FILL[initializer], dtype=dtype)
+        return torch.full(tuple(shape), _FILL[initializer], dtype=dtype, device="cpu")
     if callable(initializer) and not isinstance(initializer, Tensor):
         initializer = initializer(tuple(shape), dtype=dtype)
         if is_symbolic(initializer):
@@ -106,10 +107,12 @@ class Weights(TrackableSlots):
         if self._iterations is not None:
             raise RuntimeError(
                 "Cannot set `iterations` to a new Variable after the Optimizer weights have been"
-                f" created. Here it is attempting to set `iterations` to {variable!r}."
+                f" created. Here it is attempting to set `iterations` to {show_value(variable)}."
             )
         if not _is_counter(variable):
-            raise InvalidTypeError(f"iterations must be an integer scalar, not {variable!r}.")
+            raise InvalidTypeError(
+                f"iterations must be an integer scalar, not {show_value(variable)}."
+            )
         if not is_symbolic(variable) and variable < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {variable.item()}.")
         self._handle_deferred_dependencies(name="iter", trackable=variable)
@@ -142,7 +145,7 @@ class Weights(TrackableSlots):
         if found is not None:
             return found
         if not isinstance(var, Tensor | SymbolicVariable):
-            raise InvalidTypeError(f"add_slot needs a variable, not {var!r}.")
+            raise InvalidTypeError(f"add_slot needs a variable, not {show_value(var)}.")
         own = shape is None or tuple(shape) == tuple(var.shape)
         if own and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]

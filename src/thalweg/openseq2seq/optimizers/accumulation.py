@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg.core.slots import SlotStore
 from thalweg.core.state import Staged
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import TRAINED, StateVariable, Variable
 
@@ -100,7 +101,9 @@ def check_count(iter_size: object) -> None:
         InvalidArgumentError: It is no positive integer.
     """
     if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
-        raise InvalidArgumentError(f"iter_size must be a positive integer, not {iter_size!r}.")
+        raise InvalidArgumentError(
+            f"iter_size must be a positive integer, not {show_value(iter_size)}."
+        )
 
 
 def as_skip(value: object) -> bool:
@@ -114,4 +117,4 @@ def as_skip(value: object) -> bool:
         return bool(found)
     if isinstance(found, bool | np.bool_):
         return bool(found)
-    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {found!r}.")
+    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {show_value(found)}.")

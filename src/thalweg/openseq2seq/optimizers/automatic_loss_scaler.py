@@ -131,7 +131,8 @@ class AutomaticLossScaler(Argument):
 def _checked(gradients: list[object]) -> tuple[Tensor, Tensor]:
     bounds = [bound for grad in gradients for bound in _bounds(grad)]
     amax = np.float32(np.max(np.abs(bounds), initial=0.0))  # NaN wins
-    return torch.tensor(bool(np.isnan(amax))), torch.tensor(amax)
+    is_nan = torch.tensor(bool(np.isnan(amax)), dtype=torch.bool, device="cpu")
+    return is_nan, torch.tensor(amax, dtype=torch.float32, device="cpu")
 
 
 def _bounds(grad: object) -> list[float]:

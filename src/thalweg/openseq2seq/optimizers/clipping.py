@@ -13,6 +13,7 @@ from thalweg.core.gradient_transforms import GradientTransforms
 from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
@@ -46,7 +47,9 @@ def check_limit(name: str, limit: object) -> None:
     """
     check_size(name, limit)
     if is_number(limit) and not limit >= 0:
-        raise InvalidArgumentError(f"{name} is the largest norm, 0 or more, not {limit!r}.")
+        raise InvalidArgumentError(
+            f"{name} is the largest norm, 0 or more, not {show_value(limit)}."
+        )
 
 
 def _clip_by_global_norm(
@@ -78,7 +81,7 @@ def _clip_by_global_norm(
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
     if not isinstance(t_list, Sequence) or isinstance(t_list, str | bytes):
-        raise InvalidTypeError(f"t_list should be a sequence, not {t_list!r}.")
+        raise InvalidTypeError(f"t_list should be a sequence, not {show_value(t_list)}.")
     if not as_shipped:
         check_limit("clip_norm", clip_norm)
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm

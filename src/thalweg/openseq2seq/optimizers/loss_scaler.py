@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import Decision
-from thalweg.core.hyperparameters import shown
 from thalweg.core.options.scale_policies import Policy, State, answer
 from thalweg.core.section import run
 from thalweg.core.state import Entry, check_eager, fitting, restore, snapshot
@@ -23,6 +22,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable
@@ -47,7 +47,7 @@ class LossScaler:
     def __init__(self, params: Mapping[str, Any] | None = None, as_shipped: bool = False) -> None:
         if not isinstance(params or {}, Mapping):
             raise InvalidTypeError(
-                f"The parameters of {type(self).__name__} must be a dict, not {shown(params)}."
+                f"The parameters of {type(self).__name__} must be a dict, not {show_value(params)}."
             )
         given = dict(params or {})
         kinds: dict[str, Kind] = {name: type(value) for name, value in self.DEFAULTS.items()}
@@ -158,5 +158,7 @@ def _number(name: str, value: object) -> Any:
             raise InvalidArgumentError(f"{name} must be a scalar, not of shape {value.shape}.")
         value = value[()]
     if not isinstance(value, (bool, int, float, np.number, np.bool)):
-        raise InvalidTypeError(f"{name} must be a number or tensor of shape (), not {value!r}.")
+        raise InvalidTypeError(
+            f"{name} must be a number or tensor of shape (), not {show_value(value)}."
+        )
     return value

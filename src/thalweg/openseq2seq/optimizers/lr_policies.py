@@ -21,11 +21,12 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.ground.counters import number_of
 from thalweg.ground.scalars import Scalar, ScalarType, as_scalar, is_floating, scalar_type
+from thalweg.ground.showing import show_value
 from thalweg.schedules import formulas
 from thalweg.v1 import train
 from thalweg.v1.train.decay import follow_rate
 from thalweg.v1.train.followed import remember_source
-from thalweg.variable import as_dtype, dtype_name
+from thalweg.variable import as_dtype, check_held, dtype_name
 
 __all__ = [
     "cosine_decay",
@@ -92,11 +93,13 @@ def piecewise_constant(
         OpenSeq2Seq finds only when it runs that boundaries descend.
     """
     if not isinstance(decay_rates, list):
-        raise InvalidTypeError(f"decay_rates must be a list, not {decay_rates!r}.")
+        raise InvalidTypeError(f"decay_rates must be a list, not {show_value(decay_rates)}.")
     if not len(boundaries):
         raise InvalidArgumentError("boundaries is empty; fixed_lr does not change.")
     if steps_per_epoch is not None:
         boundaries = [steps_per_epoch * epoch for epoch in boundaries]
+    if isinstance(learning_rate, Tensor):
+        check_held(learning_rate, "learning_rate")
     values = [learning_rate * rate for rate in (1.0, *decay_rates)]
     return train.piecewise_constant(global_step, boundaries, values)
 
@@ -344,18 +347,20 @@ def _decayed(
 def _followed(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
+    rate_dtype = as_dtype(dtype)
+
     def rate(step: object) -> Tensor:
         number = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):
-            return torch.tensor(formula(number), device="cpu")
+            return torch.tensor(formula(number), dtype=rate_dtype, device="cpu")
 
-    return follow_rate(rate, (global_step,), as_dtype(dtype), name, formula)
+    return follow_rate(rate, (global_step,), rate_dtype, name, formula)
 
 
 def _dtype_of(learning_rate: object) -> ScalarType:
     if is_symbolic(learning_rate) or not is_floating(learning_rate):
         raise InvalidTypeError(
             "learning_rate must be a float, or a float32 or float64 scalar, not"
-            f" {learning_rate!r}. The policy computes in its dtype."
+            f" {show_value(learning_rate)}. The policy computes in its dtype."
         )
     return scalar_type(learning_rate)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import check_size, hint, shown
+from thalweg.core.hyperparameters import check_size, hint
 from thalweg.core.outcome import not_taken, raise_first
 from thalweg.core.pairs import as_pairs, distinct
 from thalweg.core.state import Loading, Names, check_eager, keys_of, restore
@@ -24,6 +24,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.ground.running import graph_of
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import writable
 from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -108,7 +109,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidTypeError(
-                f"optimizer must be an optimizer of thalweg.v1, not {shown(optimizer)}."
+                f"optimizer must be an optimizer of thalweg.v1, not {show_value(optimizer)}."
                 f"{hint(optimizer)}"
             )
         super().__init__(optimizer, False, f"{optimizer.get_name()}-MP")
@@ -428,7 +429,8 @@ def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLoss
         return loss_scale if isinstance(loss_scale, float) else None
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float | np.number):
         raise InvalidTypeError(
-            f"loss_scale must be a number, an AutomaticLossScaler or None, not {loss_scale!r}."
+            f"loss_scale must be a number, an AutomaticLossScaler or None, not"
+            f" {show_value(loss_scale)}."
         )
     check_size("loss_scale", loss_scale)
     with np.errstate(all="ignore"):
@@ -437,7 +439,7 @@ def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLoss
     if not all(np.isfinite(bound) and bound > 0 for bound in bounds):
         raise InvalidArgumentError(
             f"loss_scale must be finite and above 0 in float32, and 1 / loss_scale, too, not"
-            f" {loss_scale!r}."
+            f" {show_value(loss_scale)}."
         )
     return float(loss_scale)
 

@@ -28,7 +28,8 @@ def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
         known = known_of(how, Tensors(found, found), found)
         with np.errstate(over="ignore"):
             norm = np.float32(known.global_norm)
-        return torch.tensor(norm, device=found[0].device if found else None)
+        device = found[0].device if found else "cpu"
+        return torch.tensor(norm, dtype=torch.float32, device=device)
 
     if not is_deferred(*present):
         return measure(present)

@@ -17,6 +17,7 @@ from thalweg.core.vectors import for_each, number, place_of
 from thalweg.engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
@@ -72,7 +73,9 @@ class PostProcessing(NamedTuple):
                 " or larc_params."
             )
         if not (clip_gradients is None or is_number(clip_gradients)):
-            raise InvalidTypeError(f"clip_gradients must be a number, not {clip_gradients!r}.")
+            raise InvalidTypeError(
+                f"clip_gradients must be a number, not {show_value(clip_gradients)}."
+            )
         check_size("clip_gradients", clip_gradients)
         if not as_shipped:
             check_limit("clip_gradients", clip_gradients)

@@ -15,6 +15,7 @@ from thalweg.errors import (
     did_you_mean,
     warn,
 )
+from thalweg.ground.showing import show_value
 from thalweg.variable import REDUCED, as_dtype, dtype_name
 
 _MESSAGE = (
@@ -36,7 +37,7 @@ def is_mixed(dtype: object) -> bool:
         InvalidArgumentError: It is another name, or a dtype in which nothing is trained.
         InvalidTypeError: It is neither a name nor a dtype.
     """
-    known = f"dtype must be one of {', '.join(_NAMES)}, not {dtype!r}."
+    known = f"dtype must be one of {', '.join(_NAMES)}, not {show_value(dtype)}."
     if dtype is None:
         return False
     if isinstance(dtype, str) and dtype not in _NAMES:

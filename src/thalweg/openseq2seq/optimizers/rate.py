@@ -14,7 +14,7 @@ from thalweg.graph import is_symbolic
 from thalweg.ground.counters import number_of
 from thalweg.ground.switches import no_grad
 from thalweg.v1.train.followed import Followed
-from thalweg.variable import Variable, name_of, to_tensor
+from thalweg.variable import Variable, check_held, name_of, to_tensor
 
 _DECAY = "weight_decay"
 
@@ -38,7 +38,9 @@ class LiveRate:
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: object = policy
         self._given: Any = None  # what the policy gave last; a number has more digits than `value`
-        self.value = self._evaluate_hypers().clone()
+        rate = self._evaluate_hypers()
+        check_held(rate, "The learning rate that the policy returned")
+        self.value = rate.clone()
         self._due: list[Tensor] = []  # what `set` sets
         self._set_to: object = None  # the number, where the policy gave one
 

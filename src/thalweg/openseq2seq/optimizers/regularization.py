@@ -71,7 +71,8 @@ def get_regularization_loss(
 
 
 def _sum(losses: Sequence[Tensor]) -> Tensor:
-    return sum((loss.to(torch.float32) for loss in losses), torch.zeros(()))
+    zero = torch.zeros((), dtype=torch.float32, device="cpu")
+    return sum((loss.to(torch.float32) for loss in losses), zero)
 
 
 def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:

@@ -23,6 +23,7 @@ from thalweg.graph import (
     variable_scope,
 )
 from thalweg.ground.running import thread
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
@@ -83,7 +84,7 @@ def step_in_graph(
     if callable(loss) and not is_symbolic(loss):
         loss = loss()
     if not is_symbolic(loss):
-        raise InvalidTypeError(f"loss must be a tensor of the graph, not {loss!r}.")
+        raise InvalidTypeError(f"loss must be a tensor of the graph, not {show_value(loss)}.")
     check_scalar(loss)
     if "learning_rate" in collected:
         collect_scalar("learning_rate", rate)
@@ -296,7 +297,9 @@ def _connected(backward: Backward, how: Treatment) -> Backward:
     """
     for var in backward.variables:
         if not isinstance(var, GraphVariable):
-            raise InvalidTypeError(f"var_list holds {var!r}, which is no variable of the graph.")
+            raise InvalidTypeError(
+                f"var_list holds {show_value(var)}, which is no variable of the graph."
+            )
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if how.reduces and how.all_reduce is None:
         pairs = fill_missing(pairs, current_strategy().ranks)

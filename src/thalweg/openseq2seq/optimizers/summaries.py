@@ -12,6 +12,7 @@ from thalweg.core.state import positioned
 from thalweg.core.vectors import is_host
 from thalweg.errors import InvalidTypeError
 from thalweg.ground.fetching import brought
+from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.optimizers.gradients import title
 from thalweg.variable import REDUCED
 
@@ -124,5 +125,6 @@ def check_writer(writer: object) -> None:
     ]
     if writer is not None and not all(map(callable, methods)):
         raise InvalidTypeError(
-            f"summary_writer must have the methods add_scalar and add_histogram, not {writer!r}."
+            f"summary_writer must have the methods add_scalar and add_histogram, not"
+            f" {show_value(writer)}."
         )

@@ -31,7 +31,8 @@ class Collected:
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         if tag not in self._but:
-            self._values.append(values.scalar(torch.tensor(value), tag))
+            number = torch.tensor(value, dtype=torch.float32, device="cpu")
+            self._values.append(values.scalar(number, tag))
         if self._writer is not None:
             self._writer.add_scalar(tag, value, step)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.ground.showing import show_value
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
 
@@ -46,9 +47,10 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     for name in summaries:
         if name not in OPTIMIZER_SUMMARIES:
             known = ", ".join(OPTIMIZER_SUMMARIES)
-            hint = did_you_mean(str(name), OPTIMIZER_SUMMARIES)
+            title = name if isinstance(name, str) else show_value(name)
+            hint = did_you_mean(title, OPTIMIZER_SUMMARIES)
             raise InvalidArgumentError(
-                f"Summaries should be one of [{known}], you provided {name}. {hint}".rstrip()
+                f"Summaries should be one of [{known}], you provided {title}. {hint}".rstrip()
             )
     return tuple(summaries)
 
@@ -69,5 +71,5 @@ def optimizer_class(optimizer: object) -> Callable[..., Any]:
             )
         return OPTIMIZER_CLS_NAMES[optimizer]
     if not callable(optimizer):
-        raise InvalidTypeError(f"optimizer must be a name or a class, not {optimizer!r}.")
+        raise InvalidTypeError(f"optimizer must be a name or a class, not {show_value(optimizer)}.")
     return optimizer

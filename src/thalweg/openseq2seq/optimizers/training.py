@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import is_symbolic
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -146,13 +147,13 @@ def optimize_loss(
     check_count(iter_size)
     if not callable(learning_rate_decay_fn):
         raise InvalidTypeError(
-            f"learning_rate_decay_fn must be callable, not {learning_rate_decay_fn!r}."
+            f"learning_rate_decay_fn must be callable, not {show_value(learning_rate_decay_fn)}."
         )
     iter_size = _runs_of_an_update(iter_size, skip_update_ph, bool(on_horovod), as_shipped)
     in_graph = is_deferred(loss)
     if not in_graph and not (callable(loss) and not isinstance(loss, Tensor)):
         raise InvalidTypeError(
-            f"loss must be a callable that returns the loss in eager mode, not {loss!r}."
+            f"loss must be a callable that returns the loss in eager mode, not {show_value(loss)}."
         )
     collected: tuple[str, ...] = ()
     if in_graph and can_be_collected(summaries, summary_writer):
@@ -212,7 +213,8 @@ def _global_step(given: object, in_graph: bool) -> object:
         return given
     if in_graph:
         return get_or_create_global_step()
-    return Variable(torch.zeros((), dtype=torch.int64), name="global_step", trainable=False)
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    return Variable(zero, name="global_step", trainable=False)
 
 
 def _made(

@@ -109,7 +109,9 @@ def _by_override(
 
     The step counts as taken once the counter has moved.
     """
-    step = torch.zeros((), dtype=torch.int64) if global_step is None else global_step
+    step = global_step
+    if step is None:
+        step = torch.zeros((), dtype=torch.int64, device="cpu")
     before = step.detach().clone()
     try:
         with distribute.enter_single_replica():  # they are means over the replicas

@@ -102,9 +102,10 @@ def updated(
     def run_process(*values: object) -> list[object]:
         with writable():
             found, leaves = process(*values), list(map(resolve, targets))
+            is_applied = torch.tensor(found is not None, dtype=torch.bool, device="cpu")
             if found is None:
-                return [torch.tensor(False), *map(_none, slices, leaves)]
-            return [torch.tensor(True), *map(_as_known, found, slices, leaves)]
+                return [is_applied, *map(_none, slices, leaves)]
+            return [is_applied, *map(_as_known, found, slices, leaves)]
 
     def apply() -> object:
         with distribute.enter_single_replica():  # they are means over the replicas
@@ -144,7 +145,8 @@ def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """No rows, or zeros that take no memory."""
     own = target.detach()
     if is_sparse:
-        return IndexedSlices(own.new_zeros((0, *own.shape[1:])), torch.zeros(0, dtype=torch.int64))
+        no_rows = torch.zeros(0, dtype=torch.int64, device=own.device)
+        return IndexedSlices(own.new_zeros((0, *own.shape[1:])), no_rows)
     return own.new_zeros(()).expand(own.shape)
 
 

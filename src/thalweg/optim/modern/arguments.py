@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.hyperparameters import shown
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.optim.differing import are_numbers, is_flag
 from thalweg.optim.groups import PAIRS
 
@@ -52,10 +52,14 @@ class Arguments(torch.optim.Optimizer):
             count = getattr(self, "_betas", 2) if name == "betas" else 2
             if not are_numbers(value, count):
                 what = "a pair of numbers" if count == 2 else "three numbers"
-                raise InvalidTypeError(f"Invalid {name} value: {shown(value)}; expected: {what}.")
+                raise InvalidTypeError(
+                    f"Invalid {name} value: {show_value(value)}; expected: {what}."
+                )
             return value.tolist() if hasattr(value, "tolist") else value
         if not is_flag(value):
-            raise InvalidTypeError(f"Invalid {name} value: {shown(value)}; expected: a number.")
+            raise InvalidTypeError(
+                f"Invalid {name} value: {show_value(value)}; expected: a number."
+            )
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:

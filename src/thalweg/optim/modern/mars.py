@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg.core.groups import Group
 from thalweg.formula import Rule
+from thalweg.ground.showing import show_value
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 from thalweg.optim.param_state import Own
@@ -68,7 +69,7 @@ class MARS(ModernOptimizer):
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         given = group.get("mars_type")
         if not isinstance(given, str) or given not in _TYPES:
-            return [f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {given!r}"]
+            return [f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {show_value(given)}"]
         if group.get("caution"):
             return [
                 "caution=True is not offered: what it measures follows from a norm of the same step"

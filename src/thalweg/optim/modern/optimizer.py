@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
+import torch
+
 from thalweg.core.groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
@@ -49,6 +51,7 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
     """A class of torch's kind for one rule, which says its rule and `_arguments`."""
 
     _torch = DeclaredArguments
+    _number_dtype = torch.float32
     _rule: ClassVar[str]  # its name in `thalweg.rules.modern`
 
     def __init_subclass__(cls) -> None:

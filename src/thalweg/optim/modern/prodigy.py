@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from thalweg.ground.showing import show_value
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
@@ -69,6 +70,8 @@ class Prodigy(ModernOptimizer):
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
         if group.get("slice_p", 1) != 1:
-            return [f"slice_p={group['slice_p']!r} is not offered: sums are over all elements"]
+            return [
+                f"slice_p={show_value(group['slice_p'])} is not offered: sums are over all elements"
+            ]
         zeros = [name for name in ("d0", "eps") if not group.get(name, 1.0)]
         return [f"{name} must be above 0" for name in zeros]

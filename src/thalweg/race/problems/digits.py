@@ -18,9 +18,10 @@ def load(seed: int) -> Problem:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    targets = torch.tensor(labels, dtype=torch.int64)
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+    images = torch.tensor(pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8) / 16
+    targets = torch.tensor(labels, dtype=torch.int64, device="cpu")
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    order = torch.randperm(len(targets), generator=generator, dtype=torch.int64, device="cpu")
     test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
     train_examples = Examples(images[train], targets[train])
     return Problem(

@@ -149,9 +149,8 @@ def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
     """
     batch, _, frames = scores.shape
     counts = (targets != BLANK).sum(1)
-    return functional.ctc_loss(
-        scores.permute(2, 0, 1), targets, torch.full((batch,), frames), counts, blank=BLANK
-    )
+    lengths = torch.full((batch,), frames, dtype=torch.int64, device=targets.device)
+    return functional.ctc_loss(scores.permute(2, 0, 1), targets, lengths, counts, blank=BLANK)
 
 
 def read(scores: Tensor) -> list[list[int]]:

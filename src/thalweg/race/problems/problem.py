@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -63,12 +64,16 @@ class Problem:
 
     def order(self, epochs: int, seed: int) -> Tensor:
         """Which examples each step takes, a row per step; a new shuffle every epoch."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
-        passes = [
-            torch.randperm(len(self.train.targets), generator=generator)[:count]
-            for _ in range(epochs)
-        ]
+        shuffle = partial(
+            torch.randperm,
+            len(self.train.targets),
+            generator=generator,
+            dtype=torch.int64,
+            device="cpu",
+        )
+        passes = [shuffle()[:count] for _ in range(epochs)]
         return torch.cat(passes).reshape(-1, self.batch_size)
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:

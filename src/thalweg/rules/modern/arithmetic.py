@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Hyper, Slot, sqrt, where
+from thalweg.ground.showing import show_value
 from thalweg.rules.torch.arithmetic import as_read
 
 _HYPERS = (
@@ -81,4 +82,4 @@ def check_count(name, value):
         ValueError: It is no positive integer.
     """
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} must be a positive integer, not {value!r}.")
+        raise ValueError(f"{name} must be a positive integer, not {show_value(value)}.")

@@ -15,6 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg.ground.showing import show_value
+
 Triple = tuple[float, float, float]
 COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "original": ((3.4445, -4.7750, 2.0315),),
@@ -62,16 +64,18 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
     if isinstance(coefficients, str):
         if coefficients not in COEFFICIENTS:
             names = ", ".join(map(repr, COEFFICIENTS))
-            raise ValueError(f"ns_coefficients is {coefficients!r}; known are {names}.")
+            raise ValueError(f"ns_coefficients is {show_value(coefficients)}; known are {names}.")
         known = COEFFICIENTS[coefficients]
     else:
         given: Any = coefficients
         are_several = isinstance(given, tuple) and all(isinstance(each, tuple) for each in given)
         known = given if given and are_several else (given,)
         if not all(map(_is_triple, known)):
-            raise ValueError(f"ns_coefficients must be three numbers each, not {coefficients!r}.")
+            raise ValueError(
+                f"ns_coefficients must be three numbers each, not {show_value(coefficients)}."
+            )
     if type(steps) is not int or not 0 < steps < 100:
-        raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {steps!r}.")
+        raise ValueError(f"ns_steps must be a whole number from 1 to 99, not {show_value(steps)}.")
     exact = [(float(a), float(b), float(c)) for a, b, c in known]
     return tuple(exact[min(index, len(exact) - 1)] for index in range(steps))
 
@@ -83,7 +87,9 @@ def check_dtype(dtype: str | None) -> None:
         ValueError: It is none of `DTYPES`, nor None.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"ns_dtype is {dtype!r}; it may be None, 'float32' or 'bfloat16'.")
+        raise ValueError(
+            f"ns_dtype is {show_value(dtype)}; it may be None, 'float32' or 'bfloat16'."
+        )
 
 
 def norms_of(matrices: Tensor) -> Tensor:
@@ -130,4 +136,6 @@ def scale_of(adjust: str | None, rows: int, columns: int) -> float:
         return 0.2 * max(rows, columns) ** 0.5
     if adjust == "rms_to_rms":
         return (rows / columns) ** 0.5
-    raise ValueError(f"adjust_lr_fn is {adjust!r}; known are {', '.join(map(repr, ADJUST))}.")
+    raise ValueError(
+        f"adjust_lr_fn is {show_value(adjust)}; known are {', '.join(map(repr, ADJUST))}."
+    )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
+from thalweg.ground.showing import show_value
 from thalweg.rules.modern.arithmetic import check_count
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
@@ -58,7 +59,7 @@ def normuon(
     check_count("heads", 1 if heads is None else heads)
     if length not in LENGTHS:
         known = ", ".join(map(repr, LENGTHS))
-        raise ValueError(f"update_scale is {length!r}; known are {known}.")
+        raise ValueError(f"update_scale is {show_value(length)}; known are {known}.")
 
     stage = partial(
         normalize, coefficients=triples(coefficients, steps), epsilon=epsilon, adjust=adjust,

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Around, Formula, Level, Rule, Slot, StepMeasure, variable_squares
+from thalweg.ground.showing import show_value
 from thalweg.rules.modern.arithmetic import ones
 
 P = ParamSpec("P")
@@ -24,7 +25,8 @@ def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             name = wrap.__name__
             raise InvalidTypeError(
-                f"{name} wraps a thalweg.Rule, not {rule!r}; optimizers of thalweg.optim have it as"
+                f"{name} wraps a thalweg.Rule, not"
+                f" {show_value(rule)}; optimizers of thalweg.optim have it as"
                 f" an option, {name}=True."
             )
         try:
@@ -139,8 +141,8 @@ def check_share(name: str, value: float, highest: float | None) -> None:
         InvalidArgumentError: It is out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore
-        raise InvalidTypeError(f"{name} must be a number, not {value!r}.")
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.")
     is_fit = 0 < value <= float_info.max if highest is None else 0 <= value <= highest
     if not is_fit:
         wanted = "a positive number" if highest is None else f"from 0 to {highest:g}"
-        raise InvalidArgumentError(f"{name} must be {wanted}, not {value!r}.")
+        raise InvalidArgumentError(f"{name} must be {wanted}, not {show_value(value)}.")

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from thalweg.ground.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.steps import batches, checked, padded, shuffle_elements
+from thalweg.tf.data.steps import batches, checked, draw_below, padded, shuffle_elements
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)
@@ -170,7 +171,7 @@ class Dataset:
         kind = as_dtype(output_type)
         numbers = range(*map(int, args))
         return Dataset(
-            lambda _: (torch.tensor(each, dtype=kind) for each in numbers),
+            lambda _: (torch.tensor(each, dtype=kind, device="cpu") for each in numbers),
             lambda: specs.TensorSpec((), kind),
             count=len(numbers),
         )
@@ -278,8 +279,9 @@ class Dataset:
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs of an int64 number and the element."""
         counted = specs.TensorSpec((), torch.int64)
+        as_tensor = partial(torch.tensor, dtype=torch.int64, device="cpu")
         return self._add_step(
-            lambda every: ((torch.tensor(i), x) for i, x in enumerate(every, int(start))),
+            lambda every: ((as_tensor(i), x) for i, x in enumerate(every, int(start))),
             lambda: (counted, self.element_spec),
         )
 
@@ -382,8 +384,8 @@ class Dataset:
 
         def step(every: Iterator[object], size: int) -> Iterator[object]:
             if not generators:
-                begin = int(torch.randint(2**31, ())) if seed is None else int(seed)
-                generators.append(torch.Generator().manual_seed(begin))
+                begin = draw_below(2**31) if seed is None else int(seed)
+                generators.append(torch.Generator(device="cpu").manual_seed(begin))
             if reshuffle_each_iteration is False:
                 generators[0].manual_seed(generators[0].initial_seed())
             yield from shuffle_elements(every, size, generators[0])

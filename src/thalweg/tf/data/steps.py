@@ -77,13 +77,24 @@ def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: An
     return made
 
 
+def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
+    """Return a random integer from 0 to `limit - 1`.
+
+    Args:
+        limit: At least 1.
+        generator: A generator of the CPU; None is torch's own.
+    """
+    number = torch.randint(limit, (), dtype=torch.int64, device="cpu", generator=generator)
+    return int(number)
+
+
 def shuffle_elements(
     every: Iterator[object], size: int, generator: torch.Generator
 ) -> Iterator[Any]:
     """The next is always one of the first `size` elements that are left."""
     held = list(itertools.islice(every, size))
     while held:
-        place = int(torch.randint(len(held), (), generator=generator))
+        place = draw_below(len(held), generator)
         yield held[place]
         following = next(every, None)
         if following is None:

@@ -10,6 +10,7 @@ from typing import Any
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphKeys
+from thalweg.ground.showing import show_value
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message
 
@@ -87,7 +88,7 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
     inputs = list(inputs)
     for each in inputs:
         if not isinstance(each, graph.SymbolicTensor):
-            raise InvalidTypeError(f"merge takes summaries of the graph, not {each!r}.")
+            raise InvalidTypeError(f"merge takes summaries of the graph, not {show_value(each)}.")
     return _add_to_collections(
         join_summaries, inputs, name or "Merge/MergeSummary", collections or ()
     )

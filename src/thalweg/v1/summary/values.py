@@ -96,13 +96,14 @@ def _encode_png(image: torch.Tensor) -> bytes:
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
     known = image.isfinite()
     inside = image[known]
-    low, high = (inside.min(), inside.max()) if inside.numel() else (torch.tensor(0.0),) * 2
+    low, high = (inside.min(), inside.max()) if inside.numel() else (image.new_zeros(()),) * 2
     largest, span, offset = (high, 255.0, 0.0) if low >= 0 else (
         torch.maximum(low.abs(), high.abs()), 127.0, 128.0
     )  # fmt: skip
     scale = 0.0 if largest < 1e-6 else span / largest
     pixels = torch.where(known, image, 0) * scale + offset
-    bad = torch.tensor([255.0, 0.0, 0.0, 255.0])[: image.shape[-1]]
+    red = torch.tensor([255.0, 0.0, 0.0, 255.0], dtype=torch.float32, device=image.device)
+    bad = red[: image.shape[-1]]
     return torch.where(known.all(-1, keepdim=True), pixels, bad).to(torch.uint8)
 
 

@@ -42,8 +42,8 @@ class SparseAccumulator:
 
     def __init__(self) -> None:
         self._rows: Tensor | None = None  # sorted, each once
-        self._sums = torch.empty(0)
-        self._counts = torch.empty(0)
+        self._sums = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._counts = torch.empty(0, dtype=torch.float32, device="cpu")
         self._shape: torch.Size | None = None
 
     def add(self, gradient: IndexedSlices | None) -> None:

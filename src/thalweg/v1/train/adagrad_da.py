@@ -14,6 +14,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.graph import is_symbolic, resolve
 from thalweg.ground.counters import number_of
+from thalweg.ground.showing import show_value
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.train.checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
@@ -69,7 +70,9 @@ class AdagradDAOptimizer(RuleOptimizer):
         initial = as_number(name_of_initial, initial_gradient_squared_accumulator_value)
         check_positive(name_of_initial, initial)
         if not isinstance(global_step, Tensor) and not is_symbolic(global_step):
-            raise InvalidTypeError(f"global_step must be a variable, not {global_step!r}.")
+            raise InvalidTypeError(
+                f"global_step must be a variable, not {show_value(global_step)}."
+            )
         if global_step.dtype != torch.int64 or tuple(global_step.shape) != ():
             raise InvalidArgumentError(
                 f"global_step must be an int64 scalar, not {global_step.dtype} of shape"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from thalweg.errors import InvalidArgumentError
+from thalweg.variable import check_held
 
 
 def check_positive(name: str, value: float) -> None:
@@ -14,7 +17,9 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_not_negative(name: str, value: float) -> None:
-    """Refuse a number below 0; ValueError."""
+    """Raise a ValueError for a number below 0, and a LayoutError for a tensor that was cut."""
+    if isinstance(value, Tensor):
+        check_held(value, name)
     if value < 0.0:
         raise ValueError(f"{name} {value:f} needs to be positive or zero")
 

@@ -14,6 +14,7 @@ from thalweg.errors import (
     OutOfRangeError,
 )
 from thalweg.ground.locks import Lock, on_fork
+from thalweg.ground.showing import show_value
 from thalweg.v1.seconds import check_seconds, wait_seconds
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
@@ -84,7 +85,9 @@ class Coordinator:
         """
         error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
         if error is not None and not isinstance(error, BaseException):
-            raise InvalidTypeError(f"request_stop takes an exception or None, not {ex!r}.")
+            raise InvalidTypeError(
+                f"request_stop takes an exception or None, not {show_value(ex)}."
+            )
         if isinstance(error, self._clean):
             error = None
         with self._lock:

@@ -18,7 +18,7 @@ from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.v1.train.checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
-from thalweg.variable import as_dtype
+from thalweg.variable import as_dtype, check_held
 
 _ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
 
@@ -82,6 +82,8 @@ class FtrlOptimizer(RuleOptimizer):
     ) -> None:
         initial = as_number("initial_accumulator_value", initial_accumulator_value)
         check_not_negative("initial_accumulator_value", initial)
+        if isinstance(learning_rate_power, Tensor):
+            check_held(learning_rate_power, "learning_rate_power")
         if learning_rate_power > 0.0:
             raise ValueError(
                 f"learning_rate_power {learning_rate_power:f} needs to be negative or zero"
@@ -128,6 +130,7 @@ class FtrlOptimizer(RuleOptimizer):
         parts = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
         narrow = getattr(values["learning_rate"], "dtype", None)
         if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
-            parts = [torch.tensor(part, dtype=as_dtype(narrow)) for part in parts]
+            kind = as_dtype(narrow)
+            parts = [torch.tensor(part, dtype=kind, device="cpu") for part in parts]
         own = super()._hyper_scalars(values, dtype, group)
         return {**own, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}

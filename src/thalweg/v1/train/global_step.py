@@ -18,6 +18,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.ground.showing import show_value
 from thalweg.variable import Variable
 
 _eager: list[object] = []
@@ -88,7 +89,9 @@ def assert_global_step(global_step_tensor: Any) -> None:
     """
     step = global_step_tensor
     if not isinstance(step, Tensor) and not is_symbolic(step):
-        raise InvalidTypeError(f'Existing "global_step" must be a Variable or Tensor: {step!r}.')
+        raise InvalidTypeError(
+            f'Existing "global_step" must be a Variable or Tensor: {show_value(step)}.'
+        )
     if step.dtype not in (torch.int64, torch.int32):
         raise InvalidTypeError(f'Existing "global_step" does not have integer type: {step.dtype}')
     if tuple(step.shape or ()) != ():

@@ -20,6 +20,7 @@ from thalweg.graph import (
     is_symbolic,
 )
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import as_gradient
 from thalweg.variable import (
     TRAINED,
@@ -172,7 +173,8 @@ def of_symbol(
     for var in variables:
         if not is_symbolic(var):
             raise InvalidTypeError(
-                f"var_list holds {var!r}, which is no variable of the graph. Make variables inside"
+                f"var_list holds"
+                f" {show_value(var)}, which is no variable of the graph. Make variables inside"
                 " `with graph.as_default():`."
             )
     found = gradients(

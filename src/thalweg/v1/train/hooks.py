@@ -22,6 +22,7 @@ from thalweg.formula import Rule
 from thalweg.graph import current_session
 from thalweg.ground.counters import Move, moved, number_of
 from thalweg.ground.scalars import product, scalar_type
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import no_grad
 from thalweg.variable import Variable, titles_of
 
@@ -208,7 +209,7 @@ def check_global_step(global_step: object) -> None:
     """Refuse what cannot be counted up; InvalidTypeError."""
     if not _is_global_step(global_step):
         raise InvalidTypeError(
-            f"global_step must be a scalar variable or None, not {global_step!r}."
+            f"global_step must be a scalar variable or None, not {show_value(global_step)}."
         )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from thalweg.errors import InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.train.coordinator import Coordinator
 
@@ -36,7 +37,7 @@ class LooperThread(threading.Thread):
         kwargs: Mapping[str, object] | None = None,
     ) -> None:
         if not isinstance(coord, Coordinator):
-            raise InvalidTypeError(f"coord must be a Coordinator, not {coord!r}.")
+            raise InvalidTypeError(f"coord must be a Coordinator, not {show_value(coord)}.")
         if timer_interval_secs is not None:
             check_seconds("timer_interval_secs", timer_interval_secs)
         super().__init__(daemon=True)

@@ -30,6 +30,7 @@ from thalweg.graph import (
     operation,
 )
 from thalweg.ground.scalars import scalar_type
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import outside_inference
 from thalweg.ground.tracing import untraced
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
@@ -210,7 +211,8 @@ class ExponentialMovingAverage(StateDict):
             raise InvalidTypeError(
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )
-        zeros = torch.zeros(tuple(source.shape), dtype=source.dtype)
+        device = torch.get_default_device()
+        zeros = torch.zeros(tuple(source.shape), dtype=source.dtype, device=device)
         self._put_slot(source, _AVERAGE, make_variable(zeros, title))
         if self._zero_debias:
             for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):
@@ -275,7 +277,7 @@ def _check_sources(sources: Sequence[Any]) -> None:
         if not is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(
                 "tf.train.ExponentialMovingAverage does not support non-Variable tensors when"
-                f" eager execution is enabled: {source!r}."
+                f" eager execution is enabled: {show_value(source)}."
             )
         if source.dtype not in VALID_DTYPES:
             name = base_name(source)

@@ -618,7 +618,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         check_updates(pairs)
         for grad, var in pairs:
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
-                as_gradient(grad, torch.empty(()), var.name)  # refuses what cannot be converted
+                like = torch.empty((), dtype=torch.float32, device="cpu")
+                as_gradient(grad, like, var.name)  # raises if it cannot be converted
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         if self._is_recorded():

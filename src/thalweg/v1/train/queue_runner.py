@@ -20,6 +20,7 @@ from thalweg.errors import (
 from thalweg.graph import GraphKeys, Session, get_default_graph
 from thalweg.graph.nodes import session_for
 from thalweg.ground.locks import Lock, on_fork
+from thalweg.ground.showing import show_value
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.queues import QueueBase
 
@@ -280,6 +281,6 @@ def start_queue_runners(
     if not isinstance(sess, Session):
         if hasattr(sess, "run"):
             return []
-        raise InvalidTypeError(f"sess must be a tf.Session, not {sess!r}.")
+        raise InvalidTypeError(f"sess must be a tf.Session, not {show_value(sess)}.")
     runners = sess.graph.get_collection(collection)
     return [thread for qr in runners for thread in qr.create_threads(sess, coord, daemon, start)]

@@ -263,8 +263,12 @@ class QueueBase:
             taken = self._current_store().take(int(n), self.name, fewer)
             columns = zip(*taken, strict=True) if taken else ([] for _ in self._kinds)
             parts = zip(columns, self._kinds, self._shapes, strict=True)
-            return [torch.stack(column) if column else torch.zeros((0, *shape), dtype=kind)
-                    for column, kind, shape in parts]  # fmt: skip
+            return [
+                torch.stack(column)
+                if column
+                else torch.zeros((0, *shape), dtype=kind, device="cpu")
+                for column, kind, shape in parts
+            ]
 
         count = n if isinstance(n, int) and not fewer else None
         shapes = [(count, *shape) for shape in self._shapes if shape is not None]
@@ -281,7 +285,8 @@ class QueueBase:
         """How many elements it has."""
 
         def count_elements() -> torch.Tensor:
-            return torch.tensor(len(self._current_store().elements), dtype=torch.int32)
+            count = len(self._current_store().elements)
+            return torch.tensor(count, dtype=torch.int32, device="cpu")
 
         return self._run_or_record(count_elements, [], name or "Size", Output(torch.int32, (), ()))
 
@@ -289,7 +294,7 @@ class QueueBase:
         """Whether `close` has run."""
 
         def ask_closed() -> torch.Tensor:
-            return torch.tensor(self._current_store().closed)
+            return torch.tensor(self._current_store().closed, dtype=torch.bool, device="cpu")
 
         return self._run_or_record(ask_closed, [], name or "is_closed", Output(torch.bool, (), ()))
 
@@ -340,7 +345,7 @@ class RandomShuffleQueue(QueueBase):
         name: str = "random_shuffle_queue",
     ) -> None:
         self._least = int(min_after_dequeue)
-        self._generator = torch.Generator()
+        self._generator = torch.Generator(device="cpu")
         if seed is None:
             self._generator.seed()
         else:
@@ -348,4 +353,5 @@ class RandomShuffleQueue(QueueBase):
         super().__init__(capacity, dtypes, shapes, names, shared_name, name)
 
     def _pick(self, count: int) -> int:
-        return int(torch.randint(count, (), generator=self._generator))
+        place = torch.randint(count, (), generator=self._generator, dtype=torch.int64, device="cpu")
+        return int(place)

@@ -19,6 +19,7 @@ from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operatio
 from thalweg.graph.either import IndexedSlices
 from thalweg.ground.counters import number_of
 from thalweg.ground.running import is_ours
+from thalweg.ground.showing import show_value
 from thalweg.v1.train.followed import has_formula, value_now
 from thalweg.v1.train.hooks import AloneHooks, RuleHooks
 from thalweg.v1.train.optimizer import Optimizer
@@ -108,7 +109,7 @@ class RuleOptimizer(Optimizer):
             if is_function(given) and not self.CALLABLES:
                 raise ValueError(
                     f"{type(self).__name__} takes numbers and tensors as {attribute.lstrip('_')},"
-                    f" not the callable {given!r}."
+                    f" not the callable {show_value(given)}."
                 )
             values[name] = value_now(given)
             if not has_formula(given):

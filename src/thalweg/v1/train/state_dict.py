@@ -12,6 +12,7 @@ from thalweg.core.state import Entry, Names
 from thalweg.core.trackable import TrackableSlots
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.graph import executing_eagerly
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
@@ -167,7 +168,7 @@ def tensors_of(given: object) -> dict[str, Tensor]:
         InvalidTypeError: It is no mapping, or holds what is no tensor.
     """
     if not isinstance(given, Mapping):
-        raise InvalidTypeError(f"A state is a dict of tensors by name, not {repr(given)[:80]}.")
+        raise InvalidTypeError(f"A state is a dict of tensors by name, not {show_value(given)}.")
     found: dict[str, Tensor] = {}
     for name, value in given.items():
         try:

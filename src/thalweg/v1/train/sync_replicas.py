@@ -32,6 +32,7 @@ from thalweg.graph import (
     report_uninitialized_variables,
 )
 from thalweg.ground.running import is_deferred
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
@@ -131,7 +132,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         super().__init__(opt, use_locking, name)
         if not (variable_averages is None or hasattr(variable_averages, "apply")):
             raise InvalidTypeError(
-                f"variable_averages must have a method apply, not be {variable_averages!r}."
+                f"variable_averages must have a method apply, not be"
+                f" {show_value(variable_averages)}."
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
@@ -186,7 +188,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         step = graph_variable_of(global_step)
         if not isinstance(step, GraphVariable):
             raise InvalidTypeError(
-                f"global_step must be a variable of the graph, not {global_step!r}."
+                f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in given:
             _check_type(grad, var)
@@ -331,7 +333,8 @@ class _Meeting:
             known = [i for i, grad in enumerate(found) if grad is not None]
             pairs = [(found[i], leaves[i]) for i in known]
             check_pairs(pairs, [titles[i] for i in known], scatter=self._opt._scatters())
-            return torch.tensor(self.here().meet(found, local_step.item()), dtype=dtype)
+            step = self.here().meet(found, local_step.item())
+            return torch.tensor(step, dtype=dtype, device="cpu")
 
         references = [by_reference(var) for var in self._variables]
         return operation(
@@ -441,7 +444,7 @@ class _SyncReplicasHook(SessionRunHook):
 
 def _counter_of(name: str, value: object) -> int:
     if not isinstance(value, Integral) or value < 1:
-        raise InvalidArgumentError(f"{name} must be a positive integer, not {value!r}.")
+        raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(value)}.")
     return int(value)
 
 
@@ -470,7 +473,8 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     if kind is DenseAccumulator:
         return whole(grad, var)
     if kind is SparseAccumulator and isinstance(grad, Tensor):
-        return IndexedSlices(grad, torch.arange(len(grad), device=grad.device), grad.shape)
+        rows = torch.arange(len(grad), dtype=torch.int64, device=grad.device)
+        return IndexedSlices(grad, rows, grad.shape)
     return grad
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.hyperparameters import hint, shown
+from thalweg.core.hyperparameters import hint
 from thalweg.core.slot_optimizer import SlotOptimizer
 from thalweg.core.state import Entry
 from thalweg.engines.selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.ground.locks import Guard, Lock
+from thalweg.ground.showing import show_value
 from thalweg.ground.tracing import untraced
 from thalweg.v1.train.optimizer import Optimizer
 
@@ -32,7 +33,7 @@ class WrappingOptimizer(Optimizer):
     def __init__(self, opt: object, use_locking: bool, name: str | None) -> None:
         if not isinstance(opt, Optimizer):
             raise InvalidTypeError(
-                f"opt must be an optimizer of thalweg.v1, not {shown(opt)}.{hint(opt)}"
+                f"opt must be an optimizer of thalweg.v1, not {show_value(opt)}.{hint(opt)}"
             )
         super().__init__(use_locking, opt.get_name() if name is None else name)
         self._opt = opt

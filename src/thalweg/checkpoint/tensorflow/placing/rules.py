@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
+from thalweg.ground.showing import show_value
 from thalweg.storage import disk
 
 AXES = {
@@ -201,7 +202,9 @@ def _read_rules(path: str) -> str:
 def _parse_line(pattern: str, right: str, where: str) -> Line:
     words = right.split()
     if not pattern or not words:
-        raise InvalidConfigError(f"{where}: a rule is 'name -> parameter', not {right!r}.")
+        raise InvalidConfigError(
+            f"{where}: a rule is 'name -> parameter', not {show_value(right)}."
+        )
     target, how = words[0], words[1:]
     title = f"{pattern} -> {right}"
     if target == LEFT_OUT and not how:

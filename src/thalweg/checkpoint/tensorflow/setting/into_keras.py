@@ -55,7 +55,7 @@ def loading_keras(
     given = {
         "class_name": type(optimizer).__name__,
         "format": FORMAT,
-        "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64)),
+        "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64, device="cpu")),
         "hyperparameters": {n: each for n, each in hypers.items() if n not in fixed},
         "weights": weights,
         "slots": {keys[id(var)]: dict(own) for var, own in slots},

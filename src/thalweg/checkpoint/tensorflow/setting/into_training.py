@@ -77,7 +77,9 @@ def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
     A file without them is of a training that never stored them: they begin anew.
     """
     averages = file.mixed.averages if file.mixed else []
-    values = [each.tensor() for each in averages] or [torch.zeros(()) for _ in slots]
+    values = [each.tensor() for each in averages] or [
+        torch.zeros((), dtype=torch.float32, device="cpu") for _ in slots
+    ]
     if len(values) != len(slots):
         found = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
         raise state.mismatch(found)
@@ -105,7 +107,7 @@ def _counters_of(opt: object, placed: Placed) -> dict[str, Tensor]:
     if steps is not None:
         counts[GLOBAL_STEP] = as_count(steps, torch.int64)
     if isinstance(opt, MicroBatchStep):
-        counts["micro_batches"] = torch.tensor(0)
+        counts["micro_batches"] = torch.tensor(0, dtype=torch.int64, device="cpu")
     return counts
 
 
@@ -117,7 +119,7 @@ def _zero_accumulators(
     is_mixed = opt._mixed is not None
     return {
         f"{keys[id(var)]}/{ACCUMULATOR}": torch.zeros(
-            var.shape, dtype=torch.float32 if is_mixed else var.dtype
+            var.shape, dtype=torch.float32 if is_mixed else var.dtype, device="cpu"
         )
         for var in variables
     }

@@ -95,5 +95,5 @@ def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> d
         beta = np.float32(betas[name])
         count = next((each for each in counts if each is not None), None)
         value = np.float32(0) if count is None else power_after(beta, count)
-        found[name] = torch.tensor(float(value), dtype=torch.float32)
+        found[name] = torch.tensor(float(value), dtype=torch.float32, device="cpu")
     return found

@@ -25,6 +25,7 @@ from thalweg.errors import (
     listed,
     warn,
 )
+from thalweg.ground.showing import show_value
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -205,7 +206,7 @@ def refuse_contradictions(known: Mapping[str, object], given: Mapping[str, objec
         CheckpointMismatchError: Lists them.
     """
     found = [
-        f"{name} is {known[name]!r} in the file, not {given[name]!r}"
+        f"{name} is {show_value(known[name])} in the file, not {show_value(given[name])}"
         for name in known
         if name in given and _are_different(known[name], given[name])
     ]

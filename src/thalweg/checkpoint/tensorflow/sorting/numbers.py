@@ -52,7 +52,7 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
     if count < 0:
         raise state.mismatch([f"global_step is {count} in the file, which is no count of steps"])
     try:
-        value = torch.tensor(count, dtype=dtype)
+        value = torch.tensor(count, dtype=dtype, device="cpu")
     except (RuntimeError, OverflowError, ValueError):  # there are not as many integers
         value = None
     if value is None or dtype == torch.bool or value.item() != count:

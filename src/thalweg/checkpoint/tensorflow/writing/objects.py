@@ -40,7 +40,7 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
         _add_optimizer(made, found, nodes)
     if found.global_step is not None:
         made.add_variable(GLOBAL_STEP, found.global_step, GLOBAL_STEP)
-    counter = of_tensor(torch.tensor(1, dtype=torch.int64))
+    counter = of_tensor(torch.tensor(1, dtype=torch.int64, device="cpu"))
     made.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
     return made.tensors, made.as_object_graph()
 

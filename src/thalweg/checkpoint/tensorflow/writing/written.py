@@ -15,6 +15,7 @@ from thalweg.checkpoint.tensorflow.placing.targets import Targets
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import no_grad
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.storage.stored import Stored, of_tensor
@@ -99,14 +100,16 @@ def copy_written(
 
 def _check_kind(optimizer: object, kind: str) -> None:
     if kind not in KINDS:
-        raise InvalidArgumentError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
+        raise InvalidArgumentError(
+            f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
+        )
     if isinstance(optimizer, WrappingOptimizer):
         raise InvalidTypeError(
             f"{type(optimizer).__name__} wraps another optimizer, which has the state: give that."
         )
     if not isinstance(optimizer, V1Optimizer | KerasOptimizer | None):
         raise InvalidTypeError(
-            f"optimizer must be one of thalweg.v1 or thalweg.keras, not {optimizer!r}."
+            f"optimizer must be one of thalweg.v1 or thalweg.keras, not {show_value(optimizer)}."
         )
     if kind == "tf1" and isinstance(optimizer, KerasOptimizer):
         raise InvalidTypeError(

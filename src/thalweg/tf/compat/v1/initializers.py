@@ -133,7 +133,8 @@ class Identity(Initializer):
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
         kind = as_dtype(dtype or self.dtype)
-        return graph.constant(self.gain * torch.eye(*shape, dtype=kind))
+        identity = torch.eye(*shape, dtype=kind, device=torch.get_default_device())
+        return graph.constant(self.gain * identity)
 
 
 class UniformUnitScaling(Initializer):

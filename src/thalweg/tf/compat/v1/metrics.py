@@ -9,6 +9,7 @@ broadcast to the values, as in `tf.losses`; the value goes to the collections
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import GraphKeys
+from thalweg.ground.showing import show_value
 from thalweg.tf.compat.v1.weighting import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
@@ -64,10 +66,10 @@ def _counting_metric(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
         )
     keys = [GraphKeys.LOCAL_VARIABLES, GraphKeys.METRIC_VARIABLES]
+    zeros = partial(torch.zeros, dtype=torch.float32, device=torch.get_default_device())
     with graph.name_scope(name):
         sums = [
-            graph.Variable(torch.zeros(shape), False, keys, name=title)
-            for title, shape in counts.items()
+            graph.Variable(zeros(shape), False, keys, name=title) for title, shape in counts.items()
         ]
         value = call(result, *(each.read_value() for each in sums), name="value")
         added = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
@@ -305,7 +307,7 @@ def auc(
     """
     edge = 1e-7
     if curve not in ("ROC", "PR"):
-        raise InvalidArgumentError(f"curve must be ROC or PR, not {curve!r}.")
+        raise InvalidArgumentError(f"curve must be ROC or PR, not {show_value(curve)}.")
     heights = {
         "trapezoidal": lambda y: (y[:-1] + y[1:]) / 2,
         "minoring": lambda y: torch.minimum(y[:-1], y[1:]),
@@ -317,7 +319,9 @@ def auc(
         raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {known}.")
     inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     inner = inner if thresholds is None else sorted(thresholds)
-    levels = torch.tensor([-edge, *inner, 1 + edge])
+    levels = torch.tensor(
+        [-edge, *inner, 1 + edge], dtype=torch.float32, device=torch.get_default_device()
+    )
 
     def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
         wanted, given = _squeeze_alike(wanted.bool(), given)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.showing import show_value
 
 
 def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
@@ -33,7 +34,7 @@ def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
     Reference: TensorFlow 1.15, tf.contrib.layers.l2_regularizer
     """
     if isinstance(scale, numbers.Integral) or not isinstance(scale, numbers.Real):
-        raise InvalidTypeError(f"scale must be a float, not {scale!r}.")
+        raise InvalidTypeError(f"scale must be a float, not {show_value(scale)}.")
     if not (scale >= 0 and math.isfinite(scale)):
         raise InvalidArgumentError(f"scale must be a finite number of at least 0, not {scale}.")
 

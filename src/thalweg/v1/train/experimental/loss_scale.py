@@ -26,6 +26,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
+from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import values_of
 from thalweg.variable import check_held
 
@@ -215,7 +216,9 @@ def get(identifier: object) -> Any:
         return DynamicLossScale()
     if identifier is None or isinstance(identifier, LossScale):
         return identifier
-    raise InvalidArgumentError(f"Could not interpret loss scale identifier: {identifier!r}")
+    raise InvalidArgumentError(
+        f"Could not interpret loss scale identifier: {show_value(identifier)}"
+    )
 
 
 def _no_update() -> object:
@@ -228,4 +231,6 @@ def _are_finite(grads: Iterable[object]) -> torch.Tensor:
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")
     found = [torch.isfinite(values).all() for values in given]
-    return torch.stack(found).all() if found else torch.tensor(True)
+    if not found:
+        return torch.tensor(True, dtype=torch.bool, device="cpu")
+    return torch.stack(found).all()

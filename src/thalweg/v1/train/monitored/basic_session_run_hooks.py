@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
 from thalweg.graph import get_default_graph
@@ -20,6 +19,7 @@ from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunValues,
 )
 from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
+from thalweg.variable import to_tensor
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two looks at the global step
@@ -192,7 +192,7 @@ class NanTensorHook(SessionRunHook):
         Raises:
             NanLossDuringTrainingError: It is NaN, and that is an error.
         """
-        if not torch.as_tensor(run_values.results).isnan().any():
+        if not to_tensor(run_values.results).isnan().any():
             return
         if self._fail_on_nan_loss:
             _LOG.error("Model diverged with loss = NaN.")

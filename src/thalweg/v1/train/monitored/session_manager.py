@@ -11,6 +11,7 @@ import numpy as np
 
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph import Session, get_default_graph
+from thalweg.ground.showing import show_value
 from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
 
@@ -50,7 +51,7 @@ class SessionManager:
         if ready_for_local_init_op is not None and local_init_op is None:
             raise InvalidArgumentError(
                 "If you pass a ready_for_local_init_op you must also pass a local_init_op,"
-                f" ready_for_local_init_op {ready_for_local_init_op!r}"
+                f" ready_for_local_init_op {show_value(ready_for_local_init_op)}"
             )
         self._local_init_op = local_init_op
         self._ready_op = ready_op

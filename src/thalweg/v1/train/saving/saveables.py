@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
+from thalweg.ground.showing import show_value
 
 
 def all_saveable() -> list[Any]:
@@ -34,7 +35,7 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
         found = _of_list(var_list)
     else:
         raise InvalidTypeError(
-            f"Variables to save should be passed in a dict or a list: {var_list!r}"
+            f"Variables to save should be passed in a dict or a list: {show_value(var_list)}"
         )
     names: dict[GraphVariable, str] = {}
     for name, variable in found.items():
@@ -64,7 +65,7 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
     for item in var_list:
         variable = as_variable(item)
         if variable is None:
-            raise InvalidTypeError(f"Variable to save is not a Variable: {item!r}")
+            raise InvalidTypeError(f"Variable to save is not a Variable: {show_value(item)}")
         name = variable.op.name
         if name in found:
             raise InvalidArgumentError(f"At least two variables have the same name: {name}")
@@ -79,7 +80,7 @@ def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
             _refuse_names(f"Name is not a string: {name!r}")
         variable = as_variable(item)
         if variable is None:
-            _refuse_names(f"Not a variable: {item!r}")
+            _refuse_names(f"Not a variable: {show_value(item)}")
         found[name] = variable
     return dict(sorted(found.items()))
 

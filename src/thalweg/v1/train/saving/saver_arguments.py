@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import GraphVariable, Session, is_symbolic
+from thalweg.ground.showing import show_value
 
 
 def as_session(sess: object) -> Session:
@@ -44,6 +45,6 @@ def _as_step(global_step: Any) -> int:
         and getattr(global_step, "shape", None) != ()
     ):
         raise InvalidTypeError(
-            f"global_step must be a number, a variable or a tensor, not {global_step!r}."
+            f"global_step must be a number, a variable or a tensor, not {show_value(global_step)}."
         )
     return int(global_step)

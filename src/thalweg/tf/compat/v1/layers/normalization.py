@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 from thalweg.ground.switches import no_grad
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer
@@ -83,7 +84,9 @@ class BatchNormalization(Layer):
                 raise NotImplementedError(f"batch_normalization has no {title} here.")
         axes = list(axis) if isinstance(axis, Sequence) else [axis]
         if len(axes) != 1:
-            raise NotImplementedError(f"batch_normalization takes one axis, not {axis!r}.")
+            raise NotImplementedError(
+                f"batch_normalization takes one axis, not {show_value(axis)}."
+            )
         self.axis, self.momentum, self.epsilon, self.fused = axes[0], momentum, epsilon, fused
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)

@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg.core.trackable import Trackable, TrackableSlots
 from thalweg.errors import InvalidTypeError
 from thalweg.graph import GraphVariable, handle_of, is_symbolic
+from thalweg.ground.showing import show_value
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.variable import name_of
 
@@ -88,7 +89,9 @@ def children_of(owner: object) -> dict[str, Any]:
 
 def _check_key(name: object) -> str:
     if not isinstance(name, str):
-        raise InvalidTypeError(f"A dict in a checkpoint has strings as keys, not {name!r}.")
+        raise InvalidTypeError(
+            f"A dict in a checkpoint has strings as keys, not {show_value(name)}."
+        )
     return name
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import GraphKeys
+from thalweg.ground.showing import show_value
 from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
@@ -47,7 +48,9 @@ class _Conv2DTranspose(layers.Conv2DTranspose):
 
 def _format_of(data_format: str | None) -> str:
     if data_format not in _FORMATS:
-        raise InvalidArgumentError(f"data_format must be NHWC or NCHW, not {data_format!r}.")
+        raise InvalidArgumentError(
+            f"data_format must be NHWC or NCHW, not {show_value(data_format)}."
+        )
     return _FORMATS[data_format]
 
 

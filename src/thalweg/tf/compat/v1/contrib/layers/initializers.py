@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.showing import show_value
 from thalweg.tf.compat.v1.initializers import fans
 
 
@@ -35,7 +36,9 @@ def variance_scaling_initializer(
         ValueError: The mode is none of these.
     """
     if mode.upper() not in ("FAN_IN", "FAN_OUT", "FAN_AVG"):
-        raise InvalidArgumentError(f"mode must be FAN_IN, FAN_OUT or FAN_AVG, not {mode!r}.")
+        raise InvalidArgumentError(
+            f"mode must be FAN_IN, FAN_OUT or FAN_AVG, not {show_value(mode)}."
+        )
 
     def initialize(
         shape: Sequence[int], dtype: object = dtype, partition_info: object = None

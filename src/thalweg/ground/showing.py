@@ -1,0 +1,85 @@
+"""Values of users in messages: short, and without reading memory that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_MOST_CHARACTERS = 80
+_MOST_ELEMENTS = 1000  # of a tensor whose values are printed; torch shortens from here on
+_SHOWN_BITS = 256  # of an integer; Python may refuse to print the digits of longer ones
+_READERS: set[Any] = {
+    Tensor.__repr__, Tensor.__format__, Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__array__,
+    Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__iter__,
+}  # fmt: skip
+
+
+def holds_elements(tensor: Tensor) -> bool:
+    """Return whether the storage of a strided tensor reaches to its last element.
+
+    Raises:
+        RuntimeError, NotImplementedError: It has no storage, such as a tensor of functorch.
+    """
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return not tensor.numel() or tensor.untyped_storage().nbytes() >= needed
+
+
+def show_value(value: object) -> str:
+    """Return a value as a message prints it, on one line of at most 80 characters.
+
+    Values of tensors are printed only where they can be read: those inside of other objects, too.
+    """
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        with Describing():
+            text = " ".join(repr(value).split())
+    except Exception:  # the user's own `__repr__` may raise anything
+        text = _describe(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+class Describing(TorchFunctionMode):
+    """A block in which `repr` describes tensors whose elements cannot be read."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _READERS and not _is_readable(args[0]):
+            if func in (Tensor.__repr__, Tensor.__format__):
+                return _describe(args[0])
+            raise ValueError("The elements of the tensor cannot be read.")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether a tensor is small, and its elements are in memory."""
+    # The elements of a class with a dispatch of its own are elsewhere.
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # pyright: ignore
+        return False
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.numel() > _MOST_ELEMENTS:
+        return False
+    try:
+        return holds_elements(tensor)
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _describe(tensor: Tensor) -> str:
+    kind = type(tensor).__name__
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    found = f"a {kind} of shape {tuple(tensor.shape)} and type {dtype}"
+    try:
+        is_cut = (
+            tensor.layout == torch.strided and not tensor.is_meta and not holds_elements(tensor)
+        )
+    except (RuntimeError, NotImplementedError):
+        return found
+    return f"{found} whose storage was cut" if is_cut else found
