@@ -29,7 +29,7 @@ class _Tables(NamedTuple):
     Attributes:
         within: Offsets of the elements of a period from its first one.
         periods: Offsets of the first elements of periods from that of the tensor.
-        is_near: Whether the elements of a period lie in few cache lines.
+        is_near: Whether the elements at the start of a period lie in few cache lines.
     """
 
     within: Int32
@@ -76,8 +76,9 @@ def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | 
     within = _add_offsets([rows, *sizes[first + 1 :]], steps[first:])
     counts = [*sizes[:first], -(-sizes[first] // rows)]
     periods = _add_offsets(counts, [*steps[:first], rows * steps[first]])
-    lines = len(np.unique(within // _LINE))
-    is_near = lines * _LINE <= _SPREAD * len(within) and within[-1] < 1 << 31
+    some = within[:_PERIOD]
+    lines = len(np.unique(some // _LINE))
+    is_near = lines * _LINE <= _SPREAD * len(some) and within[-1] < 1 << 31
     return _Tables(within.astype(np.int32), periods, bool(is_near))
 
 
