@@ -140,6 +140,42 @@ def test_sums_are_added_up_in_their_order(kind: str, parts: Any) -> None:
     assert parts == [(look.CLIPPED, 0)] * (STEPS - 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_measuring", [False, True])
+def test_weights_in_channels_last_are_clipped_and_measured_there(
+    is_measuring: bool, dtype: torch.dtype, parts: Any
+) -> None:
+    """The bits are those of contiguous weights, whatever the layouts of gradients."""
+
+    def make(form: torch.memory_format) -> tuple[list[Parameter], Any]:
+        dice = torch.Generator().manual_seed(1)
+        made = [torch.randn(130, 64, 3, 3, generator=dice), torch.randn(5, generator=dice)]
+        own = [Parameter(each.to(dtype)) for each in made]
+        own[0].data = own[0].detach().contiguous(memory_format=form)
+        kind = optim.LAMB if is_measuring else optim.AdamW
+        return own, kind(own, 0.01, clip_grad_norm=None if is_measuring else 0.3)
+
+    forms = torch.channels_last, torch.contiguous_format
+    (own, opt), (others, twin) = map(make, forms)
+    taken: list[tuple[int, int]] = []
+    for step in range(STEPS + 2):
+        for weights in (own, others):
+            give(weights, step)
+        given = own[0].grad
+        assert given is not None
+        own[0].grad = given.contiguous(memory_format=forms[step >= STEPS])
+        before = len(parts)
+        opt.step()
+        if step < STEPS:
+            taken += parts[before:]
+        twin.step()
+        assert all(map(same, own, others)), step
+        if not is_measuring:
+            assert repr(opt.last_step.grad_norm) == repr(twin.last_step.grad_norm)
+    part = look.WHOLE if is_measuring else look.CLIPPED
+    assert taken == [(part, 0)] * (STEPS - 2)
+
+
 def _nan(own: list[Parameter]) -> None:
     own[-1].grad = torch.full_like(own[-1], math.nan)
 

@@ -13,6 +13,7 @@ from thalweg import engine as use_engine
 from thalweg.engines import Dispatcher, Selection, Tensors
 from thalweg.engines.cpu import launch
 from thalweg.engines.cpu.measure import Leaves, sums_of
+from thalweg.engines.cpu.offsets import Offsets
 from thalweg.engines.denormals import set_denormals
 from thalweg.engines.engine import Columns, Request
 from thalweg.engines.layout import STORAGE_NAMES, compute_dtype
@@ -51,13 +52,21 @@ def wide(tensor: Tensor) -> np.ndarray:
     return tensor.double().numpy()
 
 
-def measured(formulas, tensors, stages=(), scalars=None, flush=False, leaves=False):
-    """What the kernel makes of tensors of several streams each, all of one signature."""
+def measured(
+    formulas, tensors, stages=(), scalars=None, flush=False, leaves=False, copied=False, places=None
+):
+    """Return what the kernel makes of tensors of several streams each, all of one signature.
+
+    Args:
+        copied: Whether the last stream is a copy, at which the variable begins.
+        places: Optional. The `Offsets` of the tensors, for a kernel that gathers.
+    """
     first = tensors[0]
     storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
-    kernel = launch.sum_kernel(formulas, stages, storage, compute_dtype(first[0].dtype))
+    compute = compute_dtype(first[0].dtype)
+    kernel = launch.sum_kernel(formulas, stages, storage, compute, copied, places is not None)
     base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
-    table = Leaves([streams[0].numel() for streams in tensors])
+    table = Leaves([streams[0].numel() for streams in tensors], places)
     found = table.measure(kernel, base, scalars, flush)
     return found if leaves else table.combine(found)
 
@@ -274,6 +283,7 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
     return np.stack(found)
 
 
+@pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("of_grad", range(5))
 @pytest.mark.parametrize("of_var", range(4))
@@ -290,6 +300,98 @@ def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad
     var, grad = LAYOUTS[of_var](plain[0]), LAYOUTS[of_grad](plain[1])
     found = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
     assert_bits(np.concatenate(found), wanted[0, :2])
+
+
+def test_of_a_transposed_matrix_a_copy_is_measured():
+    plain = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
+    wanted = of_step([each.clone() for each in plain], "cpu", 2)
+    assert not Offsets([layout_of(permuted(plain[0], [1, 0]))]).are_near
+    assert_bits(of_step([permuted(each, [1, 0]) for each in plain], "cpu", 2), wanted)
+
+
+# Shapes, and the orders of dimensions in memory, from the outermost.
+ORDERS = [
+    ((130, 64, 3, 3), [0, 2, 3, 1]),
+    ((5, 700, 31, 2), [0, 2, 3, 1]),
+    ((3, 4, 5, 6), [3, 1, 0, 2]),
+    ((64, 3, 1, 49), [0, 2, 3, 1]),
+    ((90_001, 3), [1, 0]),
+    ((3, 40_001), [1, 0]),
+    ((130, 1100), [1, 0]),
+    ((2, 3, 16_411), [2, 0, 1]),
+    ((2, 16_411, 3), [2, 1, 0]),
+    ((300, 300), [0, 1]),
+]
+
+
+def layout_of(tensor):
+    return tuple(tensor.shape), tensor.stride()
+
+
+@pytest.mark.parametrize(("shape", "order"), ORDERS, ids=str)
+def test_tables_have_the_place_of_each_element(shape, order):
+    tensor = permuted(torch.arange(np.prod(shape)).view(shape), order)
+    in_memory = tensor.permute(order).reshape(-1)
+    offsets = Offsets([layout_of(tensor)])
+    period = offsets.table[0, 0]
+    if tensor.is_contiguous():
+        assert not offsets.table.any()
+        return
+    (tables,) = offsets._tables.values()
+    assert tables is not None
+    within, periods = tables.within, tables.periods
+    assert len(within) == period
+    assert len(periods) == -(-tensor.numel() // period)
+    places = (periods[:, None] + within).reshape(-1)[: tensor.numel()]
+    assert (in_memory[torch.from_numpy(places)] == torch.arange(tensor.numel())).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "is_near"),
+    [
+        ((256, 256, 3, 3), [0, 2, 3, 1], True),
+        ((64, 3, 7, 7), [0, 2, 3, 1], True),
+        ((9000, 3), [1, 0], True),
+        ((64, 8), [0, 1], True),
+        ((4096, 1024), [1, 0], False),
+        ((1 << 20, 1 << 20), [1, 0], False),
+    ],
+    ids=str,
+)
+def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, is_near):
+    strides = [
+        int(np.prod([shape[k] for k in order[order.index(d) + 1 :]])) for d in range(len(shape))
+    ]
+    assert Offsets([(shape, tuple(strides))]).are_near is is_near
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_gather_what_lies_in_another_order(dtype, count, threads):
+    plain = [
+        tuple(numbers(int(np.prod(shape)), dtype, seed).view(shape) for seed in range(3))
+        for shape, _ in ORDERS
+    ]
+    orders = [order for _, order in ORDERS]
+    others = [tuple(permuted(x, o) for x in own) for own, o in zip(plain, orders, strict=True)]
+    places = Offsets([layout_of(streams[0]) for streams in others])
+    threads(count)
+    for formulas in ((gradient_squares, ones), (_with_slot,), (ones,)):
+        for stages, scalars in (((), {}), ((clip_by_value,), {"clipvalue": 0.5})):
+            wanted = measured(formulas, plain, stages, scalars, leaves=True)
+            found = measured(formulas, others, stages, scalars, leaves=True, places=places)
+            assert_bits(found, wanted)
+
+
+def test_kernels_gather_copies_at_which_variables_begin():
+    ((shape, order), *_) = ORDERS
+    plain = tuple(numbers(int(np.prod(shape)), seed=seed).view(shape) for seed in range(2))
+    plain = (*plain, plain[0].bfloat16() * (torch.rand(shape) < 0.5))
+    others = tuple(permuted(x, order) for x in plain)
+    wanted = measured((variable_squares,), [plain], copied=True)
+    assert wanted != measured((variable_squares,), [plain[:2]])
+    places = Offsets([layout_of(others[0])])
+    assert_bits(measured((variable_squares,), [others], copied=True, places=places), wanted)
 
 
 # Formulas and stages

@@ -278,7 +278,7 @@ def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]
     Raises:
         TypeError: That cannot be done in the call.
     """
-    if not plan_of(planned).is_row_major:
+    if not plan_of(planned).measures_in_place:
         raise TypeError("Copies of variables are measured.")
     with importing:
         from thalweg.core.steady_measures import SteadyMeasures

@@ -86,7 +86,7 @@ class SteadyGradients:
         self._norm: SteadyNorm | None = None  # where that is all that is measured
         self.part = look.WHOLE
         if how.measured:
-            if not all(plan_of(each).is_row_major for each in plans):
+            if not all(plan_of(each).measures_in_place for each in plans):
                 raise NotMeasured
             self._sweeps = [
                 (each.members, each.dtype, each.group.sweep(*self._asked, each.base))

@@ -56,6 +56,11 @@ class Group(Protocol):
     whole: bool
     bytes: Int64
 
+    @property
+    def measures_in_place(self) -> bool:
+        """Whether it measures, faster than a copy, members whose memory is not row-major."""
+        ...
+
     def positions(self) -> Tensor:
         """`members`, on their device."""
         ...
@@ -111,8 +116,6 @@ class DensePlan:
     Attributes:
         written: What it writes.
         is_aimed: Whether its tables point at a step's gradients.
-        is_row_major: Whether its groups measure elements in row-major order from where they lie;
-            if not, copies are measured.
     """
 
     is_single = True
@@ -160,7 +163,7 @@ class DensePlan:
         self._shapes = list(map(Tensor.size, variables))
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
-        self._contiguous = self.is_row_major = all(map(Tensor.is_contiguous, variables))
+        self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._asked = group, asked._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
@@ -334,6 +337,11 @@ class DensePlan:
         return None if found is None else found.unbind(1)
 
     @lazy
+    def measures_in_place(self) -> bool:
+        """Whether groups measure elements in row-major order where they lie, without copies."""
+        return self._contiguous or all(each.measures_in_place for each in self.groups)
+
+    @lazy
     def _copied_groups(self) -> RowMajorGroups:
         """Groups over copies of what measures read."""
         with importing:
@@ -342,7 +350,7 @@ class DensePlan:
 
     def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
         """Return groups in whose memory the elements that formulas read are in row-major order."""
-        if self.is_row_major:
+        if self.measures_in_place:
             return self.groups
         return self._copied_groups.refresh(self.groups, self._held, formulas)
 

@@ -1,8 +1,8 @@
 """Measures of variables whose memory is dense but not in row-major order, such as channels last.
 
 The bits of a sum depend on the order of its elements, so all engines add them up in row-major order
-of the indices. Kernels read memory from its first element to its last: of variables in another
-order they measure copies.
+of the indices. Kernels that read memory from its first element to its last measure copies of
+variables in another order. Those of the CPU look up where elements lie, if that is faster.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def KERNEL_NAME(argument):
     scalar_step, scalars = work[6], float64_pointer(work[7])
     leaves, streams = float64_pointer(work[8]), work[9]
 {lanes}
+{scratch}
     found = begin_denormals(flush)
     ticket = take_ticket(work)
     while ticket < slices:
@@ -48,10 +49,12 @@ def KERNEL_NAME(argument):
 {zero}
             start = 0
             while start + {rows} * {count} <= length:
+{gather_rows}
                 for lane in range({count}):
 {add_rows}
                 start += {rows} * {count}
             while start < length:
+{gather_row}
                 for lane in range(min({count}, length - start)):
 {add_row}
                 start += {count}
@@ -62,6 +65,28 @@ def KERNEL_NAME(argument):
         ticket = take_ticket(work)
     end_denormals(found)
 """
+
+# A block of elements is copied into row-major order, of a tensor whose memory has another one, so
+# that the copy is still in the cache when it is added up. `layouts` is that of `Offsets`.
+_GATHER = """
+period, taken = layouts[3 * tensor], 0
+within = int32_pointer(layouts[3 * tensor + 1])
+origins = int64_pointer(layouts[3 * tensor + 2])
+several = min({elements}, length - start) if period > 0 else 0
+while taken < several:
+    place = offset + start + taken
+    number = place // period
+    place -= number * period
+    run = min({run}, min(period - place, several - taken))
+    origin = origins[number]
+{copy}
+    taken += run
+if several > 0:
+{point}
+"""
+
+_LINE = 64  # bytes of a cache line
+_RUN = 512  # elements that are copied before others are prefetched
 
 _FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + width]")
 
@@ -98,6 +123,41 @@ class Elements(Sweep):
             address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
             lines.append(f"p{stream} = {stored.pointer}({address})")
         return lines
+
+    def reserve_scratch(self, elements: int) -> list[str]:
+        """Return lines that reserve memory for so many elements of each stream that is read."""
+        lines = ["layouts = int64_pointer(work[10])"]
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            room = f"address_of(numbers({elements * stored.size // 4}))"
+            lines.append(f"scratch{stream} = {stored.pointer}({room})")
+        return lines
+
+    def gather(self, elements: int) -> list[str]:
+        """Return lines that copy up to so many elements from `start` on into the scratch memory."""
+        copy: list[str] = []
+        point: list[str] = []
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            begin = f"base[tensor * streams + {stream}] + origin * {stored.size}"
+            loop = "each" if stored.size > 2 else "range"
+            copy += [
+                f"source{stream} = {stored.pointer}({begin})",
+                f"ahead = address_of(source{stream}) + (period + place) * {stored.size}",
+                f"for i in range(0, run * {stored.size}, {_LINE}):",
+                "    prefetch_to_read(ahead + i)",
+                f"for i in {loop}(run):",
+                f"    scratch{stream}[taken + i] = source{stream}[within[place + i]]",
+            ]
+            address = f"address_of(scratch{stream}) - start * {stored.size}"
+            point.append(f"p{stream} = {stored.pointer}({address})")
+        text = _GATHER.format(
+            elements=elements,
+            run=_RUN,
+            copy=indent_by(copy, 1),
+            point=indent_by(point, 1),
+        )
+        return text.strip().splitlines()
 
     def see_vectors(self) -> dict[str, str]:
         """What element i has of vectors, by the names of scalars."""
@@ -201,12 +261,15 @@ def generate_measure(
     storage: tuple[str, ...],
     compute: str,
     from_copy: bool = False,
+    gathers: bool = False,
 ) -> Kernel:
     """The kernel that sums formulas over each leaf, all of them in one sweep.
 
     Args:
         formulas, stages, storage, from_copy: As for `Sweep`.
         compute: In what stages are evaluated, "float32" or "float64".
+        gathers: Whether the memory of a tensor may have its elements in another order; the block
+            of the kernel then has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more values than there are, or returns several.
@@ -219,10 +282,16 @@ def generate_measure(
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
     sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
+    gathers = gathers and bool(sweep.read)
+    scratch = sweep.reserve_scratch(rows * LANES) if gathers else []
+    gathered = [sweep.gather(each * LANES) if gathers else [] for each in (rows, 1)]
     text = _MEASURE.format(
         parameters=", ".join(["i", *sweep.arguments]),
         element=indent_by(sweep.measure_element(), 1),
         lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
+        scratch=indent_by(scratch, 1),
+        gather_rows=indent_by(gathered[0], 4),
+        gather_row=indent_by(gathered[1], 4),
         pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
         scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
         count=LANES,

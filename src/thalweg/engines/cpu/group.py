@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import launch
+from thalweg.engines.cpu.launch import Compiled
 from thalweg.engines.cpu.work import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg.engines.draws import UNCOUNTED
 from thalweg.engines.engine import Call, Columns, Formulas, Request, Scalars, Stages
@@ -21,6 +22,7 @@ from thalweg.ground.locks import importing
 if TYPE_CHECKING:
     from thalweg.engines.cpu.lines import Lines
     from thalweg.engines.cpu.measure import Leaves, Sweep
+    from thalweg.engines.cpu.offsets import Layout, Offsets
     from thalweg.formula import Rule
     from thalweg.ground.passes import Measure
 
@@ -67,14 +69,32 @@ class Group:
         self.members = members
         self.whole = len(members) == len(asked.variables)
         self._sizes, self.bytes = own.sizes, own.bytes
+        variables = [asked.variables[i] for i in members]
+        self._layouts: list[Layout] = []
+        if not all(map(Tensor.is_contiguous, variables)):
+            self._layouts = [(tuple(var.shape), var.stride()) for var in variables]
         self._rows = np.arange(len(members), dtype=np.int64)
         return own
+
+    @lazy
+    def _offsets(self) -> Offsets | None:
+        """The places of the members' elements; None if all lie in row-major order."""
+        if not self._layouts:
+            return None
+        with importing:
+            from thalweg.engines.cpu.offsets import Offsets
+        return Offsets(self._layouts)
+
+    @lazy
+    def measures_in_place(self) -> bool:
+        """See `thalweg.engines.plan.Group`."""
+        return self._offsets is None or self._offsets.are_near
 
     @lazy
     def _leaves(self) -> Leaves:
         with importing:
             from thalweg.engines.cpu.measure import Leaves
-        return Leaves(self._sizes)
+        return Leaves(self._sizes, self._offsets)
 
     @lazy
     def lines(self) -> Lines:
@@ -138,9 +158,15 @@ class Group:
         return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
 
     def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
-        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
+        kernel = self._sum_kernel(formulas, stages)
         scalars = self._scalars_of(kernel.scalars, columns)
         return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+
+    def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
+        """Return the kernel that measures the members where they lie."""
+        return launch.sum_kernel(
+            formulas, stages, self._measurable, self.dtype, self._from_copy, bool(self._layouts)
+        )
 
     def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
         shared, separate = columns.shared.get(self.dtype, {}), columns.separate
@@ -159,7 +185,7 @@ class Group:
         """
         with importing:
             from thalweg.engines.cpu.measure import Sweep
-        kernel = launch.sum_kernel(formulas, stages, self._measurable, self.dtype, self._from_copy)
+        kernel = self._sum_kernel(formulas, stages)
         scalars = np.zeros((rows, len(kernel.scalars)))
         return Sweep(self._leaves, kernel, base, scalars, self.flush and bool(stages))
 

@@ -123,11 +123,12 @@ def sum_kernel(
     storage: tuple[str, ...],
     compute: type[np.floating],
     from_copy: bool = False,
+    gathers: bool = False,
 ) -> Compiled:
-    """The compiled kernel that sums formulas over the leaves of tensors of these storage types."""
+    """Return the compiled kernel that sums formulas over leaves; see `generate_measure`."""
     with importing:
         from thalweg.engines.cpu.codegen_measure import generate_measure
-    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy)
+    kernel = generate_measure(formulas, stages, storage, np.dtype(compute).name, from_copy, gathers)
     return Compiled(kernel, np.float64)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from thalweg.engines.engine import Dtype, Stages
 from thalweg.engines.measuring import LEAF, Tree, leaf_counts, leaves_of
 from thalweg.formula import Formula, variable_squares
 
+if TYPE_CHECKING:
+    from thalweg.engines.cpu.offsets import Offsets
+
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -26,9 +29,11 @@ class Leaves:
 
     Args:
         sizes: Elements of each tensor.
+        offsets: Optional. Where the elements lie, for kernels that gather them.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], offsets: Offsets | None = None) -> None:
+        self.offsets = offsets
         self.elements = sum(sizes)
         self.counts = leaf_counts(sizes)
         self._tree = Tree(self.counts)
@@ -90,7 +95,7 @@ class Sweep:
     Args:
         own: The leaves.
         kernel: From `launch.sum_kernel`.
-        base: (tensors, streams) contiguous addresses; whoever calls keeps that memory alive.
+        base: (tensors, streams) addresses; whoever calls keeps that memory alive.
         rows: From `scalar_rows`.
         flush: Whether denormals count as zero.
 
@@ -116,6 +121,7 @@ class Sweep:
                 rows.ctypes.data,
                 self.leaves.ctypes.data,
                 base.shape[1],
+                0 if own.offsets is None else own.offsets.table.ctypes.data,
             ],
             np.int64,
         )

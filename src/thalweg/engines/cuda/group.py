@@ -37,6 +37,8 @@ class Group:
         members: Positions of these variables in it.
     """
 
+    measures_in_place = False
+
     def __init__(self, asked: Request, members: list[int]) -> None:
         own = streams_of(asked, members)
         self._names, self._from_copy = own.names, own.from_copy
