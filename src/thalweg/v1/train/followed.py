@@ -63,7 +63,7 @@ class Followed(Argument):
     def __call__(self) -> Any:
         """The learning rate now."""
         computed = self.computed()
-        return self._rate() if computed is None else torch.tensor(computed, device="cpu")
+        return self._rate() if computed is None else _as_tensor(computed)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
         """Have `computed` compute the learning rate, if there is a count of steps.
@@ -243,7 +243,13 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
 
 
 def _value_at(part: Any, count: int) -> Any:
-    return torch.tensor(part.at(count), device="cpu") if isinstance(part, Followed) else part
+    return _as_tensor(part.at(count)) if isinstance(part, Followed) else part
+
+
+def _as_tensor(number: Any) -> Tensor:
+    """Return a number as a CPU tensor of its NumPy type; Python's floats are float32, as in TF."""
+    own = np.float32(number) if type(number) is float else number
+    return torch.from_numpy(np.array(own))
 
 
 def _as_numpy(value: Any) -> Any:
