@@ -48,6 +48,7 @@ from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
+from thalweg.optim.sharded import guard_ranks
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -63,6 +64,7 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
+    from thalweg.distribute.sharding.team import Team
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat import FlatGradients
@@ -108,6 +110,7 @@ class StepCache:
         self.due: Sequence[Repeated] = ()  # of which it may be made
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
+        self.team: Team | None = None  # ranks that share the step under way, if these send messages
 
     @property
     def total(self) -> int:
@@ -476,23 +479,29 @@ class FusedOptimizer(Scaled):
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
-            if own.is_swapped:
-                raise FailedPreconditionError(
-                    "A step inside of swapped() would move averages instead of parameters."
-                )
-            self._listen()
-            own.taken = self._found_finite()
-            if own.taken is None and self._skip_overflowed_step():
-                return loss
-            if self._accumulate_gradients():
-                told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
-                with told:
-                    is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
-                    if not (is_quick or self._try_steady_step()):
-                        self._take_step(own.parts)
-                    if own.applied:
-                        self._end_step()
+            with guard_ranks(self):
+                self._step_carefully()
         return loss
+
+    def _step_carefully(self) -> None:
+        """Take a step that is not the one before in one call; the lock is held."""
+        own = self._own
+        if own.is_swapped:
+            raise FailedPreconditionError(
+                "A step inside of swapped() would move averages instead of parameters."
+            )
+        self._listen()
+        own.taken = self._found_finite()
+        if own.taken is None and self._skip_overflowed_step():
+            return
+        if self._accumulate_gradients():
+            told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
+            with told:
+                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
+                if not (is_quick or self._try_steady_step()):
+                    self._take_step(own.parts)
+                if own.applied:
+                    self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""

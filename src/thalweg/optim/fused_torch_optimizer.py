@@ -37,7 +37,6 @@ from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
-from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 
@@ -225,8 +224,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not shares:
             return None
         steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
-        with told_to_all([each.hooks.sharing for each in steps]):
-            return self._take_sub_steps(steps, only)
+        return self._take_sub_steps(steps, only)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], only: Tensor | None) -> None:
         if not self._are_ours(steps):
@@ -586,6 +584,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not getattr(self._torch, "_has_step", True):
             self._torch.step(self)  # refuses, before anything is written
         self._check_memories()
+        if self._own.team is not None:
+            self._own.team.agree()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step

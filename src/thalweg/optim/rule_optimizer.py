@@ -30,7 +30,6 @@ from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
-from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import (
     KEYWORDS,
     GradientReport,
@@ -223,12 +222,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         )
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
-        with told_to_all([hooks.sharing]):
-            with no_grad():
-                pairs, copies = hooks.aim(pairs)
-            outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
-            is_repeated = outcome is not None
-            outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
+        with no_grad():
+            pairs, copies = hooks.aim(pairs)
+        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        is_repeated = outcome is not None
+        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:

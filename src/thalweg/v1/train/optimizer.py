@@ -431,7 +431,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             with self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
-                    given, sharing = distribute.share_summed_step(self, given, hooks)
+                    given, sharing = distribute.share_summed_step(
+                        self, given, hooks, how, self._said(global_step)
+                    )
                 hooks.sharing = sharing
                 nothing, recorder = contextlib.nullcontext(), self._recorder
                 shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
