@@ -136,9 +136,8 @@ def raising() -> None:
 def tried(training: Training, case: str, folder: Path) -> str:
     """What the step in question, or what comes in its place, raises."""
     if case == "save":
-        before = training.optimizer.state[training.params[0]]
         if training.is_bad:
-            before.pop("exp_avg")
+            training.params[0].to_local().untyped_storage().resize_(0)
         variables = dict(enumerate(training.params))
         named = {f"w{place}": param for place, param in variables.items()}
         checkpoint.save(str(folder / "saved"), optimizer=training.optimizer, variables=named)
@@ -173,7 +172,7 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
         said = tried(training, case, folder)
     except BaseException as error:
         said, notes = f"{type(error).__name__}: {error}", getattr(error, "__notes__", [])
-    seconds, after = time.monotonic() - begun, training.kept()
+    seconds, after = time.monotonic() - begun, [] if case == "save" else training.kept()
     found = {
         "said": said,
         "notes": notes,

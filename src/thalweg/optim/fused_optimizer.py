@@ -32,6 +32,7 @@ from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg.core.rows import is_sparse, summed
+from thalweg.core.reentrance import one_step_at_a_time
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -95,6 +96,7 @@ class StepCache:
         self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
         self.decided: Tensor | None = None  # the same of the last one
         self.is_swapped = False
+        self.stepping: int | None = None  # the thread in a step that is not in one call
         self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
@@ -479,7 +481,7 @@ class FusedOptimizer(Scaled):
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
-            with guard_ranks(self):
+            with one_step_at_a_time(own, type(self).__name__), guard_ranks(self):
                 self._step_carefully()
         return loss
 
@@ -619,7 +621,7 @@ class FusedOptimizer(Scaled):
         own.begun = ()
         try:
             self._check_alone()
-            with own._lock:
+            with own._lock, one_step_at_a_time(own, type(self).__name__):
                 self._take_step(own.alone.setdefault(id(param), {}), param)
         except BaseException as error:
             self._say(error)

@@ -206,7 +206,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 given = list(given) if type(given) is zip else given
                 if kept.quick is not None and kept.quick.take(self, kept, given):
                     return self.iterations
-                return self._step_alone(given, name, experimental_aggregate_gradients)
+                with self._plans.one_step(self._name):
+                    return self._step_alone(given, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, kept, before)

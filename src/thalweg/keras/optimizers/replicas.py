@@ -19,7 +19,7 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
     """`Optimizer.apply_gradients` in the scope of a strategy, or in one of its replicas."""
     waits = aggregates and _is_summed(optimizer)
     told = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
-    with optimizer._lock, optimizer._hyper, told:
+    with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, told:
         given = given if type(given) is list else as_pairs(given)
         if not given:
             if waits and executing_eagerly():
