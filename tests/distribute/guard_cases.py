@@ -178,8 +178,7 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
         "notes": notes,
         "seconds": seconds,
         "messages": len(sent),
-        "unchanged": len(before) == len(after)
-        and all(map(torch.equal, before, after)),
+        "unchanged": len(before) == len(after) and all(map(torch.equal, before, after)),
     }
     if case in ("shape", "nograd", "cut"):  # of which nothing is left but the gradients
         training.differentiate(AT)

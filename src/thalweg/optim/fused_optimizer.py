@@ -31,8 +31,8 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.rows import is_sparse, summed
 from thalweg.core.reentrance import one_step_at_a_time
+from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -113,6 +113,7 @@ class StepCache:
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
         self.team: Team | None = None  # ranks that share the step under way, if these send messages
+        self.known_team: Team | None = None  # the same of the last such step, which plans keep
 
     @property
     def total(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -61,6 +62,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
             yield
     finally:
         optimizer._own.team = None
+        team.end()
 
 
 def _team_of(optimizer: Any) -> Team | None:
@@ -82,7 +84,12 @@ def _team_of(optimizer: Any) -> Team | None:
             matrix = own[0]
     if not (sends or matrix is not None):
         return None
-    return Team(params, lambda: _describe_step(optimizer), matrix)
+    own = optimizer._own
+    if own.known_team is None:
+        own.known_team = Team(params, partial(_describe_step, optimizer), matrix)
+    else:
+        own.known_team.begin(params, partial(_describe_step, optimizer), matrix)
+    return own.known_team
 
 
 def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:

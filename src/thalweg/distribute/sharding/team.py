@@ -91,6 +91,17 @@ class Team:
         matrix: Tensor | None = None,
         doing: Doing = Doing.STAGES,
     ) -> None:
+        self._doing = doing
+        self.begin(params, describe, matrix)
+
+    def begin(
+        self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
+    ) -> None:
+        """Begin another step. Plans that are repeated keep this object.
+
+        Args:
+            params, describe, matrix: As for the class.
+        """
         self._axis = axis = None if matrix is None else axis_of(matrix)
         self.gathers = matrix is not None
         axes = dict.fromkeys(
@@ -102,7 +113,7 @@ class Team:
             self.ranks = groups.setdefault(axis[:2], Ranks(axis.mesh.get_group(axis.dim)))
         self._groups = [ranks for ranks in groups.values() if not ranks.is_alone]
         self._is_agreed = not self._groups
-        self._describe, self._doing = describe, doing
+        self._describe = describe
         self._lines: Sequence[str] | None = None
         self._digest = 0
 
@@ -155,6 +166,10 @@ class Team:
                 "The ranks have gradients of different matrices, or in another order, or their"
                 " steps have other numbers. Nothing has changed on any rank."
             )
+
+    def end(self) -> None:
+        """Let go of what the step was described by."""
+        self._describe, self._lines = list, None
 
     def _message(self, same: Sequence[int] = (), trouble: BaseException | None = None) -> Message:
         first, *further = self._groups
