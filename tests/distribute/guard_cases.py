@@ -20,7 +20,6 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import thalweg
 from thalweg import checkpoint, optim
 from thalweg.distribute.message import Message
 from thalweg.keras.optimizers import Adam
@@ -212,10 +211,9 @@ def main() -> None:
     rank, store, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    thalweg.set_num_threads(1) if hasattr(thalweg, "set_num_threads") else None
     pairs = [tuple(each.split(":")) for each in sys.argv[4:]]
     found = {f"{c}:{n}": forked(n, c, rank, count, store.parent) for c, n in pairs}
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def check_step_within_step(name: str, steps: int, place: int) -> str:
             ours.step(steps)
             ended.append("counted")
         except FailedPreconditionError as error:
-            assert "was called within a step of the same optimizer" in str(error)
-            ended.append("raised")
+            is_told = "was called within a step of the same optimizer" in str(error)
+            ended.append("raised" if is_told else str(error))
 
     outcome(place, lambda: ours.step(steps), handler=handler)
     twin.step(steps)

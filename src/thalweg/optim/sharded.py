@@ -74,7 +74,12 @@ def _team_of(optimizer: Any) -> Team | None:
     from thalweg.distribute.sharding.team import Team
 
     around, matrix = optimizer._around, None
-    sends = around.clips or around.of(Diagnosed).diagnostics is not None
+    # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
+    sends = (
+        optimizer._own.known_team is not None
+        or around.clips
+        or around.of(Diagnosed).diagnostics is not None
+    )
     sends = sends or current().check_numerics or are_misplaced((p.grad, p) for p in params)
     for group in optimizer.param_groups:
         own = list(filter(is_on_mesh, group["params"]))
