@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # The most lines of a face in either column, which tests/test_layers.py holds, and what is aimed at.
-BOUNDS = {"optim": 19_150, "optim.tensorflow": 20_150, "keras": 22_000, "checkpoint": 25_000}
+BOUNDS = {"optim": 19_240, "optim.tensorflow": 20_250, "keras": 22_000, "checkpoint": 25_000}
 
 _MODEL = """
 import io, torch

@@ -31,7 +31,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.reentrance import one_step_at_a_time
+from thalweg.core.reentrance import check_no_step, one_step_at_a_time
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.step import repeat
@@ -213,6 +213,7 @@ class FusedOptimizer(Scaled):
             TypeError, ValueError: It is no group, or an option is no number or is for all groups;
                 nothing was added.
         """
+        check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             self._check_options(param_group, len(self.param_groups), complete=False)

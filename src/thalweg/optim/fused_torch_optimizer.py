@@ -18,6 +18,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.options.wrappers import Wrapper
 from thalweg.core.outcome import Gathered, raise_first
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
@@ -511,6 +512,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
+            check_no_step(self._own, type(self).__name__, "load_state_dict")
             theirs: Any = super(FusedTorchOptimizer, type(self))
             own = without_dynamo(theirs.load_state_dict)
             load(self, state_dict, partial(as_torch, load=own), convert)

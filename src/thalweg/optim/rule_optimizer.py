@@ -16,6 +16,7 @@ from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import raise_first
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.section import run
 from thalweg.core.state import shown as told
 from thalweg.core.step import finish, repeat, take
@@ -333,6 +334,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
+            check_no_step(self._own, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:
