@@ -79,7 +79,7 @@ def check_difference(case: str, name: str, found: Found) -> None:
         words = f"at {FIRST}: "
     for rank, each in enumerate(found):
         assert words in each["said"], (name, case, each)
-        assert each["said"].startswith(f"ReplicaMismatchError: rank {last} disagrees with rank 0 ")
+        assert each["said"].startswith(f"ReplicaMismatchError: rank {last} disagrees with rank ")
         check_unchanged(each, is_whole=case != "slotgone" or rank != last)
         assert each.get("after", AT + 1) == AT + 1
 

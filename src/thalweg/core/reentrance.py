@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import compress, starmap
+from operator import is_
 from threading import get_ident
 from typing import Any
 
@@ -57,8 +59,11 @@ def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call]
         partial(quick.extend, map(getattr, hidden, name)),
         partial(drain, map(setattr, hidden, name, nothing)),
     ]
+    # What the step itself has planned for the next one stays.
+    lacking = map(is_, map(getattr, hidden, name), nothing)
+    pairs = compress(zip(hidden, name, quick, strict=False), lacking)
     closing = [
-        partial(drain, map(setattr, hidden, name, quick)),
+        partial(drain, starmap(setattr, pairs)),
         partial(setattr, owner, "stepping", None),
     ]
     return opening, closing

@@ -118,16 +118,18 @@ class Message:
         Args:
             lines: As for `compare_lines`.
         """
-        found: ReplicaMismatchError | None = None
+        if not self._further:
+            compare_lines(self._ranks, lines)
+            return
+        text = ""
         for ranks in (self._ranks, *self._further):
             try:
-                compare_lines(ranks, lines)
+                compare_lines(ranks, lines, numbers=ranks.global_numbers())
             except ReplicaMismatchError as error:
-                found = found or error
-        if self._further:  # a group may differ from others and not within itself
-            raise found or ReplicaMismatchError("The ranks of other groups of the mesh differ.")
-        if found is not None:
-            raise found
+                text = text or str(error)
+            # Ranks of a group may be alike, and differ from those of another one.
+            text = max(ranks.gather_texts(text)).strip()
+        raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
         """Raise the error of this rank, or one that quotes the error of the troubled rank."""
@@ -163,7 +165,10 @@ def raise_on_all(ranks: Ranks, doing: Doing, trouble: BaseException) -> None:
 
 
 def compare_lines(
-    ranks: Ranks, lines: Sequence[str], hints: Sequence[tuple[str, str]] = ()
+    ranks: Ranks,
+    lines: Sequence[str],
+    hints: Sequence[tuple[str, str]] = (),
+    numbers: Sequence[int] | None = None,
 ) -> None:
     """Raise on all ranks if they say different things.
 
@@ -171,24 +176,37 @@ def compare_lines(
         ranks: The ranks.
         lines: What this one says: what each thing is called, ": ", and what it is here.
         hints: What things' names begin with, and what helps if those differ.
+        numbers: Optional. What the ranks are called; their places by default.
 
     Raises:
         ReplicaMismatchError: Names the first difference.
     """
+    numbers = range(ranks.size) if numbers is None else numbers
     first, *others = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
     for rank, other in enumerate(others, 1):
         if other != first:
-            raise ReplicaMismatchError(_describe_difference(first, rank, other, hints))
+            raise ReplicaMismatchError(
+                _describe_difference(first, other, hints, (numbers[0], numbers[rank]))
+            )
 
 
 def _describe_difference(
-    first: Sequence[str], rank: int, other: Sequence[str], hints: Sequence[tuple[str, str]]
+    first: Sequence[str],
+    other: Sequence[str],
+    hints: Sequence[tuple[str, str]],
+    numbers: tuple[int, int],
 ) -> str:
-    """In words, the first line that differs."""
+    """Return, in words, the first line that differs.
+
+    Args:
+        first, other: The lines of two ranks.
+        hints: As for `compare_lines`.
+        numbers: What the two ranks are called.
+    """
     length = max(len(first), len(other))
     one, two = ([*lines, *[": nothing"] * (length - len(lines))] for lines in (first, other))
     mine, its = next((a, b) for a, b in zip(one, two, strict=True) if a != b)
     (where, _, mine), (there, _, its) = mine.partition(": "), its.partition(": ")
     place = where if where == there else f"{where} and {there}"
     hint = next((f" {help}" for begin, help in hints if where.startswith(begin)), "")
-    return f"rank {rank} disagrees with rank 0 at {place}: {its} vs {mine}.{hint}"
+    return f"rank {numbers[1]} disagrees with rank {numbers[0]} at {place}: {its} vs {mine}.{hint}"
