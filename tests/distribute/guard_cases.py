@@ -25,7 +25,7 @@ from thalweg.distribute.message import Message
 from thalweg.keras.optimizers import Adam
 from thalweg.v1.contrib.opt import LARSOptimizer
 
-TIMEOUT = 3.0  # seconds
+TIMEOUT = 8.0  # seconds, in which a busy machine takes the steps before, too
 SHAPES = ((6, 4), (5, 3), (8, 8), (7,))
 AT = 3  # the steps before the one in which a rank differs
 GRID = (2, 2)  # of a mesh of two dimensions

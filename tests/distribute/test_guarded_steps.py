@@ -27,8 +27,8 @@ DIFFERENT = {
     "order": f"at {FIRST}: ",
     "found_inf": "at what the scaler found: 1.0 vs None.",
 }
-OTHERS = ("cut", "raise", "skip", "extra", "nan")
-WITHOUT_STATE = ("SGD",)
+OTHERS = ("cut", "nan")
+LOST = ("raise", "skip", "extra")  # each of which takes a timeout
 OF_TENSORFLOW = {
     "Keras": {"shape": "at the gradient of 'Variable:0", "lr": "at learning_rate: 0.5 vs 0.02"},
     "v1": {"shape": "at the gradient of 'Variable:0"},
@@ -44,9 +44,10 @@ def cases(count: int) -> list[str]:
     torchs = [name for name in OPTIMIZERS if name not in (*OF_TENSORFLOW, "grid", "plain")]
     found = [f"{case}:{name}" for name in torchs for case in (*DIFFERENT, *OTHERS)]
     found = [each for each in found if each != "slotgone:SGD"]
+    found += [f"{case}:{name}" for name in ("AdamW", "Mixed", "LAMB") for case in LOST]
     found += [f"{case}:{name}" for name, own in OF_TENSORFLOW.items() for case in (*own, "cut")]
     if count == 4:
-        return [f"{case}:grid" for case in (*DIFFERENT, *OTHERS)]
+        return [f"{case}:grid" for case in (*DIFFERENT, *OTHERS, *LOST)]
     return [*found, "nan:plain", "save:Keras"]
 
 
@@ -91,10 +92,12 @@ def check_unchanged(found: dict[str, Any], is_whole: bool = True) -> None:
 
 def check_cut(case: str, name: str, found: Found) -> None:
     *others, own = found
-    assert own["said"].startswith("LayoutError: The gradient of "), (name, own)
+    # Torch cuts a gradient that is placed otherwise, before anybody sees its memory.
+    error = "RuntimeError: setStorage" if name == "misplaced" else "LayoutError: The gradient of "
+    assert own["said"].startswith(error), (name, own)
     check_unchanged(own)
     for each in others:
-        assert f"rank {len(others)} raised an error in its step: LayoutError" in each["said"], name
+        assert f"rank {len(others)} raised an error in its step: {error}" in each["said"], name
         check_unchanged(each)
 
 
