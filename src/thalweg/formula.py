@@ -311,6 +311,11 @@ class Rule:
                 f" {show_value(self.duplicates)}."
             )
 
+    @property
+    def is_measured(self) -> bool:
+        """Return whether a step takes measures of whole variables."""
+        return bool(self.measures or self.all_levels or self.per_optimizer is not None)
+
     @lazy
     def all_levels(self) -> tuple[Level, ...]:
         """What `per_variable` is given, and then those beyond, one sweep each."""

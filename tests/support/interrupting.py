@@ -37,10 +37,23 @@ def interrupted_at(number: int, work: Callable[[], Any]) -> bool:
     return outcome(number, work)[0] is not None
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def outcome(
-    number: int, work: Callable[[], Any], by_opcode: bool = False
+    number: int,
+    work: Callable[[], Any],
+    by_opcode: bool = False,
+    handler: Callable[[], None] = interrupt,
 ) -> tuple[BaseException | None, int]:
     """Do work with an interruption at one of its lines, or of its instructions.
+
+    Args:
+        number: How many lines or instructions come before it.
+        work: The work.
+        by_opcode: Whether instructions are counted.
+        handler: Called there once, as the function of a signal.
 
     Returns:
         The interruption as it arrived, None if there are fewer; how many there are beyond it.
@@ -54,8 +67,8 @@ def outcome(
         nonlocal left
         if event in counted:
             left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
+            if left == -1:
+                handler()
         return count
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -68,6 +81,8 @@ def outcome(
     found: list[BaseException | None] = []
 
     def run() -> None:
+        # Signals come to the main thread, which has this already.
+        assert not running.frames
         sys.settrace(trace)
         try:
             work()

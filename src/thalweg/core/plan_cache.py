@@ -8,9 +8,11 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from thalweg.core.reentrance import one_step_at_a_time
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
 from thalweg.ground.running import current_session
+from thalweg.ground.switches import Within
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 
@@ -71,6 +73,7 @@ class Plans:
     """
 
     def __init__(self) -> None:
+        self.stepping: int | None = None  # the thread in a step that is planned
         self._eager = PlanCache()
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
@@ -80,6 +83,14 @@ class Plans:
         if session is None:
             return self._eager
         return self._sessions.setdefault(session, PlanCache())
+
+    def one_step(self, title: str) -> Within:
+        """Return the block of a step that is planned; raises if it begins in another one.
+
+        Args:
+            title: The name of the optimizer.
+        """
+        return one_step_at_a_time(self, title, [self._eager, *self._sessions.values()])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
         return Plans()

@@ -457,6 +457,8 @@ def _in_rounds(
     tensors += [copy for copy in asked.copies or () if copy is not None]
     errors: list[BaseException] = []
     owners = _owners(asked)
+    if hooks.sharing is not None:
+        hooks.sharing.begin_writing()
     undo = calls(putting_back(distinct(tensors)))
     memory = Memory(asked) if hooks.constrains and _constrained(asked) else None
     try:
@@ -490,6 +492,8 @@ def _by_hooks(
     followers = [copy for copy in copies or () if copy is not None]
     undone = [*hooks.written_tensors(distinct(variables)), *followers]
     check_memories(undone)
+    if hooks.sharing is not None:
+        hooks.sharing.begin_writing()
     undo = calls(putting_back(undone))
     try:
         for (grad, var), title in zip(pairs, titles, strict=True):

@@ -73,6 +73,10 @@ class Ranks:
         """Whether there is no other rank."""
         return self.size == 1
 
+    def global_numbers(self) -> list[int]:
+        """Return the numbers that these ranks have in the default group."""
+        return distributed.get_process_group_ranks(self._group)
+
     def take_maximum(self, tensor: Tensor) -> None:
         """Set each element to the largest one of all ranks."""
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)

@@ -9,22 +9,30 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
 from thalweg.core.hooks import Hooks
-from thalweg.core.meshes import is_imported
+from thalweg.core.meshes import is_imported, is_on_mesh
 from thalweg.core.pairs import as_pairs
-from thalweg.core.sharing import Sharing
 from thalweg.distribute.aggregation import Pairs, convert_pairs
 from thalweg.distribute.agreement import StepFingerprint
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.last_sums import note_sums
 from thalweg.distribute.sharding.arranging import arrange_slots
-from thalweg.distribute.sharding.meshes import Locals, LocalStep, keep_local_slots, place_on_mesh
+from thalweg.distribute.sharding.meshes import (
+    Locals,
+    LocalStep,
+    are_misplaced,
+    keep_local_slots,
+    place_on_mesh,
+)
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.sharding.step import SharedStep
+from thalweg.distribute.sharding.team import Team, describe_dtensors
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
 from thalweg.ground.running import current_session, is_deferred
+from thalweg.variable import titles_of
 
 Step = SharedStep | LocalStep
 
@@ -82,13 +90,21 @@ def sum_for_shards(
     return pairs, step
 
 
-def share_summed_step(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step | None]:
+def share_summed_step(
+    owner: Any,
+    given: Any,
+    hooks: Hooks,
+    how: GradientTransforms = NOTHING,
+    said: StepFingerprint | None = None,
+) -> tuple[Any, Step | None]:
     """The pairs of a step whose gradients are sums already, and the step if it is shared.
 
     Args:
         owner: The optimizer.
         given: Gradients and variables.
         hooks: What the optimizer has to say about the step.
+        how: What happens to the gradients.
+        said: Optional. What all ranks have alike.
 
     Raises:
         FailedPreconditionError: As `shards_of` and `sum_for_shards`.
@@ -109,8 +125,29 @@ def share_summed_step(owner: Any, given: Any, hooks: Hooks) -> tuple[Any, Step |
         keep_local_slots(owner._slots, [var for _, var in as_pairs(given)])
     parts = owner._slots.parts
     if isinstance(parts, Locals):
-        return place_on_mesh(as_pairs(given)), LocalStep(parts)
+        pairs = as_pairs(given)
+        team = _team_of(pairs, hooks, how, said)
+        return place_on_mesh(pairs, team), LocalStep(parts, team)
     return given, None
+
+
+def _team_of(
+    pairs: Pairs, hooks: Hooks, how: GradientTransforms, said: StepFingerprint | None
+) -> Team | None:
+    """Return the ranks that measure DTensors together in a step; None for none."""
+    on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
+    rule = hooks.step_rule()
+    sends = how or hooks.selection.check_numerics or are_misplaced(on_mesh)
+    if not on_mesh or not (sends or (rule is not None and rule.is_measured)):
+        return None
+
+    def describe() -> list[str]:
+        variables = [var for _, var in on_mesh]
+        words = [] if said is None else said.words()
+        gradients = [grad for grad, _ in on_mesh]
+        return [*words, *describe_dtensors(variables, titles_of(variables), gradients)]
+
+    return Team([var for _, var in on_mesh], describe)
 
 
 def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
@@ -135,6 +172,6 @@ def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
     return rule.element_slots
 
 
-def enter_shared_step(step: Sharing | None) -> AbstractContextManager[None]:
+def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
     """The block in which a step is taken."""
-    return step.report_errors() if isinstance(step, SharedStep) else contextlib.nullcontext()
+    return contextlib.nullcontext() if step is None else step.report_errors()

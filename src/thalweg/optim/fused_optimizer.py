@@ -35,6 +35,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
+from thalweg.core.reentrance import check_no_step, one_step_at_a_time
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.state.entries import is_cut
@@ -55,6 +56,7 @@ from thalweg.optim.hooks import GroupHooks, Repeated
 from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.scaled import Scaled, said_once
+from thalweg.optim.sharded import guard_ranks
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -70,6 +72,7 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
+    from thalweg.distribute.sharding.team import Team
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat import FlatGradients
@@ -137,6 +140,7 @@ class StepCache:
         self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
         self.decided: Tensor | None = None  # the same of the last one
         self.is_swapped = False
+        self.stepping: int | None = None  # the thread in a step that is not in one call
         self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise
@@ -153,6 +157,8 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
+        self.team: Team | None = None  # ranks that share the step under way, if these send messages
+        self.known_team: Team | None = None  # the same of the last such step, which plans keep
 
     @property
     def total(self) -> int:
@@ -259,6 +265,7 @@ class FusedOptimizer(Scaled):
             TypeError, ValueError: It is no group, or an option is no number or is for all groups;
                 nothing was added.
         """
+        check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
         if isinstance(given, dict):  # else torch refuses it
             check_options_held(param_group)
@@ -610,21 +617,27 @@ class FusedOptimizer(Scaled):
             if is_due and self._around.accumulate == 1 and self._try_quick_step():
                 return loss
             own.settle()
-            self._check_not_swapped(_SWAPPED_STEP)
-            self._listen()
-            own.taken = self._found_finite()
-            if own.taken is None and self._skip_overflowed_step():
-                return loss
-            if self._accumulate_gradients():
-                told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
-                with told:
-                    is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
-                    if not (is_quick or self._try_steady_step()):
-                        self._check_options_held()
-                        self._take_step(own.parts)
-                    if own.applied:
-                        self._end_step()
+            with one_step_at_a_time(own, type(self).__name__), guard_ranks(self):
+                self._step_carefully()
         return loss
+
+    def _step_carefully(self) -> None:
+        """Take a step that is not the one before in one call; the lock is held."""
+        own = self._own
+        self._check_not_swapped(_SWAPPED_STEP)
+        self._listen()
+        own.taken = self._found_finite()
+        if own.taken is None and self._skip_overflowed_step():
+            return
+        if self._accumulate_gradients():
+            told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
+            with told:
+                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
+                if not (is_quick or self._try_steady_step()):
+                    self._check_options_held()
+                    self._take_step(own.parts)
+                if own.applied:
+                    self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
@@ -748,7 +761,7 @@ class FusedOptimizer(Scaled):
         own.begun = ()
         try:
             self._check_alone()
-            with own._lock:
+            with own._lock, one_step_at_a_time(own, type(self).__name__):
                 self._check_not_swapped(_SWAPPED_STEP)
                 self._take_step(own.alone.setdefault(id(param), {}), param)
         except BaseException as error:

@@ -18,6 +18,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.options.wrappers import Wrapper
 from thalweg.core.outcome import Gathered, raise_first
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.rows import is_sparse
 from thalweg.core.section import run
 from thalweg.core.step import repeat, take
@@ -38,7 +39,6 @@ from thalweg.optim.kinds import KINDS
 from thalweg.optim.loading import as_torch, load
 from thalweg.optim.param_state import Number, Own, ParamState
 from thalweg.optim.scaled import Homes
-from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -263,8 +263,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not shares:
             return None
         steps = [self._sub_step(rule, share, parts) for rule, share in shares.items()]
-        with told_to_all([each.hooks.sharing for each in steps]):
-            return self._take_sub_steps(steps, only)
+        return self._take_sub_steps(steps, only)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], only: Tensor | None) -> None:
         if not self._are_ours(steps):
@@ -579,6 +578,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
+            check_no_step(self._own, type(self).__name__, "load_state_dict")
             theirs: Any = super(FusedTorchOptimizer, type(self))
             own = without_dynamo(theirs.load_state_dict)
             load(self, state_dict, partial(as_torch, load=own), convert)
@@ -717,6 +717,8 @@ class FusedTorchOptimizer(FusedOptimizer):
         if not getattr(self._torch, "_has_step", True):
             self._torch.step(self)  # refuses, before anything is written
         self._check_memories()
+        if self._own.team is not None:
+            self._own.team.agree()
         step = self._torch.step
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step

@@ -76,7 +76,7 @@ class GroupHooks(Hooks):
             check_slots(optimizer, part.rule, zip(params, places, strict=True))
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
-            self.sharing = sharing_of(part.locals, params, part.rule)
+            self.sharing = sharing_of(part.locals, optimizer._own.team)
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
         """Pairs with what a step updates in place of parameters, and what follows that.
@@ -86,7 +86,9 @@ class GroupHooks(Hooks):
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        given, copies = self._aimed(pairs if self.sharing is None else placed(pairs))
+        given, copies = self._aimed(
+            pairs if self.sharing is None else placed(pairs, self._optimizer._own.team)
+        )
         return self.seen(given), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:

@@ -15,6 +15,7 @@ from thalweg.core.options.accumulation import SUM
 from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.update_targets import MASTER
 from thalweg.core.outcome import raise_first
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.section import run
 from thalweg.core.state import shown as told
 from thalweg.core.step import finish, repeat, take
@@ -30,7 +31,6 @@ from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.loading import in_place, load
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
-from thalweg.optim.sharded import told_to_all
 from thalweg.optim.step_options import (
     KEYWORDS,
     GradientReport,
@@ -225,12 +225,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         )
         is_last = only is None
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
-        with told_to_all([hooks.sharing]):
-            with no_grad():
-                pairs, copies = hooks.aim(pairs)
-            outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
-            is_repeated = outcome is not None
-            outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
+        with no_grad():
+            pairs, copies = hooks.aim(pairs)
+        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        is_repeated = outcome is not None
+        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:
@@ -337,6 +336,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
+            check_no_step(self._own, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:

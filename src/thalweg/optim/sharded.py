@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.meshes import any_on_mesh, is_on_mesh
+from thalweg.core.meshes import any_on_mesh, is_imported
 from thalweg.core.state import Entry, Part
-from thalweg.formula import Rule
+from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.distribute.sharding.meshes import Locals, LocalStep
+    from thalweg.distribute.sharding.team import Team
 
 
 def locals_of(params: Sequence[Tensor]) -> Locals | None:
@@ -28,38 +29,49 @@ def locals_of(params: Sequence[Tensor]) -> Locals | None:
     return Locals()
 
 
-def sharing_of(parts: Locals, params: Sequence[Tensor], rule: Rule) -> LocalStep:
-    """How a step over local parts is shared."""
-    from thalweg.distribute.sharding.meshes import LocalStep
-    from thalweg.distribute.sharding.team import Team
+def sharing_of(parts: Locals, team: Team | None) -> LocalStep:
+    """Return how a step over local parts is shared.
 
-    first = next(filter(is_on_mesh, params), None) if rule.passes else None
-    return LocalStep(parts, None if first is None else Team(first))
+    Args:
+        parts: The local parts.
+        team: The ranks that take the step together; None if they send no messages in it.
+    """
+    from thalweg.distribute.sharding.meshes import LocalStep
+
+    return LocalStep(parts, team)
 
 
 @contextmanager
-def told_to_all(sharings: Sequence[Any]) -> Iterator[None]:
-    """The block in which a step is taken, whose errors ranks tell each other that share matrices.
+def guard_ranks(optimizer: Any) -> Iterator[None]:
+    """Take a step in the block on all ranks or on none, if ranks send messages in it.
 
     Args:
-        sharings: For each rule how its part of the step is shared; None for not at all.
+        optimizer: A `FusedOptimizer`. Its `_own.team` is set in the block.
     """
-    shared: list[LocalStep] = [each for each in sharings if each is not None]
-    team = next((each.team for each in shared if each.team is not None), None)
+    team = None
+    if is_imported() and any_on_mesh(optimizer._params()):
+        with importing:
+            from thalweg.optim.rank_guard import team_of
+        team = team_of(optimizer)
     if team is None:
         yield
         return
-    for each in shared:
-        each.team = team
-    with team.report_errors():
-        yield
+    optimizer._own.team = team
+    try:
+        with team.report_errors():
+            yield
+    finally:
+        optimizer._own.team = None
+        team.end()
 
 
-def placed(pairs: list[tuple[object, Tensor]]) -> list[tuple[Any, Tensor]]:
-    """The pairs with gradients cut as their parameters are; all ranks call this."""
+def placed(
+    pairs: list[tuple[object, Tensor]], team: Team | None = None
+) -> list[tuple[Any, Tensor]]:
+    """Return the pairs with gradients cut as their parameters are; all ranks call this."""
     from thalweg.distribute.sharding import meshes
 
-    return meshes.place_on_mesh(pairs)
+    return meshes.place_on_mesh(pairs, team)
 
 
 def entry_of(name: str, own: Tensor) -> Entry:

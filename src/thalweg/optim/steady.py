@@ -287,6 +287,7 @@ class SteadyStep:
             or is_traced()
             or replicas() > 1
             or cache.is_swapped
+            or (cache.stepping is not None and not self._has_sums)
             or current(self.selection) != self.selection
         ):
             return False

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.core.groups import titles_in
-from thalweg.core.meshes import whole
+from thalweg.core.meshes import is_on_mesh, whole
 from thalweg.errors import NumericsWarning, warn
 
 
@@ -20,8 +20,13 @@ def tell_of_zeros(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]])
         pairs: Parameters, each with a slot that it is to get and what is said of it then; the
             latter may be empty.
     """
-    for param, without in pairs:
-        is_new = without and without[0] not in optimizer.state.get(param, {})
-        if is_new and param.numel() and not whole(param.any()):
-            title = titles_in(optimizer.param_groups, [param])[0]
-            warn(f"'{title}' {without[1]}", NumericsWarning)
+    new = [
+        (param, without[1])
+        for param, without in pairs
+        if without and without[0] not in optimizer.state.get(param, {}) and param.numel()
+    ]
+    if optimizer._own.team is not None and any(is_on_mesh(param) for param, _ in new):
+        optimizer._own.team.meet()
+    for param, effect in new:
+        if not whole(param.any()):
+            warn(f"'{titles_in(optimizer.param_groups, [param])[0]}' {effect}", NumericsWarning)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.core import section
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.slots import SlotStore
 from thalweg.core.state.aliases import conflicts
 from thalweg.core.state.copies import Copied, published, staged
@@ -204,6 +205,8 @@ class StateDict(Copied):
         """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
         given, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():
+            if (plans := vars(self).get("_plans")) is not None:
+                check_no_step(plans, type(self).__name__, "load_state_dict")
             yield self._fitting(given, variables, names)
             self._loaded()
 

@@ -6,7 +6,7 @@ those dimensions of a variable's mesh that it is cut along.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -20,8 +20,9 @@ from thalweg.core.meshes import any_on_mesh, is_on_mesh
 from thalweg.core.outcome import After
 from thalweg.core.pairs import Pair
 from thalweg.core.slots import SlotStore
+from thalweg.distribute.message import Doing
 from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.sharding.team import Team
+from thalweg.distribute.sharding.team import Team, cut_dims
 from thalweg.distribute.tree import in_pairs
 from thalweg.engines.arrays import Float64
 from thalweg.engines.engine import Columns, Formulas, Ready, Request, Stages
@@ -30,7 +31,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import name_of, variable_constraint
+from thalweg.variable import dtype_name, name_of, variable_constraint
 
 
 def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
@@ -78,13 +79,18 @@ class Locals:
 
         Raises:
             LayoutError: There is no memory that holds this rank's part.
+            ReplicaMismatchError: Other ranks collect another tensor, or have no part of it.
         """
-        check_memory(own, f"'{name_of(var)}'")
         if not is_on_mesh(var):
+            check_memory(own, f"'{name_of(var)}'")
             return own.detach().clone()
         from torch.distributed.tensor import DTensor
 
         mesh: Any = var
+        kind = f"{dtype_name(own.dtype)} {tuple(var.shape)} {mesh.placements}"
+        team = Team([var], lambda: [f"the tensor '{name_of(var)}': {kind}"], doing=Doing.STATE)
+        with team.report_errors():
+            check_memory(own, f"'{name_of(var)}'")
         found = DTensor.from_local(
             own.detach(),
             mesh.device_mesh,
@@ -118,14 +124,11 @@ class LocalStep:
 
     Args:
         parts: The local parts.
-        team: Optional. The ranks that have parts of matrices, for a rule with stages.
-
-    Attributes:
-        team: These, or those of another rule of the same step, which wait for each other.
+        team: Optional. The ranks that have parts of them, for a step in which these send messages.
     """
 
     def __init__(self, parts: Locals, team: Team | None = None) -> None:
-        self._parts, self.team = parts, team
+        self._parts, self._team = parts, team
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
@@ -137,13 +140,14 @@ class LocalStep:
                 f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} measures rows and columns,"
                 " of which no rank has all elements."
             )
-        if cut and self.team is None:
+        team = self._team
+        if cut and (team is None or not team.gathers):
             raise NotImplementedError(
                 f"'{cut[0][1]}' is a DTensor, and rule {rule.name!r} has stages over whole"
                 " matrices: optimizers of thalweg.optim have those gathered, and no others."
             )
-        if cut and self.team is not None:
-            self.team.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
+        if cut and team is not None:
+            team.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """See `Sharing`."""
@@ -173,18 +177,18 @@ class LocalStep:
         )
 
     def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[Request], Any] | None:
-        if self.team is None or not any_on_mesh(variables):
+        if self._team is None or not any_on_mesh(variables):
             return None
         from thalweg.distribute.sharding.matrices import GatheredMatrices
 
-        return partial(GatheredMatrices, self.team, variables)
+        return partial(GatheredMatrices, self._team, variables)
 
     def _local_gradient(self, grad: Any, var: Tensor) -> IndexedSlices | Tensor:
         return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
-        return _Measured(ready, asked.variables, self.team)
+        return _Measured(ready, asked.variables, self._team)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
         """What diagnostics have of whole variables: `over_ranks` of `sharding.diagnostics`."""
@@ -194,8 +198,12 @@ class LocalStep:
 
     def begin_writing(self) -> None:
         """See `Sharing`."""
-        if self.team is not None:
-            self.team.agree()
+        if self._team is not None:
+            self._team.agree()
+
+    def report_errors(self) -> AbstractContextManager[None]:
+        """Return the block in which the step is taken; if it fails, the other ranks are told."""
+        return nullcontext() if self._team is None else self._team.report_errors()
 
     def joining_calls(self, asked: Request) -> After | None:
         """See `Sharing`."""
@@ -212,15 +220,14 @@ class _Measured:
         for place, var in enumerate(variables):
             if is_on_mesh(var):
                 mesh: Any = var
-                dims = [k for k, each in enumerate(mesh.placements) if not each.is_replicate()]
-                self._cut.setdefault((mesh.device_mesh, *dims), []).append(place)
+                self._cut.setdefault((mesh.device_mesh, *cut_dims(var)), []).append(place)
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
         """See `Ready`."""
         found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
-        self._meet()
+        self._meet(len(formulas))
         for (mesh, *dims), places in self._cut.items():
             own = torch.from_numpy(found[places])  # pyright: ignore[reportUnknownMemberType]
             for dim in dims:
@@ -229,9 +236,9 @@ class _Measured:
             found[places] = own.cpu().numpy()
         return list(found.T)
 
-    def _meet(self) -> None:
+    def _meet(self, *told: object) -> None:
         if self._team is not None:
-            self._team.meet([len(places) for places in self._cut.values()])
+            self._team.meet([len(places) for places in self._cut.values()], *told)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
         """See `Ready`."""
@@ -254,12 +261,20 @@ class _Measured:
         """See `Ready`."""
 
 
-def place_on_mesh(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The pairs with gradients cut as their variables are; all ranks call this.
+def place_on_mesh(
+    pairs: Sequence[tuple[Any, Any]], team: Team | None = None
+) -> list[tuple[Any, Any]]:
+    """Return the pairs with gradients cut as their variables are; all ranks call this.
+
+    Args:
+        pairs: Gradients and variables.
+        team: Optional. The ranks, which meet before gradients are cut otherwise.
 
     Raises:
         FailedPreconditionError: A gradient is a DTensor, and its variable is none.
     """
+    if team is not None and are_misplaced(pairs):
+        team.meet()
     found: list[tuple[Any, Any]] = []
     for grad, var in pairs:
         if is_on_mesh(grad) and not is_on_mesh(var):
@@ -270,9 +285,19 @@ def place_on_mesh(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
+def are_misplaced(pairs: Iterable[tuple[Any, Any]]) -> bool:
+    """Return whether a gradient is cut otherwise than its variable, so that ranks have to send."""
+    both = (pair for pair in pairs if is_on_mesh(pair[0]) and is_on_mesh(pair[1]))
+    return not all(_is_placed_alike(grad, var) for grad, var in both)
+
+
+def _is_placed_alike(value: Any, var: Any) -> bool:
+    return (value.device_mesh, value.placements) == (var.device_mesh, var.placements)
+
+
 def _as_placed(value: Any, var: Any) -> object:
     """A DTensor cut as another one is."""
-    if (value.device_mesh, value.placements) == (var.device_mesh, var.placements):
+    if _is_placed_alike(value, var):
         return value
     with no_grad():
         return value.redistribute(var.device_mesh, var.placements)

@@ -1,17 +1,21 @@
-"""The ranks that share out matrices among them: which they are, and how they agree on a step."""
+"""The ranks that take one step over parts of DTensors: all of them take it, or none."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from thalweg.distribute.agreement import hash_bytes
 from thalweg.distribute.message import Doing, Message
 from thalweg.distribute.ranks import Ranks
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
+from thalweg.variable import dtype_name
+
+Describe = Callable[[], Sequence[str]]
 
 
 class Axis(NamedTuple):
@@ -34,7 +38,7 @@ def axis_of(var: Tensor) -> Axis | None:
 
     placed: Any = var
     mesh, placements = placed.device_mesh, placed.placements
-    cut = [k for k, each in enumerate(placements) if not each.is_replicate()]
+    cut = cut_dims(var)
     if not cut:
         return Axis(mesh, mesh.ndim - 1, None)
     placement = placements[cut[0]]
@@ -43,17 +47,75 @@ def axis_of(var: Tensor) -> Axis | None:
     return Axis(mesh, cut[0], placement.dim % var.dim())
 
 
+def cut_dims(var: Tensor) -> list[int]:
+    """Return the dimensions of a DTensor's mesh along which ranks have different parts."""
+    placed: Any = var
+    return [k for k, placement in enumerate(placed.placements) if not placement.is_replicate()]
+
+
+def describe_dtensors(
+    params: Sequence[Tensor], titles: Sequence[str], gradients: Sequence[Any]
+) -> list[str]:
+    """Return lines of DTensors and their gradients, which all ranks have alike."""
+    lines = [f"the number of DTensors: {len(params)}"]
+    for param, title, grad in zip(params, titles, gradients, strict=True):
+        placements = cast("Any", param).placements
+        lines += [
+            f"'{title}': {dtype_name(param.dtype)} {tuple(param.shape)} {placements}",
+            f"the gradient of '{title}': {'none' if grad is None else dtype_name(grad.dtype)}",
+        ]
+    return lines
+
+
 class Team:
-    """The ranks that have parts of the matrices of a step; all of them take it, or none.
+    """The ranks that have parts of the DTensors of a step, and what they compare before it.
+
+    A message of fixed length precedes every collective of the step and its first write, so that
+    ranks that differ, or fail, find that out: Gloo ends a process whose messages have other sizes.
 
     Args:
-        param: One of the matrices, a DTensor.
+        params: The DTensors.
+        describe: Returns one line for each thing that all ranks have alike.
+        matrix: One of the DTensors whose rule has stages over whole matrices; None for none.
+        doing: What the ranks do.
+
+    Attributes:
+        ranks: Those that gather matrices.
+        gathers: Whether there are matrices to gather.
     """
 
-    def __init__(self, param: Tensor) -> None:
-        self._axis = axis = axis_of(param)
-        self.ranks = Ranks.none() if axis is None else Ranks(axis.mesh.get_group(axis.dim))
-        self._is_agreed = self.ranks.is_alone
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        describe: Describe,
+        matrix: Tensor | None = None,
+        doing: Doing = Doing.STAGES,
+    ) -> None:
+        self._doing = doing
+        self.begin(params, describe, matrix)
+
+    def begin(
+        self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
+    ) -> None:
+        """Begin another step. Plans that are repeated keep this object.
+
+        Args:
+            params, describe, matrix: As for the class.
+        """
+        self._axis = axis = None if matrix is None else axis_of(matrix)
+        self.gathers = matrix is not None
+        axes = dict.fromkeys(
+            (cast("Any", param).device_mesh, dim) for param in params for dim in cut_dims(param)
+        )
+        self.ranks = Ranks.none()
+        groups = {axis: Ranks(axis[0].get_group(axis[1])) for axis in axes}
+        if axis is not None:
+            self.ranks = groups.setdefault(axis[:2], Ranks(axis.mesh.get_group(axis.dim)))
+        self._groups = [ranks for ranks in groups.values() if not ranks.is_alone]
+        self._is_agreed = not self._groups
+        self._describe = describe
+        self._lines: Sequence[str] | None = None
+        self._digest = 0
 
     def check(self, rule: str, params: Sequence[Tensor], titles: Sequence[str]) -> None:
         """Refuse matrices whose parts these ranks cannot gather.
@@ -82,39 +144,59 @@ class Team:
                 )
 
     def meet(self, *told: object) -> None:
-        """Wait for the other ranks, and go on if none is in trouble.
+        """Wait for the other ranks, and go on if none of them failed and all are alike.
 
         Args:
-            *told: What all of them say alike.
+            *told: Further values that all ranks have alike.
 
         Raises:
-            ReplicaMismatchError: One is, or says something else.
+            ReplicaMismatchError: A rank failed, or has another description or other values.
         """
-        if self.ranks.is_alone:
+        if not self._groups:
             return
-        number = zlib.crc32(repr(told).encode())
-        if not Message(self.ranks, Doing.STAGES, (number,)).receive().alike[0]:
+        if self._lines is None:
+            self._lines = self._describe()
+            self._digest = hash_bytes("\n".join(self._lines).encode())
+        message = self._message((self._digest, zlib.crc32(repr(told).encode())))
+        is_described_alike, is_told_alike = message.receive().alike
+        if not is_described_alike:
+            message.compare(self._lines)
+        if not is_told_alike:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different matrices, or in another order, or their"
                 " steps have other numbers. Nothing has changed on any rank."
             )
 
+    def end(self) -> None:
+        """Let go of what the step was described by."""
+        self._describe, self._lines = list, None
+
+    def _message(self, same: Sequence[int] = (), trouble: BaseException | None = None) -> Message:
+        first, *further = self._groups
+        return Message(first, self._doing, same, trouble=trouble, further=further)
+
     def agree(self) -> None:
         """Meet for the last time: nothing can fail on any rank any more."""
-        self.meet()
-        self._is_agreed = True
+        if not self._is_agreed:
+            self.meet()
+            self._is_agreed = True
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """The block in which a step is taken: if it fails before all agree, the others are told."""
+        """The block in which a step is taken.
+
+        If it fails before all agree, the other ranks are told. If it ends without a write, such as
+        for lack of gradients, this rank still meets the others.
+        """
         try:
             yield
+            self.agree()
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except BaseException as error:
             if not self._is_agreed:
                 try:
-                    Message(self.ranks, Doing.STAGES, trouble=error).receive()
+                    self._message(trouble=error).receive()
                 except ReplicaLostError as lost:  # which was its own doing, if it was interrupted
                     error.add_note(str(lost))
             raise

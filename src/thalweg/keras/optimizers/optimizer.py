@@ -210,7 +210,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
                 with self._hyper:
                     if quick is not None and quick.calls and quick.take(self, kept, given):
                         return self.iterations
-                    return self._step_alone(given, name, experimental_aggregate_gradients)
+                    with self._plans.one_step(self._name):
+                        return self._step_alone(given, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, kept, before)
@@ -222,9 +223,15 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         if not given:
             return self._step_over_nothing()
         hooks = self._make_hooks(aggregates)
-        if self._slots.parts is not None or (is_imported() and _has_dtensors(given)):
-            given, hooks.sharing = distribute.share_summed_step(self, given, hooks)
-        return self._end_step(self._take_step(hooks, given), given, name, aggregates)
+        if self._slots.parts is None and not (is_imported() and _has_dtensors(given)):
+            return self._end_step(self._take_step(hooks, given), given, name, aggregates)
+        said = _in_replicas().fingerprint_of(self)
+        given, hooks.sharing = distribute.share_summed_step(
+            self, given, hooks, self._clipping, said
+        )
+        with distribute.enter_shared_step(hooks.sharing):
+            outcome = self._take_step(hooks, given)
+        return self._end_step(outcome, given, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None

@@ -19,12 +19,12 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
     """`Optimizer.apply_gradients` in the scope of a strategy, or in one of its replicas."""
     waits = aggregates and _is_summed(optimizer)
     told = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
-    with optimizer._lock, optimizer._hyper, told:
+    with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, told:
         given = given if type(given) is list else as_pairs(given)
         if not given:
             if waits and executing_eagerly():
                 strategy = distribute.get_strategy()
-                distribute.sum_gradients(optimizer, strategy, [], _fingerprint_of(optimizer))
+                distribute.sum_gradients(optimizer, strategy, [], fingerprint_of(optimizer))
             return optimizer._step_over_nothing()
         if distribute.in_cross_replica_context() and current_session() is None:
             raise RuntimeError(
@@ -36,7 +36,10 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         if not sums_first:
             if waits and executing_eagerly():
                 given = distribute.fill_missing_gradients(as_pairs(given))
-            given, hooks.sharing = distribute.share_summed_step(optimizer, given, hooks)
+            said = fingerprint_of(optimizer)
+            given, hooks.sharing = distribute.share_summed_step(
+                optimizer, given, hooks, optimizer._clipping, said
+            )
         elif distribute.shards_of(optimizer) is not None:
             given, hooks.sharing = _summed_in_parts(optimizer, as_pairs(given), hooks)
         else:
@@ -59,7 +62,7 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
     """The pairs with the sums over all replicas."""
     strategy = distribute.get_strategy()
     return _all_of(
-        pairs, distribute.sum_gradients(optimizer, strategy, pairs, _fingerprint_of(optimizer))
+        pairs, distribute.sum_gradients(optimizer, strategy, pairs, fingerprint_of(optimizer))
     )
 
 
@@ -83,15 +86,15 @@ def _summed_in_parts(
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()
     whole = sees or rule is None or (rule.whole and bool(optimizer._clipping))
-    strategy, said = distribute.get_strategy(), _fingerprint_of(optimizer)
+    strategy, said = distribute.get_strategy(), fingerprint_of(optimizer)
     found, step = distribute.sum_for_shards(
         optimizer, strategy, pairs, said, hooks, scatters=not whole
     )
     return _all_of(pairs, found), step
 
 
-def _fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
-    """What must be the same on all replicas."""
+def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
+    """Return what must be the same on all replicas."""
 
     def words_of_step() -> list[str]:
         arguments = distribute.in_words(optimizer._arguments())

@@ -13,6 +13,7 @@ from thalweg import distribute
 from thalweg.core.graph_mode import graph_mode
 from thalweg.core.hyperparameters import Hyperparameters, is_function
 from thalweg.core.meshes import any_on_mesh
+from thalweg.core.reentrance import check_no_step
 from thalweg.core.slots import SlotStore
 from thalweg.core.slots_as_dicts import SlotsByVariable
 from thalweg.core.state import Entry, Loading, of_slots, readable, restore
@@ -328,6 +329,7 @@ class Weights(TrackableSlots):
             return
         entries = self._weight_entries()
         with self._lock.to_load():
+            check_no_step(self._plans, self._name, "set_weights")
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg.core.described import Described
 from thalweg.core.outcome import Outcome, raise_first, restored, say
 from thalweg.core.pairs import flatten
+from thalweg.core.reentrance import one_step_at_a_time
 from thalweg.core.repeats import Done
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
@@ -77,6 +78,7 @@ class TrainingStep(Described):
         self._check_mixed = MixedCheck()
         self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
         self._lock = Guard(self)
+        self.stepping: int | None = None  # the thread in a step
         if how.outbox is not None:
             weakref.finalize(self, how.outbox.flush)
 
@@ -183,10 +185,10 @@ class TrainingStep(Described):
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done = Done()
+        done, one_step = Done(), one_step_at_a_time(self, "optimize_loss")
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
-            with contextlib.nullcontext() if is_recording else outside_inference():
+            with one_step, contextlib.nullcontext() if is_recording else outside_inference():
                 value, outcome = self._run(differentiate, done)
         except BaseException as error:
             say(error, done)

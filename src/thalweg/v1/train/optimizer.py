@@ -436,10 +436,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             values = getattr(quick, "read", None) if values is None else values
             if values is None and self._under_way is not None:
                 values = self._under_way.values
-            with self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
+            one_step = self._plans.one_step(self._name)
+            with one_step, self._while_taking(self._make_hooks(global_step, name, values)) as hooks:
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
-                    given, sharing = distribute.share_summed_step(self, given, hooks)
+                    given, sharing = distribute.share_summed_step(
+                        self, given, hooks, how, self._said(global_step)
+                    )
                 hooks.sharing = sharing
                 nothing, recorder = contextlib.nullcontext(), self._recorder
                 shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
@@ -501,7 +504,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         value, variables = gating.forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._make_hooks(global_step, name or self._name, None)
-        with self._turn_lock(), self._locked(), self._while_taking(made) as hooks:
+        locked, one_step = self._locked(), self._plans.one_step(self._name)
+        with self._turn_lock(), locked, one_step, self._while_taking(made) as hooks:
             kept = self._plans.now()
 
             def apply_one(grad: Gradient, var: Tensor) -> None:

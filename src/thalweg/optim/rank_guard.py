@@ -1,0 +1,103 @@
+"""What ranks compare before a step of an optimizer over DTensors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from thalweg.core.groups import titles_in
+from thalweg.core.meshes import any_on_mesh, is_on_mesh
+from thalweg.core.options.diagnostics import Diagnosed
+from thalweg.distribute.sharding.meshes import are_misplaced
+from thalweg.distribute.sharding.team import Team, describe_dtensors
+from thalweg.engines import current
+
+if TYPE_CHECKING:
+    from thalweg.formula import Rule
+
+
+def team_of(optimizer: Any) -> Team | None:
+    """Return the ranks that send messages in a step of an optimizer; None for none."""
+    params = list(filter(is_on_mesh, optimizer._params()))
+    if not params:
+        return None
+    around, matrix = optimizer._around, None
+    # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
+    sends = (
+        optimizer._own.known_team is not None
+        or around.clips
+        or around.of(Diagnosed).diagnostics is not None
+    )
+    sends = sends or current().check_numerics or are_misplaced((p.grad, p) for p in params)
+    for group in optimizer.param_groups:
+        own = list(filter(is_on_mesh, group["params"]))
+        rules = _rules_of(optimizer, group) if own else set[Any]()
+        sends = sends or any(rule is None or rule.is_measured for rule in rules)
+        if matrix is None and any(rule is None or rule.passes for rule in rules):
+            matrix = own[0]
+    if not (sends or matrix is not None):
+        return None
+    own = optimizer._own
+    if own.known_team is None:
+        own.known_team = Team(params, partial(_describe_step, optimizer), matrix)
+    else:
+        own.known_team.begin(params, partial(_describe_step, optimizer), matrix)
+    return own.known_team
+
+
+def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
+    """Return the rules of a group; None among them if its options choose none.
+
+    The step raises an error for such options, of which the other ranks are told.
+    """
+    try:
+        return optimizer._rules_around(group)
+    except Exception:
+        return {None}
+
+
+def _describe_step(optimizer: Any) -> list[str]:
+    """Return one line for each thing that ranks have alike in a step over DTensors."""
+    found_inf = vars(optimizer).get("found_inf")
+    lines = [
+        f"the class of the optimizer: {type(optimizer).__name__}",
+        f"what the scaler found: {_words(found_inf)}",
+    ]
+    lines += [f"{name}: {_words(value)}" for name, value in sorted(optimizer._around.on.items())]
+    for place, group in enumerate(optimizer.param_groups):
+        if not any_on_mesh(group["params"]):
+            continue
+        names = [*optimizer._wanted_options(group), "rule"]
+        lines += [f"{n} of group {place}: {_words(group[n])}" for n in names if n in group]
+    params: list[Tensor] = list(filter(is_on_mesh, optimizer._params()))
+    titles = titles_in(optimizer.param_groups, params)
+    lines += describe_dtensors(params, titles, [param.grad for param in params])
+    states = [optimizer.state.get(param, {}) for param in params]
+    pairs = zip(titles, map(_words_of_state, states), strict=True)
+    return lines + [f"the state of '{title}': {words}" for title, words in pairs]
+
+
+def _words(value: object) -> str:
+    """Return a number, a text or several of them in words; of anything else its type.
+
+    Tensors of a device, and of several elements, are not read.
+    """
+    if isinstance(value, Tensor):
+        is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)
+        return repr(value.item()) if is_number else _TENSOR
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_words, value))})"  # pyright: ignore[reportUnknownArgumentType]
+    return type(value).__name__
+
+
+_TENSOR = "a tensor"
+
+
+def _words_of_state(own: dict[str, Any]) -> str:
+    """Return the names of a parameter's state, with the value of its numbers of the host."""
+    words = {name: _words(own[name]) for name in sorted(own, key=str)}
+    return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in words.items()) or "none"

@@ -1,0 +1,220 @@
+"""Steps over DTensors of which one rank differs, as JSON; run by `test_guarded_steps.py`.
+
+Every case runs in forks of its own, one for each rank, so that a process that aborts is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from thalweg import checkpoint, optim
+from thalweg.distribute.message import Message
+from thalweg.keras.optimizers import Adam
+from thalweg.v1.contrib.opt import LARSOptimizer
+
+TIMEOUT = 8.0  # seconds, in which a busy machine takes the steps before, too
+SHAPES = ((6, 4), (5, 3), (8, 8), (7,))
+AT = 3  # the steps before the one in which a rank differs
+GRID = (2, 2)  # of a mesh of two dimensions
+
+Made = Callable[[list[Any]], Any]
+
+
+def mixed(params: list[Any]) -> Any:
+    groups = [
+        {"params": params[:3], "rule": "Muon", "lr": 0.02},
+        {"params": params[3:], "rule": "AdamW", "lr": 0.01},
+    ]
+    return optim.Mixed(groups, clip_grad_norm=1.0)
+
+
+OPTIMIZERS: dict[str, Made] = {
+    "AdamW": lambda params: optim.AdamW(params, lr=0.02, clip_grad_norm=1.0, ema_decay=0.9),
+    "Mixed": mixed,
+    "SGD": lambda params: optim.SGD(params, lr=0.02, clip_grad_norm=1.0),
+    "LAMB": lambda params: optim.LAMB(params, lr=0.02),
+    "Prodigy": lambda params: optim.Prodigy(params),
+    "StableAdamW": lambda params: optim.StableAdamW(params, lr=0.02),
+    "TensorFlow": lambda params: optim.tensorflow.Adam(params, lr=0.02, clip_grad_norm=1.0),
+    "measured": lambda params: optim.AdamW(params, lr=0.02, diagnostics=2),
+    "grid": lambda params: optim.AdamW(params, lr=0.02, clip_grad_norm=1.0),
+    "misplaced": lambda params: optim.AdamW(params, lr=0.02),
+    "plain": lambda params: optim.AdamW(params, lr=0.02),
+    "Keras": lambda _: Adam(0.02, global_clipnorm=1.0),
+    "v1": lambda _: LARSOptimizer(0.02),
+}
+
+
+class Training:
+    """An optimizer over DTensors, with the gradients of any step."""
+
+    def __init__(self, name: str, rank: int, count: int) -> None:
+        self.is_of_torch = name not in ("Keras", "v1")
+        self.rank, self.is_bad = rank, rank == count - 1
+        if name == "grid":
+            self.mesh, self.placements = init_device_mesh("cpu", GRID), [Shard(0), Shard(0)]
+        else:
+            self.mesh, self.placements = init_device_mesh("cpu", (count,)), [Shard(0)]
+        self.of_gradients = [Replicate()] if name == "misplaced" else self.placements
+        self.params = [self._placed(shape, place) for place, shape in enumerate(SHAPES)]
+        for param in self.params:
+            param.requires_grad_()
+        self.optimizer = OPTIMIZERS[name](self.params)
+
+    def _placed(self, shape: tuple[int, ...], seed: int, placements: Any = None) -> Any:
+        value = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        placements = placements or self.placements
+        return distribute_tensor(value, self.mesh, placements, src_data_rank=None)
+
+    def differentiate(self, step: int) -> None:
+        for place, param in enumerate(self.params):
+            param.grad = self._placed(param.shape, 100 * step + place, self.of_gradients)
+
+    def step(self, closure: Any = None) -> None:
+        if self.is_of_torch:
+            self.optimizer.step(closure)
+        else:
+            if closure is not None:
+                closure()
+            self.optimizer.apply_gradients([(param.grad, param) for param in self.params])
+
+    def kept(self) -> list[Tensor]:
+        """All tensors of the training, copied."""
+        found: list[Any] = list(self.params)
+        if self.is_of_torch:
+            for own in self.optimizer.state.values():
+                found += [each for each in own.values() if isinstance(each, Tensor)]
+        local = (each.to_local() if isinstance(each, DTensor) else each for each in found)
+        return [each.detach().clone() for each in local]
+
+    def differ(self, case: str) -> None:
+        """Have this rank be otherwise than the others."""
+        params, optimizer = self.params, self.optimizer
+        if case == "shape":
+            params[0].grad = None
+        elif case == "nograd":
+            for param in params:
+                param.grad = None
+        elif case == "nan":
+            params[0].grad.to_local().fill_(float("nan"))
+        elif case == "cut":
+            params[0].grad.to_local().untyped_storage().resize_(0)
+        elif case == "lr" and self.is_of_torch:
+            optimizer.param_groups[0]["lr"] = 0.5
+        elif case == "lr":
+            optimizer.learning_rate = 0.5
+        elif case == "slotgone":
+            optimizer.state[params[0]].popitem()
+        elif case == "fewer":
+            del optimizer.param_groups[0]["params"][0]
+        elif case == "order":
+            optimizer.param_groups[0]["params"].reverse()
+        elif case == "found_inf":
+            optimizer.found_inf = torch.ones(())
+        elif case == "extra":
+            self.step()
+
+
+def raising() -> None:
+    raise ValueError("mine")
+
+
+def tried(training: Training, case: str, folder: Path) -> str:
+    """What the step in question, or what comes in its place, raises."""
+    if case == "save":
+        if training.is_bad:
+            training.params[0].to_local().untyped_storage().resize_(0)
+        variables = dict(enumerate(training.params))
+        named = {f"w{place}": param for place, param in variables.items()}
+        checkpoint.save(str(folder / "saved"), optimizer=training.optimizer, variables=named)
+    elif training.is_bad and case == "skip":
+        return "skipped"
+    elif training.is_bad and case == "raise":
+        training.step(raising)
+    else:
+        if training.is_bad:
+            training.differ(case)
+        training.step()
+    return "stepped"
+
+
+def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, Any]:
+    training = Training(name, rank, count)
+    for step in range(AT):
+        training.differentiate(step)
+        training.step()
+    training.differentiate(AT)
+    distributed.barrier()
+    sent: list[int] = []
+    begin: Any = Message.__init__
+
+    def counted(*args: Any, **keywords: Any) -> None:
+        sent.append(1)
+        begin(*args, **keywords)
+
+    Message.__init__ = counted
+    before, begun, notes = training.kept(), time.monotonic(), list[str]()
+    try:
+        said = tried(training, case, folder)
+    except BaseException as error:
+        said, notes = f"{type(error).__name__}: {error}", getattr(error, "__notes__", [])
+    seconds, after = time.monotonic() - begun, [] if case == "save" else training.kept()
+    found = {
+        "said": said,
+        "notes": notes,
+        "seconds": seconds,
+        "messages": len(sent),
+        "unchanged": len(before) == len(after) and all(map(torch.equal, before, after)),
+    }
+    if case in ("shape", "nograd", "cut"):  # of which nothing is left but the gradients
+        training.differentiate(AT)
+        training.step()
+        found["after"] = training.optimizer.last_step.count if training.is_of_torch else AT + 1
+    return found
+
+
+def forked(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, Any]:
+    """What a case finds on this rank, or how its process ended."""
+    own = folder / f"{name}-{case}"
+    own.mkdir(exist_ok=True)
+    told = own / f"rank-{rank}.json"
+    child = os.fork()
+    if not child:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{own / 'store'}",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=TIMEOUT if case in ("skip", "raise", "extra") else 60),
+        )
+        told.write_text(json.dumps(run(name, case, rank, count, own)))
+        time.sleep(TIMEOUT * (case == "raise"))  # nobody is to find out by an end of this process
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return json.loads(told.read_text()) if status == 0 else {"said": f"ended with {status}"}
+
+
+def main() -> None:
+    rank, store, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pairs = [tuple(each.split(":")) for each in sys.argv[4:]]
+    found = {f"{c}:{n}": forked(n, c, rank, count, store.parent) for c, n in pairs}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A signal handler that calls an optimizer within its step: both steps count, or it raises."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from attack.interruptions import TRAININGS, Training
+from interrupting import outcome
+from thalweg import optim
+from thalweg.errors import FailedPreconditionError
+from thalweg.keras.optimizers import Adam
+
+ALL = 10**9  # more lines than a step has
+NAMES = (
+    "optim", "optim many rules", "optim mixed", "optim diagnostics", "optim accumulate",
+    "optim tensorflow", "optim in backward", "optim masters", "keras", "keras hooks", "keras twice",
+    "keras constrained", "keras diagnostics", "v1", "v1 sparse", "optimize_loss",
+    "optimize_loss mixed",
+)  # fmt: skip
+QUICK = ("optim", "optim many rules", "keras", "v1", "optimize_loss")
+
+
+def prepared(name: str, steps: int) -> Training:
+    training = TRAININGS[name]()
+    for number in range(steps):
+        training.take(number)
+    training.ready(steps)
+    return training
+
+
+def places(name: str, steps: int, count: int) -> Iterator[int]:
+    """Some of the lines of a step."""
+    training = prepared(name, steps)
+    lines = ALL - outcome(ALL, lambda: training.step(steps))[1]
+    yield from range(0, lines, max(1, lines // count))
+
+
+def check_step_within_step(name: str, steps: int, place: int) -> str:
+    """Have a handler take a step at a line of a step; how that ended."""
+    ours, twin = prepared(name, steps), prepared(name, steps)
+    ended: list[str] = []
+
+    def handler() -> None:
+        try:
+            ours.step(steps)
+            ended.append("counted")
+        except FailedPreconditionError as error:
+            is_told = "was called within a step of the same optimizer" in str(error)
+            ended.append("raised" if is_told else str(error))
+
+    outcome(place, lambda: ours.step(steps), handler=handler)
+    twin.step(steps)
+    if ended == ["counted"]:
+        twin.step(steps)
+    assert ours.bits() == twin.bits(), (name, steps, place, ended)
+    twin.ready(steps + 1), ours.ready(steps + 1)
+    twin.step(steps + 1), ours.step(steps + 1)
+    assert ours.bits() == twin.bits(), (name, steps, place, ended)
+    return "".join(ended)
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("name", QUICK)
+def test_a_step_within_a_step_counts_or_raises(name: str, steps: int) -> None:
+    ends = {check_step_within_step(name, steps, place) for place in places(name, steps, 6)}
+    assert ends <= {"counted", "raised"}
+    assert steps > 1 or "raised" in ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 1, 6])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_at_any_line_counts_or_raises(name: str, steps: int) -> None:
+    for place in places(name, steps, 60):
+        assert check_step_within_step(name, steps, place) in ("counted", "raised")
+
+
+def trained(steps: int, **options: Any) -> tuple[Any, Any]:
+    param: Any = torch.nn.Parameter(torch.ones(3))
+    optimizer = optim.Adam([param], lr=0.1, **options)
+    for _ in range(steps):
+        param.grad = torch.ones(3)
+        optimizer.step()
+    return param, optimizer
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+def test_a_real_signal_within_a_careful_step() -> None:
+    param, optimizer = trained(1)
+    said: list[str] = []
+
+    def handler(*_: Any) -> None:
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    class Rate(float):
+        def __float__(self) -> float:
+            signal.raise_signal(signal.SIGUSR1)
+            return 0.1
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        other, twin = trained(1)
+        param.constraint = lambda value: (signal.raise_signal(signal.SIGUSR1), value)[1]
+        optimizer.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    twin.step()
+    assert len(said) == 1
+    assert said[0].startswith("A step of Adam was called within a step of the same optimizer")
+    assert torch.equal(param, other)
+    assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (2, 2)
+
+
+def test_a_callback_that_steps_raises_and_the_step_is_whole() -> None:
+    param, optimizer = trained(1)
+    param.constraint = lambda value: (optimizer.step(), value)[1]
+    with pytest.raises(FailedPreconditionError, match="within a step of the same") as raised:
+        optimizer.step()
+    assert raised.value.__notes__[0].startswith("The step was taken, but without the constraint")
+    del param.constraint
+    optimizer.step()
+    assert optimizer.last_step.count == 3
+
+
+def test_a_closure_may_step() -> None:
+    param, optimizer = trained(1)
+    optimizer.step(lambda: optimizer.step())
+    assert (optimizer.last_step.count, optimizer.state[param]["step"].item()) == (3, 3)
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_state_that_is_read_within_a_step_is_that_of_before_or_after(steps: int) -> None:
+    """What a handler of SIGTERM saves."""
+
+    def read(param: Any, optimizer: Any) -> list[torch.Tensor]:
+        own = optimizer.state_dict()["state"].get(0, {})
+        return [param.detach().clone(), *(own[name].clone() for name in sorted(own))]
+
+    def of_step(place: int) -> tuple[list[Any], int]:
+        param, optimizer = trained(steps, clip_grad_norm=1.0)
+        found: list[Any] = []
+        left = outcome(place, optimizer.step, handler=lambda: found.extend(read(param, optimizer)))[
+            1
+        ]
+        return found, left
+
+    states = []
+    for number in (steps, steps + 1):
+        states.append(read(*trained(number, clip_grad_norm=1.0)))
+    lines = ALL - of_step(ALL)[1]
+    for place in range(0, lines, max(1, lines // 40)):
+        found, _ = of_step(place)
+        assert any(
+            len(found) == len(state) and all(map(torch.equal, found, state)) for state in states
+        ), place
+
+
+def test_keras_within_a_constraint() -> None:
+    from thalweg import Variable
+
+    var, optimizer = Variable(torch.ones(3), name="w"), Adam(0.1)
+    pairs = [(torch.ones(3), var)]
+    optimizer.apply_gradients(pairs)
+    var.constraint = lambda value: (optimizer.apply_gradients(pairs), value)[1]
+    with pytest.raises(FailedPreconditionError, match="within a step of the same"):
+        optimizer.apply_gradients(pairs)
+    assert optimizer.iterations.item() == 2
