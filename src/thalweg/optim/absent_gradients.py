@@ -78,7 +78,8 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
         The plan of each rule; empty if one of them has to make state first.
     """
     shares = optimizer._shares(absent)
-    steps = [optimizer._sub_step(rule, each, optimizer._own.parts) for rule, each in shares.items()]
+    parts = optimizer._own.parts
+    steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
     repeated: list[Repeated] = []

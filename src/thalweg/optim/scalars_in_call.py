@@ -48,41 +48,43 @@ class ScalarsInCall:
         self._scalars: list[dict[int, TorchScalars]] = []
         for share in shares:
             _check_share(share)
-            own = {place: share.places.index(place) for place in share.places}
-            scalars = {place: TorchScalars(share.hooks, place, at) for place, at in own.items()}
-            for each in scalars.values():
-                each.check_in_call()
-            self._scalars.append(scalars)
+            scalars_by_group = {
+                index: TorchScalars(share.hooks, index, share.places.index(index))
+                for index in dict.fromkeys(share.places)
+            }
+            for scalars in scalars_by_group.values():
+                scalars.check_in_call()
+            self._scalars.append(scalars_by_group)
         self._programs: list[Program] = []  # whose registers their records name
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
 
-    def hold_groups(self, found: Snapshot, others: Mapping[int, Options]) -> None:
+    def hold_groups(self, snapshot: Snapshot, other_options: Mapping[int, Options]) -> None:
         """Have the call compare and read the options of all groups.
 
         Args:
-            found: Compares and reads; changes.
-            others: The options of groups that have no parameters in the step.
+            snapshot: Compares and reads; changes.
+            other_options: The options of groups that have no parameters in the step, by index.
         """
-        for place, group in enumerate(self._groups):
-            users = [own[place] for own in self._scalars if place in own]
-            options = users[0].options if users else others[place]
+        for index, group in enumerate(self._groups):
+            readers = [scalars[index] for scalars in self._scalars if index in scalars]
+            options = readers[0].options if readers else other_options[index]
             numbers = {
                 key: np.zeros(len(names))
                 for key, names in options.entries.items()
-                if all(each.reads(names) for each in users)
+                if all(reader.reads(names) for reader in readers)
             }
-            found.hold_dict(group, None, numbers)
+            snapshot.hold_dict(group, None, numbers)
             for pair in options.lists:
-                found.hold_list(pair)
+                snapshot.hold_list(pair)
             self._numbers.append(numbers)
             addresses = {
-                name: (items.ctypes.data + 8 * k, _FLOAT64)
+                name: (items.ctypes.data + items.itemsize * k, _FLOAT64)
                 for key, items in numbers.items()
                 for k, name in enumerate(options.entries[key])
             }
             if (rate := options.moving_rate) is not None:
-                found.tensor(rate)
+                snapshot.tensor(rate)
                 addresses[RATE] = rate.data_ptr(), KINDS[rate.dtype]
             self._addresses.append(addresses)
 
@@ -104,28 +106,21 @@ class ScalarsInCall:
         Returns:
             The records of the parameters.
         """
-        made: list[Member] = []
-        for share, own_launches, scalars in zip(
-            self._shares, launches.of, self._scalars, strict=True
-        ):
-            first, count = len(made), len(share.owners)
-            column = share.columns[0] if share.columns else None
-            counts = [0] * count if column is None else column.pointers
-            kind = 0 if column is None else KINDS[column.dtype]
-            own = [Member(address, kind, 0, 0, 0, ()) for address in counts]
-            for launch in own_launches:
+        members: list[Member] = []
+        for share, kernels, scalars in zip(self._shares, launches.of, self._scalars, strict=True):
+            members += _step_counts_of(share)
+            for launch in kernels:
                 programs = [self._program(launch, k, scalars) for k in range(len(launch.places))]
-                for at, member in enumerate(launch.members):
-                    place = launch.places.index(self.keys[member])
-                    others = [each[member] for each in spans if member in each]
-                    own[member - first] = own[member - first]._replace(
-                        program=programs[place],
+                for at, position in enumerate(launch.members):
+                    index = launch.places.index(self.keys[position])
+                    other_spans = [each[position] for each in spans if position in each]
+                    members[position] = members[position]._replace(
+                        program=programs[index],
                         row_cell=launch.row_cell(at),
                         row_size=launch.row_size,
-                        spans=(launch.span(at), *others),
+                        spans=(launch.span(at), *other_spans),
                     )
-            made += own
-        return made
+        return members
 
     def _program(self, launch: Launch, at: int, scalars: Mapping[int, TorchScalars]) -> int:
         """Place the program of a launch for one group; return the address of its record."""
@@ -139,6 +134,14 @@ class ScalarsInCall:
             if name != STEP
         ]
         return launch.place_program(at, program, inputs)
+
+
+def _step_counts_of(share: SteadyShare) -> list[Member]:
+    """Return a record for each parameter of a rule that has nothing but its step count."""
+    if not share.columns:
+        return [Member(0, 0, 0, 0, 0, ())] * len(share.owners)
+    column = share.columns[0]
+    return [Member(address, KINDS[column.dtype], 0, 0, 0, ()) for address in column.pointers]
 
 
 def _check_share(share: SteadyShare) -> None:
