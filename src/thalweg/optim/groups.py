@@ -100,7 +100,7 @@ class Options:
 
         The rate is a float of usual size.
         """
-        rate = group.get("lr")
+        rate: Any = group.get("lr")
         if type(rate) not in FLOATS or not -HIGHEST < rate < HIGHEST or self._moving:
             return None
         if "lr" not in self.entries or not self.hold_beside_rate(group):

@@ -103,7 +103,7 @@ class SteadyStep:
         places = [place for each in shares for place in each.places]
         if not self._are_in_groups(self._owners, places):
             return False
-        gradients = [
+        gradients: list[Any] = [
             self._absent.get(id(param)) if grad is None else grad
             for grad, param in zip(optimizer._gradients(self._owners), self._owners, strict=True)
         ]

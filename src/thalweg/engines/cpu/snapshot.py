@@ -181,9 +181,9 @@ class Snapshot:
 
     def _add_option(self, value: Any, numbers: Numbers) -> int:
         """Add an entry that is read at every step; return the word that stands for it."""
-        items = value if isinstance(value, tuple) else (value,)
-        numbers[:] = items
-        length = len(items) if isinstance(value, tuple) else 0
+        is_tuple = isinstance(value, tuple)
+        numbers[:] = value
+        length = len(numbers) if is_tuple else 0
         self._options.append((length, numbers, np.sign(numbers).astype(np.int64)))
         return -len(self._options)
 
