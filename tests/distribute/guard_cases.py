@@ -25,7 +25,7 @@ from thalweg.distribute.message import Message
 from thalweg.keras.optimizers import Adam
 from thalweg.v1.contrib.opt import LARSOptimizer
 
-TIMEOUT = 8.0  # seconds, in which a busy machine takes the steps before, too
+PATIENCE, TIMEOUT = 120.0, 5.0  # seconds, of steps before the one in question and of that one
 SHAPES = ((6, 4), (5, 3), (8, 8), (7,))
 AT = 3  # the steps before the one in which a rank differs
 GRID = (2, 2)  # of a mesh of two dimensions
@@ -158,6 +158,10 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
         training.step()
     training.differentiate(AT)
     distributed.barrier()
+    if case in ("skip", "raise", "extra"):
+        for dim in range(training.mesh.ndim):
+            limit = timedelta(seconds=TIMEOUT)
+            distributed.distributed_c10d._set_pg_timeout(limit, training.mesh.get_group(dim))
     sent: list[int] = []
     begin: Any = Message.__init__
 
@@ -198,7 +202,7 @@ def forked(name: str, case: str, rank: int, count: int, folder: Path) -> dict[st
             init_method=f"file://{own / 'store'}",
             rank=rank,
             world_size=count,
-            timeout=timedelta(seconds=TIMEOUT if case in ("skip", "raise", "extra") else 60),
+            timeout=timedelta(seconds=PATIENCE),
         )
         told.write_text(json.dumps(run(name, case, rank, count, own)))
         time.sleep(TIMEOUT * (case == "raise"))  # nobody is to find out by an end of this process

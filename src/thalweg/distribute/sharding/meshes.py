@@ -183,8 +183,10 @@ class LocalStep:
 
         return partial(GatheredMatrices, self._team, variables)
 
-    def _local_gradient(self, grad: Any, var: Tensor) -> IndexedSlices | Tensor:
-        return grad if isinstance(grad, IndexedSlices) else self._parts.cut(grad, var)
+    def _local_gradient(self, grad: Any, var: Tensor) -> Any:
+        if grad is None or isinstance(grad, IndexedSlices):
+            return grad
+        return self._parts.cut(grad, var)
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
