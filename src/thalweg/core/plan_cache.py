@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
-from thalweg.ground.running import current_session
+from thalweg.ground.running import current_session, thread
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 
@@ -76,10 +76,9 @@ class Plans:
 
     def now(self) -> PlanCache:
         """What is kept for the session that runs in this thread, or for eager mode."""
-        session = current_session()
-        if session is None:
+        if not thread.frames:
             return self._eager
-        return self._sessions.setdefault(session, PlanCache())
+        return self._sessions.setdefault(current_session(), PlanCache())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
         return Plans()
