@@ -8,7 +8,7 @@ one call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thalweg.core.columns import derived
@@ -47,11 +47,19 @@ class RuleScalars:
         rule: The rule.
         launch: The launch.
         at: Which of its places it is.
+
+    Attributes:
+        values: The dictionary of which a program makes the scalars; None if none does.
+        set: Sets a number of that program: the step's at 0, one of a value at its place.
+        places: The places of the values by name.
     """
+
+    values: Mapping[str, Any] | None = None
+    set: Callable[[int, Any], None]
+    places: Mapping[str, int]
 
     def __init__(self, rule: Rule, launch: Launch, at: int = 0) -> None:
         self._rule, self._launch, self._at = rule, launch, at
-        self._values: Mapping[str, Any] | None = None
         self._program: Program | None = None
         self._may_have_program = launch.measures is None  # which are not made by programs
 
@@ -67,7 +75,7 @@ class RuleScalars:
             self._forget()
             return values
         dtype = self._launch.dtype
-        if values is not self._values:
+        if values is not self.values:
             self._take_up(values, dtype)
         program = self._program
         if program is None:
@@ -75,21 +83,18 @@ class RuleScalars:
         program.set(0, dtype(step))
         return None
 
-    def change(self, values: dict[str, Any], name: str, value: object) -> None:
-        """Change one of the values, in the dictionary and where a program has them.
+    def change(self, values: Mapping[str, Any], name: str) -> None:
+        """Tell the program of one of the values that it has another value in the dictionary.
 
         Args:
             values: As given to `made`.
-            name: The name of a value that is there.
-            value: A scalar.
+            name: The name of the value.
         """
-        values[name] = value
-        if values is not self._values or self._program is None:
-            return
-        if type(value) is self._launch.dtype:
-            self._program.set(1 + self._program.names.index(name), value)
-        else:
-            self._values = None
+        if values is self.values:
+            if type(values[name]) is self._launch.dtype:
+                self.set(self.places[name], values[name])
+            else:
+                self.values = None
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}
@@ -101,6 +106,8 @@ class RuleScalars:
                 return
             if self._program is not None:
                 self._program.place(*self._launch.program(self._at))
+                self.set = self._program.set
+                self.places = {name: place for place, name in enumerate(values, 1)}
         program = self._program
         if program is None:
             return
@@ -108,10 +115,10 @@ class RuleScalars:
             self._forget()
             return
         program.give(values.values())
-        self._values = values
+        self.values = values
 
     def _forget(self) -> None:
         """Have no program."""
         if self._program is not None:
             self._launch.program(self._at)[0][:] = 0
-        self._program = self._values = None
+        self._program = self.values = None

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.core.reentrance import one_step_at_a_time
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
-from thalweg.ground.running import current_session
+from thalweg.ground.running import current_session, thread
 from thalweg.ground.switches import Within
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
@@ -79,10 +79,9 @@ class Plans:
 
     def now(self) -> PlanCache:
         """What is kept for the session that runs in this thread, or for eager mode."""
-        session = current_session()
-        if session is None:
+        if not thread.frames:
             return self._eager
-        return self._sessions.setdefault(session, PlanCache())
+        return self._sessions.setdefault(current_session(), PlanCache())
 
     def one_step(self, title: str) -> Within:
         """Return the block of a step that is planned; raises if it begins in another one.

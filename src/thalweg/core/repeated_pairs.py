@@ -161,7 +161,7 @@ class RepeatedPairs:
         values[name] = value
         for launch, scalars in self._scalars:
             if launch.dtype is dtype:
-                scalars.change(values, name, value)
+                scalars.change(values, name)
 
     def compare(self, given: list[object], begun: int) -> int:
         """Return what is not as it was; 0 if `take` could be called.
@@ -202,7 +202,11 @@ class RepeatedPairs:
             found.set_number(place, value)
         if gradients is None:
             for launch, scalars in self._scalars:
-                made = scalars.made(values_of(launch.dtype), step)
+                values = values_of(launch.dtype)
+                if values is scalars.values and step is not None:  # as in most steps
+                    scalars.set(0, launch.dtype(step))
+                    continue
+                made = scalars.made(values, step)
                 if made is not None:
                     launch.set_scalars({0: made})
             if self._may_have_threads:

@@ -62,25 +62,21 @@ class SteadyApply(ABC):
 
     def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
         """Return whether it is the last step of an optimizer that is as it was."""
+        attributes: dict[str, Any] = vars(optimizer)
+        own: list[Any] = list(attributes.values())
+        is_whole = len(own) == len(self._names)
+        if is_whole:
+            del own[self._place]
         return (
             kept.last is self._planned
             and type(optimizer) is self._class
             and (
-                (current() == self._current and self._has_same_attributes(optimizer))
+                (current() == self._current and is_whole and all(map(is_, own, self._objects)))
                 or self._has_equal_attributes(optimizer)
             )
             and not is_traced()
             and executing_eagerly()
         )
-
-    def _has_same_attributes(self, optimizer: Any) -> bool:
-        """Return whether all attributes of the optimizer are the objects that they were."""
-        attributes: dict[str, Any] = vars(optimizer)
-        own: list[Any] = list(attributes.values())
-        if len(own) != len(self._names):
-            return False
-        del own[self._place]
-        return all(map(is_, own, self._objects))
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return whether those attributes that decide on a step are as they were."""

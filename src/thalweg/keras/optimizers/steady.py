@@ -127,14 +127,6 @@ class SteadyKerasApply(SteadyApply):
         found = RepeatedPairs.of(*own, optimizer._clipping)
         return None if found is None else SteadyKerasApply(optimizer, planned, found)
 
-    def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
-        return (
-            super()._is_of(optimizer, kept)
-            and optimizer._choose_rule() is self._rule
-            and optimizer._slots.parts is None
-            and not optimizer._transformers
-        )
-
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         return (
             optimizer._selection() == self._selection
@@ -144,6 +136,12 @@ class SteadyKerasApply(SteadyApply):
 
     def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         if type(given) is not list:
+            return False
+        if (
+            optimizer._choose_rule() is not self._rule
+            or optimizer._slots.parts is not None
+            or optimizer._transformers
+        ):
             return False
         rate = self._rate_tensor
         if rate is None:
@@ -160,7 +158,7 @@ class SteadyKerasApply(SteadyApply):
             other = self._known(optimizer, given, self._compare)
             if not other:
                 self._call_functions(optimizer)
-                if not self._is_of(optimizer, kept):
+                if not self._is_of(optimizer, kept) or optimizer._choose_rule() is not self._rule:
                     return False
                 other = self._known(optimizer, given, self._take_as_known)
         else:
@@ -213,13 +211,14 @@ class SteadyKerasApply(SteadyApply):
         """
         if not self._has_known_scalars:
             return optimizer._hyper_scalars if self._is_usual else optimizer._rule_scalars
-        change = self._found.change
-        for dtype, own in self._scalars.items():
-            if self._rates:
-                change(dtype, own, _RATE, self._rates[dtype].at(count))
-            elif self._functions:
-                for name, value in self._called[dtype].items():
-                    change(dtype, own, name, value)
+        if self._rates or self._functions:
+            change = self._found.change
+            for dtype, own in self._scalars.items():
+                if self._rates:
+                    change(dtype, own, _RATE, self._rates[dtype].at(count))
+                else:
+                    for name, value in self._called[dtype].items():
+                        change(dtype, own, name, value)
         return self._scalars.__getitem__
 
 
@@ -268,8 +267,11 @@ class _Schedule:
 
     def is_same(self) -> bool:
         """Return whether no field was set since, and no list changed."""
-        return _are_same(self._own.values(), self._fields) and all(
-            _are_same(each, own) for each, own in self._lists
+        own = self._own
+        return (
+            len(own) == len(self._fields)
+            and all(map(is_, own.values(), self._fields))
+            and (not self._lists or all(_are_same(each, before) for each, before in self._lists))
         )
 
 

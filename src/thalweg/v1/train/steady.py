@@ -31,6 +31,7 @@ FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
 _NUMBERS = (float, int, np.generic)  # which functions return
+_LONGEST = 32  # steps of a chain
 _UNKNOWN = float("0")  # in place of what a function would return
 
 
@@ -87,10 +88,19 @@ class SteadyV1Apply(SteadyApply):
         self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
         self._scalars: dict[Dtype, dict[str, Any]] = {}
         reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        self._powers = tuple(optimizer.POWERS)
         if reads_alone and not optimizer._has_own_hook("_scalars_of"):
             for each in planned.ready.dtypes:
                 own = optimizer._hyper_scalars(values, each, None)
                 self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
+        # Whether the scalars of all steps follow from the counts that those before have left.
+        self._is_chained = (
+            bool(self._scalars)
+            and not self._counts_anew
+            and set(self._moving) == set(self._decays)
+            and (self._is_simple or not self._moving)
+            and (bool(self._decays) or not self._reads)
+        )
 
     is_due = False
 
@@ -106,6 +116,7 @@ class SteadyV1Apply(SteadyApply):
 
     def _read_counters(self) -> list[Any]:
         known = list(map(number_of, self._counters))
+        self._chain, self._at = [], 0
         self._known = self.taken, known  # an interruption may come before the next ones are kept
         self._found.expect(known)
         return known
@@ -155,10 +166,9 @@ class SteadyV1Apply(SteadyApply):
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        follows = values is None and bool(self._decays)
-        if follows:
-            values = self._decayed_values()
-        elif values is None:
+        if self._is_chained and (values is None or self._are_alike(values)):
+            return self._take_chained(kept, pairs, how)
+        if values is None:
             values = self._values
             if self._reads:
                 if self._functions and not self._is_ready(pairs):
@@ -171,21 +181,63 @@ class SteadyV1Apply(SteadyApply):
             other = self._take_as_known(optimizer, pairs, values, how)
             if other == look.WRITTEN_BY_OTHERS:
                 self._read_counters()
-                values = self._decayed_values() if follows else values
                 other = self._take_as_known(optimizer, pairs, values, how)
         if other and self._functions:  # the careful step takes what was read
             self.read = values
-        if self.read is not None or (
-            other not in (0, FAILED, look.WRITTEN_BY_OTHERS) and self._is_over_pairs(pairs)
-        ):
+        return self._is_done(kept, pairs, other)
+
+    def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
+        """Return whether the step was taken; forget it if it is to be planned anew."""
+        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS)
+        if self.read is not None or (is_other and self._is_over_pairs(pairs)):
             kept.quick = None
         return not other
 
-    def _decayed_values(self) -> dict[str, Any]:
-        """Return what a step reads whose decays are over the step that is counted."""
-        begun_at, known = self._known
-        count = (known if begun_at == self.taken else self._read_counters())[-1]
-        return {**self._values, **{name: each.at(count) for name, each in self._decays.items()}}
+    def _take_chained(self, kept: PlanCache, pairs: list[Any], how: GradientTransforms) -> bool:
+        other = self._take_next(pairs, how)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._read_counters()
+            other = self._take_next(pairs, how)
+        return self._is_done(kept, pairs, other)
+
+    def _take_next(self, pairs: list[Any], how: GradientTransforms) -> int:
+        """Return 0 if the step was taken with the numbers of the chain; see `_take_as_known`."""
+        begun = self._count.value
+        try:
+            if self._known[0] != begun:
+                self._read_counters()
+            if self._at >= len(self._chain):
+                self._extend_chain()
+            scalars, following = self._chain[self._at]
+            other = self._found.take(pairs, begun, scalars.__getitem__, 1, following, how)
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
+        if not other:
+            self._known, self._at = (begun + 1, following), self._at + 1
+        return other
+
+    def _extend_chain(self) -> None:
+        """Compute the scalars of steps to come, and what they count; see `RatesAhead`."""
+        chain: list[tuple[dict[Dtype, dict[str, Any]], list[Any]]] = []
+        known, count = self._known[1], min(2 * len(self._chain), _LONGEST) or 1
+        for _ in range(count):
+            try:
+                scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
+            except ERRORS:
+                if not chain:
+                    raise
+                break
+            known = list(map(_following, self._kinds, known, self._factors))
+            chain.append((scalars, known))
+        self._chain, self._at = chain, 0
+
+    def _scalars_at(self, dtype: Dtype, known: Sequence[Any]) -> dict[str, Any]:
+        """Return the scalars of a step that begins with these counts."""
+        rates = {name: as_hyper(each.at(known[-1]), dtype) for name, each in self._decays.items()}
+        powers = {name: dtype(each) for name, each in zip(self._powers, known, strict=False)}
+        return {**self._scalars[dtype], **rates, **powers}
 
     def _is_ready(self, pairs: list[object]) -> bool:
         """Return whether the step is as it was, before users' functions are called."""
