@@ -176,6 +176,18 @@ def test_layers_that_are_matched_by_name_may_be_in_another_order() -> None:
             param.grad = torch.ones_like(param)
         made[-1].step()
     made[1].load_state_dict(made[0].state_dict())
+    states = [
+        {
+            name: each.state[param]
+            for name, param in zip(
+                each.param_groups[0]["param_names"], each.param_groups[0]["params"], strict=True
+            )
+        }
+        for each in made
+    ]
+    for name in drawn:
+        for slot, value in states[0][name].items():
+            assert torch.equal(states[1][name][slot], value), (name, slot)
 
 
 @pytest.mark.parametrize(

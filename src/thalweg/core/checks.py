@@ -85,7 +85,7 @@ def counting(counter: Tensor) -> Call:
         LayoutError: It has no memory, or memory that may only be read.
     """
     check_number(counter)
-    check_numbers_writable([(counter, name_of(counter))])
+    check_numbers_writable([counter], lambda _: name_of(counter))
     return partial(counter.detach().add_, 1)
 
 

@@ -16,7 +16,7 @@ from thalweg.core.vectors import Device
 from thalweg.engines import compute_dtype, given_to
 from thalweg.engines.engine import Columns, Dtype, Request, in_rounds
 from thalweg.engines.layout import all_have_memory, check_memory
-from thalweg.engines.protected import all_are_torchs, check_numbers_writable
+from thalweg.engines.protected import check_numbers_writable
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -104,12 +104,15 @@ def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> 
         LayoutError: Names the first.
     """
     slots = [slot for own in scalar_slots for slot in own]
-    if all_have_memory(slots) and all_are_torchs(slots):
-        return
-    for title, own in zip(asked.titles, scalar_slots, strict=False):
-        for kind, slot in zip(asked.rule.measured_slots, own, strict=True):
-            check_memory(slot, f"'{kind.name}' of '{title}'")
-            check_numbers_writable([(slot, f"{kind.name} of {title}")])
+    kinds = [kind.name for kind in asked.rule.measured_slots]
+
+    def name_of(index: int) -> str:
+        return f"{kinds[index % len(kinds)]} of {asked.titles[index // len(kinds)]}"
+
+    if not all_have_memory(slots):
+        for index, slot in enumerate(slots):
+            check_memory(slot, f"'{name_of(index)}'")
+    check_numbers_writable(slots, name_of)
 
 
 def _scalars_of_members(

@@ -217,7 +217,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """
     for tensor in tensors:
         check_held(tensor)
-    check_numbers_writable((tensor, name_of(tensor)) for tensor in tensors)
+    check_numbers_writable(tensors, lambda index: name_of(tensors[index]))
     plain = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 

@@ -26,6 +26,8 @@ from thalweg.core.steady import (
     stands,
     written_of,
 )
+from thalweg.engines.protected import check_numbers_writable
+from thalweg.errors import LayoutError
 from thalweg.ground.locks import importing
 from thalweg.ground.running import SessionVariable
 from thalweg.variable import Variable, variable_constraint
@@ -105,7 +107,10 @@ class RepeatedPairs:
             made = RepeatedPairs(planned, found, counters, numbers, how)
         except ERRORS:  # of what cannot be done in one call
             return None
-        return made if made._hold(given, numbers, attributes) else None
+        try:
+            return made if made._hold(given, numbers, attributes) else None
+        except LayoutError:  # of a counter, which the careful step names
+            return None
 
     def _hold(
         self,
@@ -118,6 +123,8 @@ class RepeatedPairs:
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
             return False
+        # Counters may be others than those of the step before, which was checked.
+        check_numbers_writable(self._counters, lambda index: f"counter {index}")
         for own, varying in attributes:
             found.hold_dict(own, varying)
         # A variable may be given a constraint, which is among its attributes.

@@ -85,7 +85,7 @@ def check_targets(functions: Sequence[Call]) -> None:
                 if isinstance(listed, list):
                     items = cast("list[object]", listed)
                     targets += [item for item in items if isinstance(item, torch.Tensor)]
-    check_numbers_writable((target, _describe(target)) for target in targets)
+    check_numbers_writable(targets, lambda index: _describe(targets[index]))
 
 
 def _describe(tensor: torch.Tensor) -> str:

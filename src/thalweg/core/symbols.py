@@ -114,8 +114,9 @@ class _Tape:
         Raises:
             TypeError: There are no samples.
         """
-        if not self._decides:
-            raise TypeError("What is done depends on a number.")
+        # Guards of numbers that may be discarded would be discarded, too.
+        if not self._decides or self.is_speculative:
+            raise TypeError("A branch depends on a number.")
         truth, condition = bool(symbol.sample), symbol
         if type(symbol).dtype is not np.bool:
             condition = symbol != 0.0
@@ -255,6 +256,8 @@ class Program:
         self._stored, self._is_pythons = stored or dtype, stored is not None
         power = POWF if self._is_narrow else libm.power
         self._power = 0 if power is None else libm.address_of(power)
+        if samples is not None and stored is None:
+            raise ValueError("samples need stored: only Python's numbers are checked in a run.")
         given = {**apart, **dict.fromkeys(names, dtype)}
         self.inputs = [*given]
         tape = _Tape(dtype, given, samples)

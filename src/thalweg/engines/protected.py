@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, UntypedStorage
 
@@ -42,37 +43,42 @@ def _is_protected(maps: bytes, first: int, end: int) -> bool:
     return False
 
 
-# Storage and address of numbers that were found writable. Numbers are written in every step, in
-# which a list of mappings would take longer to read than everything else.
-_writable_numbers: set[tuple[int, int]] = set()
-_MOST_NUMBERS = 4096
+# Addresses of numbers that were found writable, by their storage, and forgotten with it: the same
+# address may be mapped for reading only later. To read the list of mappings takes longer than a
+# step.
+_writable_numbers: WeakKeyDictionary[UntypedStorage, set[int]] = WeakKeyDictionary()
 
 
-def check_numbers_writable(named: Iterable[tuple[Tensor, str]]) -> None:
+def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
     """Raise if tensors that a step writes lie in memory that was mapped for reading only.
 
-    As `check_writable`, but asked only once about tensors that stay where they are.
+    Unlike `check_writable`, it checks tensors that stay in place only once.
+
+    Args:
+        tensors: The tensors.
+        name_of: Returns the name of the tensor at an index, for messages.
 
     Raises:
         LayoutError: Names the first.
     """
-    unknown: dict[tuple[int, int], tuple[Tensor, str]] = {}
-    for tensor, name in named:
+    if are_allocated_by_torch(tensors):
+        return
+    unknown: list[int] = []
+    for index, tensor in enumerate(tensors):
         storage = tensor.untyped_storage()
-        key = storage._cdata, tensor.data_ptr()  # pyright: ignore[reportPrivateUsage]
-        if not storage.resizable() and key not in _writable_numbers:
-            unknown[key] = tensor, name
+        if not storage.resizable() and tensor.data_ptr() not in _writable_numbers.get(storage, ()):
+            unknown.append(index)
     if unknown:
-        check_writable(unknown.values())
-        if len(_writable_numbers) > _MOST_NUMBERS:
-            _writable_numbers.clear()
-        _writable_numbers.update(unknown)
+        check_writable([(tensors[index], name_of(index)) for index in unknown])
+        for index in unknown:
+            storage = tensors[index].untyped_storage()
+            _writable_numbers.setdefault(storage, set()).add(tensors[index].data_ptr())
 
 
-def all_are_torchs(tensors: Iterable[Tensor]) -> bool:
+def are_allocated_by_torch(tensors: Iterable[Tensor]) -> bool:
     """Return whether torch allocated the memory of all tensors, which can be written then.
 
-    Cheap: each question is asked of all of them in C.
+    Cheap: the loops run in C.
     """
     return all(map(UntypedStorage.resizable, map(Tensor.untyped_storage, tensors)))
 
