@@ -30,7 +30,7 @@ DIFFERENT = {
 OTHERS = ("cut", "nan")
 LOST = ("raise", "skip", "extra")  # each of which takes a timeout
 OF_TENSORFLOW = {
-    "Keras": {"shape": "at the gradient of 'Variable:0", "lr": "at learning_rate: 0.5 vs 0.02"},
+    "Keras": {"shape": "at the gradient of 'Variable:0", "lr": "at learning_rate: 0.5 vs 0.0"},
     "v1": {"shape": "at the number of DTensors: 3 vs 4."},  # gradients that are None are left out
 }
 QUICK = {
