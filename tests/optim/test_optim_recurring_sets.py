@@ -248,3 +248,78 @@ def test_gradients_may_be_freed_while_they_are_absent() -> None:
         opt.step()
     assert taken(opt) > 190
     assert all(torch.isfinite(param).all() for param in own)
+
+
+def _share_steps(opt: Any, own: list[Parameter]) -> None:
+    opt.state[own[1]]["step"] = opt.state[own[0]]["step"]
+
+
+def _widen_slot(opt: Any, own: list[Parameter]) -> None:
+    opt.state[own[0]]["exp_avg"] = opt.state[own[0]]["exp_avg"].double()
+
+
+def _widen_param(opt: Any, own: list[Parameter]) -> None:
+    own[0].data = own[0].data.double()
+
+
+def _plain_step(opt: Any, own: list[Parameter]) -> None:
+    opt.state[own[0]]["step"] = int(opt.state[own[0]]["step"])
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize(
+    "change", [_share_steps, _widen_slot, _widen_param, _plain_step], ids=lambda each: each.__name__
+)
+def test_changes_of_parameters_without_gradients_are_seen(
+    change: Callable[[Any, list[Parameter]], None], options: dict[str, Any]
+) -> None:
+    sides = [make("AdamW", options) for _ in range(2)]
+    for step in range(12):
+        errors: list[str] = []
+        for is_twin, (opt, own) in enumerate(sides):
+            give(own, step, {0, 2 + step % 3} if step in range(2, 9) else set())
+            if step == 4:
+                change(opt, own)
+            if is_twin:
+                look_carefully(opt)
+            try:
+                opt.step()
+                errors.append("")
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+        assert errors[0] == errors[1], step
+        for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
+            assert type(one) is type(other), (what, step)
+            assert same(one, other), (what, step)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "SGD"])
+@pytest.mark.parametrize("key", ["differentiable", "capturable", "foreach"])
+def test_options_that_leave_a_step_to_torch_are_seen(
+    key: str, name: str, options: dict[str, Any]
+) -> None:
+    if (key, name) == ("capturable", "SGD"):
+        pytest.skip("torch's SGD has no such option")
+    for last in range(2, 7):
+        results: list[Any] = []
+        for is_twin in range(2):
+            opt, own = make(name, {**options, **({"momentum": 0.9} if name == "SGD" else {})})
+            for step in range(last):
+                give(own, step, {step} if step < 2 else set())
+                opt.step()
+            group = opt.param_groups[0]
+            group[key] = True
+            if key == "foreach":
+                group["lr"] = torch.tensor(0.05)
+            give(own, 9)
+            if is_twin:
+                look_carefully(opt)
+            try:
+                opt.step()
+                error = ""
+            except Exception as found:
+                error = f"{type(found).__name__}: {found}"
+            results.append((error, opt, own))
+        assert results[0][0] == results[1][0], last
+        assert_same([each[1:] for each in results], last)

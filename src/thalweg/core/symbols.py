@@ -180,13 +180,15 @@ class Symbol(NDArrayOperatorsMixin):
         The function is traced; it may make numbers that are not finite where they are not chosen.
         If native code cannot compute it, the sample of the condition decides.
         """
-        before, self.tape.is_speculative = self.tape.is_speculative, True
+        tape = self.tape
+        before, tape.is_speculative = tape.is_speculative, True
         try:
             made = value()
         except TypeError:
-            return value() if self.tape.decide(self) else other
+            tape.is_speculative = before
+            return value() if tape.decide(self) else other
         finally:
-            self.tape.is_speculative = before
+            tape.is_speculative = before
         return np.where(self, made, other)  # pyright: ignore[reportUnknownMemberType]
 
     def widen(self) -> Any:

@@ -82,6 +82,8 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
+    if not optimizer._are_ours(steps):
+        return ()
     repeated: list[Repeated] = []
     for share, part, hooks in steps:
         how = gradient_transforms(

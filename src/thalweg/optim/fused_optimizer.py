@@ -686,6 +686,10 @@ class FusedOptimizer(Scaled):
             own.quick = kind.of(self, due) if made is None and due else made
         return own.quick is not None and own.quick.take(self, has_sums)
 
+    def _is_torchs_group(self, group: Group) -> bool:
+        """Return whether options of a group leave the step to torch."""
+        return False
+
     def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
         """Return a step that may lack the gradients of some parameters, or None."""
         return None

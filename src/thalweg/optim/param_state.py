@@ -388,7 +388,8 @@ class ParamState:
     def has_numbers_alone_to_publish(self) -> bool:
         """Whether a plan made no state but a block that brings the step counts together."""
         return all(
-            name in self.numbers or value is self._owner_of[param].get(name)
+            value is self._owner_of[param].get(name)
+            or (name in self.numbers and isinstance(self._owner_of[param].get(name), Tensor))
             for param, made in self._fresh.items()
             for name, value in made.items()
         )

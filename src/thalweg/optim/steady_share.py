@@ -95,7 +95,10 @@ class SteadyShare:
             part.stands(optimizer.state, part._params)
             and all(
                 hold(part._options.get(place), groups[place])
-                or part.rule in optimizer._rules_around(groups[place])
+                or (
+                    part.rule in optimizer._rules_around(groups[place])
+                    and not optimizer._is_torchs_group(groups[place])
+                )
                 for place in {*self.places}
             )
             and list(self.hooks.places_of(request.variables)) == list(request.places)
