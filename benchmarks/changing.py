@@ -247,9 +247,9 @@ def rows(rounds: int) -> Iterator[Row]:
             if count in case.targets:
                 own, other = case.own(count), case.other(count)
                 _medians((own, other), passes, WARM_UP)
-                taken = own.taken()
+                replayed_before = own.taken()
                 medians = _medians((own, other), passes, rounds)
-                once = (own.taken() - taken) / rounds
+                once = (own.taken() - replayed_before) / rounds
                 yield Row(name, count, *medians, once, case.targets[count])
 
 
@@ -287,9 +287,9 @@ def _figure(row: Row) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Steps that change each time.")
     parser.add_argument("--rounds", type=int, default=300)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print("          case tensors  thalweg us  torch us  ratio   once  target")
-    for row in rows(asked.rounds):
+    for row in rows(arguments.rounds):
         print(
             f"{row.name:>14} {row.count:7} {row.own:11.1f} {row.other:9.1f} {row.ratio:6.2f}"
             f" {row.once:6.0%} <= {row.target:.2f}",

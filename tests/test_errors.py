@@ -492,7 +492,9 @@ def test_names_are_left_as_they_are() -> None:
 
 def test_what_is_no_variable_is_named_by_its_place() -> None:
     w = thalweg.Variable([1.0])
-    with pytest.raises(NotImplementedError, match="Tensor 'Tensor:0' at index 1: it is no var"):
+    with pytest.raises(
+        NotImplementedError, match="Tensor 'Tensor:0' at index 1: it is not a variable"
+    ):
         SGD(0.5).apply_gradients([([1.0], w), ([1.0], torch.ones(1))])
 
 

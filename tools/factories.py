@@ -1,9 +1,9 @@
 """Find calls that allocate a tensor of a default type or place: `python tools/factories.py`.
 
 Torch fills in its default device and dtype, which belong to the user: memory that a kernel is to
-write would then lie elsewhere. A call must have the keywords `device=` and `dtype=`; one in which
-the user's default is meant says `device=torch.get_default_device()`. `**options` do not count, as
-a reader cannot see what is in them. `*_like` functions and `new_*` methods follow a tensor.
+write would then lie elsewhere. A call must have the keywords `device=` and `dtype=`; a call that
+uses the user's default has `device=torch.get_default_device()`. `**options` do not count, as a
+reader cannot see what is in them. `*_like` functions and `new_*` methods follow a tensor.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ def _torch_name(node: ast.expr, modules: set[str], imported: dict[str, str]) -> 
 def _missing_keywords(name: str, call: ast.Call) -> list[str]:
     if name in LEGACY or (name == "Tensor" and call.args):
         return ["a dtype: call torch.tensor or torch.empty"]
-    given = {keyword.arg for keyword in call.keywords}
-    return [f"{keyword}=" for keyword in _WANTED.get(name, ()) if keyword not in given]
+    keywords = {keyword.arg for keyword in call.keywords}
+    return [f"{keyword}=" for keyword in _WANTED.get(name, ()) if keyword not in keywords]
 
 
 def main(folder: Path = SOURCE) -> int:
     """Print the incomplete calls in a folder, and return 1 if there are any."""
-    found = [
+    problems = [
         f"{path}:{line}: {problem}"
         for path in sorted(folder.rglob("*.py"))
         for line, problem in find_incomplete(path.read_text(encoding="utf-8"))
     ]
-    sys.stdout.writelines(f"{line}\n" for line in found)
-    return int(bool(found))
+    sys.stdout.writelines(f"{line}\n" for line in problems)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

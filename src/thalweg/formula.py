@@ -136,7 +136,7 @@ class Slot:
         if self.shape is not None and (self.scalar or not callable(self.shape)):
             raise RuleError(
                 f"shape of Slot {self.name!r} must be a function of rows and columns, of a slot"
-                f" that is no scalar, not {show_value(self.shape)}."
+                f" that is not a scalar, not {show_value(self.shape)}."
             )
         if self.momentum not in (-1, 0, 1) or (self.momentum and (self.scalar or self.is_shaped)):
             raise RuleError(
@@ -365,7 +365,7 @@ class Rule:
 
     @lazy
     def needs_layout(self) -> bool:
-        """True if stages see whole matrices and do not say how to cut stacks of matrices.
+        """True if stages see whole matrices and do not define the blocks of stacks of matrices.
 
         Stages of a rule that measures rows and columns see the last two dimensions instead, unless
         they are `of_matrices`.

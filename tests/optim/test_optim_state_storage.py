@@ -472,8 +472,8 @@ def test_states_that_do_not_fit_are_refused_whole(name: str, value: Any, message
             loads(other, state, convert=convert)
         assert not other[1].state
     for told, said in (
-        ({name: "zip"}, f"says 'zip' of '{name}', which is no codec"),
-        ({name: ["linear8"]}, f"of '{name}', which is no codec"),
+        ({name: "zip"}, f"names 'zip' for '{name}', which is not a codec"),
+        ({name: ["linear8"]}, f"for '{name}', which is not a codec"),
         ([name], "names no codecs"),
     ):
         state["param_groups"][0]["state_storage"] = told

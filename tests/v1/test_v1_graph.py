@@ -252,7 +252,7 @@ def _other_graph() -> Any:
         (
             lambda: descent().minimize(1.0 * tf.Variable(1.0), var_list=[torch.ones(1)]),
             TypeError,
-            "no variable of the graph",
+            "not a variable of the graph",
         ),
         (_malformed_gradient, TypeError, "^Gradient must be convertible to a Tensor"),
         (

@@ -127,8 +127,8 @@ class OfTorch:
         own = {titles[param]: each for param, each in self.optimizer.state.items()}
         if self._is_ours and self.optimizer._encodes():
             with importing:
-                from thalweg.optim.encoding import tell_storage
-            tell_storage(self.optimizer, groups, own)
+                from thalweg.optim.encoding import add_storage
+            add_storage(self.optimizer, groups, own)
         states = {
             title: {name: _copy_value(value, f"'{title}/{name}'") for name, value in each.items()}
             for title, each in own.items()

@@ -283,7 +283,7 @@ class Hyperparameters(Mapping[str, Any]):
 
     @property
     def is_begun(self) -> bool:
-        """Whether a step has begun."""
+        """True from the beginning of a step to its end."""
         return self._given is not None
 
     def __exit__(

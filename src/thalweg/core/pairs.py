@@ -35,13 +35,13 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars)
     except TypeError:
         raise InvalidTypeError(
-            f"grads_and_vars must be an iterable of (gradient, variable), not"
+            "grads_and_vars must be an iterable of (gradient, variable), not"
             f" {show_value(grads_and_vars)}."
         ) from None
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise InvalidTypeError(
-                f"grads_and_vars must hold pairs (gradient, variable), not"
+                "grads_and_vars must hold pairs (gradient, variable), not"
                 f" {show_value(cast('object', pair))}."
             )
     return [(grad, tensor_of(var)) for grad, var in pairs]
@@ -116,8 +116,8 @@ def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
         hint = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
-            f"{title} must hold variables, not"
-            f" {show_value(var_list)}.{hint * isinstance(var_list, str)}"
+            f"{title} must hold variables, not {show_value(var_list)}."
+            f"{hint * isinstance(var_list, str)}"
         )
     return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
 
@@ -167,8 +167,8 @@ def check_variables(variables: Sequence[object]) -> None:
             raise InvalidTypeError(f"Expected a variable, received {show_value(var)}{where}.")
         if not is_variable(var):
             raise NotImplementedError(
-                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}: it is no variable."
-                " Use thalweg.Variable or a leaf that requires a gradient."
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}:"
+                " it is not a variable. Use thalweg.Variable or a leaf that requires a gradient."
             )
         if var.is_nested:
             raise LayoutError(

@@ -19,11 +19,13 @@ class Due:
             call; None if nothing can.
 
     Attributes:
-        read: What users' functions returned for the step if it was not taken then; else None.
+        read: Results of users' functions for a step that was not taken after they were called, or
+            None.
     """
 
     read: Any = None
-    calls = True  # perhaps, users' functions
+    # Users' functions may be called.
+    calls = True
     is_due = True  # and is planned when it is taken
 
     def __init__(self, make: Make) -> None:

@@ -87,8 +87,8 @@ class Launch:
         self._programs: Int64 = np.zeros((0, program.PROGRAM // 8), np.int64)
         self.measures: SteadyMeasures | None = None
 
-    def have_members_apart(self) -> None:
-        """Give each member a row of scalars and chunks of its own, which the call sets."""
+    def separate_members(self) -> None:
+        """Give each member its own row of scalars and its own chunks, which the call sets."""
         self.separate()
         self.chunks = self._table.chunks.copy()
         self._argument[4] = self.chunks.ctypes.data

@@ -124,7 +124,7 @@ class SteadyGradients:
         """Give sweeps chunks whose lengths may change; return those of each variable by index."""
         found: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
-            chunks = sweep.have_chunks_apart()
+            chunks = sweep.copy_chunks()
             for at, member in enumerate(members):
                 found[member] = span_of(chunks, sweep.chunks, at)
         return found

@@ -62,8 +62,8 @@ class SteadyNorm:
         """Have the norm leave out gradients that are not there.
 
         Args:
-            address: Of the word that says whether the first gradient is there.
-            stride: Bytes from one such word to the next.
+            address: Address of the flag of the first gradient; 0 if all are present.
+            stride: Bytes between flags.
         """
         self._words[look_norm.SWITCHES], self._words[look_norm.SWITCH_STRIDE] = address, stride
 

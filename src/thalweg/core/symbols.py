@@ -43,7 +43,8 @@ _OPERATIONS: dict[object, int] = {
 }
 _COMPARES = {program.AT_LEAST, program.GREATER, program.LESS, program.UNEQUAL, program.EQUAL}
 _OF_CONDITIONS = {program.EITHER, program.BOTH}
-_OF_TENSORS = {"clamp", "item", "where", "sample"}  # attributes by which formulas tell tensors
+# Attributes that mark tensors in formulas; symbols lack them.
+_OF_TENSORS = {"clamp", "item", "where", "sample"}
 
 
 class _Tape:

@@ -249,7 +249,8 @@ class Between:
     """A step in one call, unless it is to be measured; see `SteadyApply`."""
 
     is_due = False
-    calls = True  # perhaps, users' functions
+    # Users' functions may be called.
+    calls = True
 
     def __init__(self, step: Any, recorder: Attached) -> None:
         self._step, self._recorder = step, recorder
@@ -261,7 +262,7 @@ class Between:
 
     @property
     def read(self) -> Any:
-        """What users' functions returned for a step that was not taken then; else None."""
+        """Results of users' functions for a step not taken after they were called, or None."""
         return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:

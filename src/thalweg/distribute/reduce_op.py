@@ -26,6 +26,6 @@ class ReduceOp(enum.Enum):
         if isinstance(given, str) and given.upper() in cls.__members__:
             return cls[given.upper()]
         raise InvalidArgumentError(
-            f"reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not"
+            "reduce_op must be ReduceOp.SUM, ReduceOp.MEAN, 'sum' or 'mean', not"
             f" {show_value(given)}."
         )

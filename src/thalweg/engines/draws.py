@@ -24,5 +24,6 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
 
 def step_scalar(step: Any) -> dict[str, Any]:
     """Return the scalar for the number of a step, by name; see `scalars_of`."""
-    own = step % STEPS  # a number, a tensor or a symbol
-    return {SCALARS[0]: float(own) if isinstance(own, int | float) else own}
+    # A number, a tensor or a symbol.
+    number = step % STEPS
+    return {SCALARS[0]: float(number) if isinstance(number, int | float) else number}

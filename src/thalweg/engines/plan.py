@@ -58,7 +58,7 @@ class Group(Protocol):
 
     @property
     def measures_in_place(self) -> bool:
-        """Whether it measures, faster than a copy, members whose memory is not row-major."""
+        """True if it measures members of other layouts in place faster than copies of them."""
         ...
 
     def positions(self) -> Tensor:
@@ -164,7 +164,7 @@ class DensePlan:
         self._strides = list(map(Tensor.stride, variables))
         self._dtypes = [each.dtype for each in variables]
         self._contiguous = all(map(Tensor.is_contiguous, variables))
-        self._make_group, self._asked = group, asked._replace(gradients=())
+        self._make_group, self._request = group, asked._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *apart, *copied])
         self._checked = Likeness()  # variables and copies
         self._checked_gradients = Likeness()
@@ -338,7 +338,7 @@ class DensePlan:
 
     @lazy
     def measures_in_place(self) -> bool:
-        """Whether groups measure elements in row-major order where they lie, without copies."""
+        """True if groups measure elements in row-major order without copies."""
         return self._contiguous or all(each.measures_in_place for each in self.groups)
 
     @lazy
@@ -346,7 +346,7 @@ class DensePlan:
         """Groups over copies of what measures read."""
         with importing:
             from thalweg.engines.row_major import RowMajorGroups
-        return RowMajorGroups(self._asked, self._make_group)
+        return RowMajorGroups(self._request, self._make_group)
 
     def _measured_groups(self, formulas: Formulas) -> Sequence[Group]:
         """Return groups in whose memory the elements that formulas read are in row-major order."""

@@ -24,12 +24,12 @@ class RowMajorGroups:
     """Groups over copies of what measures read, which are kept from step to step.
 
     Args:
-        asked: The step, without gradients.
-        make_group: Make a `plan.Group` of a step and the positions of its members in it.
+        request: The step, without gradients.
+        make_group: Makes a `plan.Group` of a request and the positions of its members.
     """
 
-    def __init__(self, asked: Request, make_group: Callable[[Request, list[int]], Any]) -> None:
-        self._asked, self._make_group = asked, make_group
+    def __init__(self, request: Request, make_group: Callable[[Request, list[int]], Any]) -> None:
+        self._request, self._make_group = request, make_group
         self._read: set[int] = set()
         self._copies: dict[tuple[int, int], Tensor] = {}  # by variable and stream
         self._groups: list[Any] = []
@@ -44,33 +44,35 @@ class RowMajorGroups:
             gradients: Those of the step.
             formulas: What is to be measured: what they do not read is not copied.
         """
-        asked = self._asked._replace(gradients=gradients)
+        request = self._request._replace(gradients=gradients)
         read = {stream for each in formulas for stream in transcribe(each).streams}
         if not self._groups or not read <= self._read:
             self._read |= read
             self._copies = {}
-            packed = self._with_copies(asked)
+            packed = self._with_copies(request)
             self._groups = [self._make_group(packed, each.members) for each in groups]
         else:
-            packed = self._with_copies(asked)
+            packed = self._with_copies(request)
         addresses = np.array([each.data_ptr() for each in packed.gradients], np.int64)
         for group in self._groups:
             group.point_at(addresses[group.members])
         return self._groups
 
-    def _with_copies(self, asked: Request) -> Request:
+    def _with_copies(self, request: Request) -> Request:
         """Return the step with copies that have the present values."""
         slots = [
             [self._packed(index, 2 + k, slot) for k, slot in enumerate(own)]
-            for index, own in enumerate(asked.slots)
+            for index, own in enumerate(request.slots)
         ]
-        copies = asked.copies and [
+        copies = request.copies and [
             copy if copy is None else self._packed(index, _COPY, copy)
-            for index, copy in enumerate(asked.copies)
+            for index, copy in enumerate(request.copies)
         ]
-        return asked._replace(
-            variables=[self._packed(k, _VAR, each) for k, each in enumerate(asked.variables)],
-            gradients=[self._packed(k, _GRADIENT, each) for k, each in enumerate(asked.gradients)],
+        return request._replace(
+            variables=[self._packed(k, _VAR, each) for k, each in enumerate(request.variables)],
+            gradients=[
+                self._packed(k, _GRADIENT, each) for k, each in enumerate(request.gradients)
+            ],
             slots=slots,
             copies=copies,
         )

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 _MOST_CHARACTERS = 80
 _MOST_ELEMENTS = 1000  # of a tensor whose values are printed; torch shortens from here on
-_SHOWN_BITS = 256  # of an integer; Python may refuse to print the digits of longer ones
+# Most bits of an integer that is printed; Python limits the digits.
+_SHOWN_BITS = 256
 _READERS: set[Any] = {
     Tensor.__repr__, Tensor.__format__, Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__array__,
     Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__iter__,

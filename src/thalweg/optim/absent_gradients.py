@@ -95,7 +95,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
         )
         with no_grad():
             pairs, copies = hooks.aim(share.pairs)
-        if not plan(hooks, part.kept, pairs, how, copies) or not part.has_numbers_alone_to_publish:
+        if not plan(hooks, part.kept, pairs, how, copies) or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
         hooks.settle()

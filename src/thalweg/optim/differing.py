@@ -21,7 +21,7 @@ from thalweg.optim.columns import STEP
 from thalweg.optim.groups import HOW, PAIRS
 from thalweg.variable import dtype_name
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 _MOST_STEPS = 2.0**63
 
@@ -232,7 +232,7 @@ def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
     """Return the dtypes from which values are converted to one without loss of their kind."""
     if dtype.is_complex:
         return _COMPLEX
-    return FLOATS if dtype.is_floating_point else (dtype,)
+    return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
 def _why_unlike(value: object, want: Want, what: str) -> str | None:

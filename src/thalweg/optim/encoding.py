@@ -96,7 +96,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
     )
 
 
-def tell_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
+def add_storage(optimizer: Any, groups: Sequence[Group], states: dict[Any, Any]) -> None:
     """Add the codecs of slots to the groups of a state, and to its parameters the shapes.
 
     Args:
@@ -185,8 +185,8 @@ def fit_storage(
         values: New values of those parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: Slots are in another storage, or of another shape, or are not what
-            their groups say.
+        CheckpointMismatchError: The storage or the shape of slots differs, or slots contradict the
+            storage that their group names.
     """
     groups, saved = optimizer.param_groups, given["param_groups"]
     theirs = [_told(group, place) for place, group in enumerate(saved)]
@@ -242,7 +242,7 @@ def _told(group: Mapping[str, Any], place: int) -> Storage:
     for name, codec in cast("Mapping[Any, Any]", told).items():
         if not isinstance(codec, str) or codec not in CODECS:
             raise mismatch(
-                [f"{what} says {show_value(codec)} of '{name}', which is no codec; {known}"]
+                [f"{what} names {show_value(codec)} for '{name}', which is not a codec; {known}"]
             )
     return dict(cast("Storage", told))
 

@@ -90,21 +90,23 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
 class SetChanges:
-    """Counts steps with other gradients than before, to plan one that may lack any of them.
+    """Counter of steps with other gradients than before: decides when to plan for absent ones.
 
     Attributes:
         is_due: Whether the next step is to be planned so.
     """
 
-    _longest_wait: ClassVar[int] = 1024  # changes between two plans that were of no use
+    # Most changes between two plans that did not pay off.
+    _longest_wait: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self.is_due = False
-        self._lacked = False  # the step before
+        # Whether the step before lacked gradients.
+        self._lacked = False
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """A step was planned anew.
+        """Count a step that was planned anew.
 
         Args:
             gradients: How many gradients it had.
@@ -118,7 +120,7 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """A plan ends that has replayed so many steps."""
+        """Reset the patience if a plan replayed enough steps."""
         if steps >= self._patience:
             self._patience = 2
 
@@ -557,8 +559,8 @@ class FusedOptimizer(Scaled):
             tell_rounding(self, made["param_groups"])
         if self._encodes():
             with importing:
-                from thalweg.optim.encoding import tell_storage
-            tell_storage(self, made["param_groups"], made["state"])
+                from thalweg.optim.encoding import add_storage
+            add_storage(self, made["param_groups"], made["state"])
         return made
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:

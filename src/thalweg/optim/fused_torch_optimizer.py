@@ -30,7 +30,7 @@ from thalweg.ground.switches import host_allocations, no_grad, writable
 from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import FLOATS, Want, are_numbers, of_state, sum_of
+from thalweg.optim.differing import REAL_DTYPES, Want, are_numbers, of_state, sum_of
 from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.groups import HOW, PAIRS, Options, check_options_held, number
@@ -624,7 +624,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
         if self._keeps_step(kind):
             wanted[STEP] = Want(is_optional=not kind._counts)
-        wanted |= {slot.name: Want(dtypes=FLOATS) for slot in rule.numbers}
+        wanted |= {slot.name: Want(dtypes=REAL_DTYPES) for slot in rule.numbers}
         wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
         around = self._around.rule(rule)
         # Those that a wrapper adds are made where they are missing.

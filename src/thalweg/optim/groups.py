@@ -28,8 +28,9 @@ PAIRS = {
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-HIGHEST = 1e30  # magnitude of rates that are read without a check of all options
-FLOATS = {float, np.float64}  # classes of numbers with which Python computes in float64
+# Options beyond this magnitude are left to a careful step.
+MOST_READ = 1e30
+FLOAT_CLASSES = {float, np.float64}  # classes of numbers with which Python computes in float64
 LAST_BETA = "last_beta"  # of the rules whose betas are three
 
 
@@ -101,15 +102,15 @@ class Options:
         The rate is a float of usual size.
         """
         rate: Any = group.get("lr")
-        if type(rate) not in FLOATS or not -HIGHEST < rate < HIGHEST or self._moving:
+        if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
             return None
         if "lr" not in self.entries or not self.hold_beside_rate(group):
             return None
-        made = copy(self)
-        made._seen = list(group.values())
-        made._hypers = {**self._hypers, "learning_rate": rate}
-        made._numbers = {**self._numbers, "learning_rate": float(rate)}
-        return made
+        options = copy(self)
+        options._seen = list(group.values())
+        options._hypers = {**self._hypers, "learning_rate": rate}
+        options._numbers = {**self._numbers, "learning_rate": float(rate)}
+        return options
 
     def check_memory(self) -> None:
         """Refuse a hyperparameter that is a tensor whose storage was cut.
@@ -241,7 +242,7 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
     for key, value in group.items():
         names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
         items = value if key in PAIRS and type(value) is tuple else (value,)
-        if all(name in hypers for name in names) and set(map(type, items)) <= FLOATS:
+        if all(name in hypers for name in names) and set(map(type, items)) <= FLOAT_CLASSES:
             found[key] = names
     names = [name for own in found.values() for name in own]
     return {key: own for key, own in found.items() if all(names.count(n) == 1 for n in own)}

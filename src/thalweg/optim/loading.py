@@ -304,7 +304,7 @@ def _as_number(value: Tensor) -> Tensor:
     """Return a tensor of one number with shape () and a dtype that counts far enough."""
     value = value.reshape(()) if value.dim() else value
     if value.dtype.is_floating_point:
-        return value if value.dtype in differing.FLOATS else value.to(scalar_dtype())
+        return value if value.dtype in differing.REAL_DTYPES else value.to(scalar_dtype())
     return value.long()
 
 

@@ -385,8 +385,8 @@ class ParamState:
         return self._fresh.get(id(param), {})
 
     @property
-    def has_numbers_alone_to_publish(self) -> bool:
-        """Whether a plan made no state but a block that brings the step counts together."""
+    def publishes_numbers_only(self) -> bool:
+        """True if a plan made no state except the block of step counts."""
         return all(
             value is self._owner_of[param].get(name)
             or (name in self.numbers and isinstance(self._owner_of[param].get(name), Tensor))

@@ -1,4 +1,4 @@
-"""What ranks compare before a step of an optimizer over DTensors."""
+"""Comparison of ranks before a step of an optimizer over DTensors."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def team_of(optimizer: Any) -> Team | None:
     )
     sends = sends or current().check_numerics or are_misplaced((p.grad, p) for p in params)
     for group in optimizer.param_groups:
-        own = list(filter(is_on_mesh, group["params"]))
-        rules = _rules_of(optimizer, group) if own else set[Any]()
+        dtensors = list(filter(is_on_mesh, group["params"]))
+        rules = _rules_of(optimizer, group) if dtensors else set[Any]()
         sends = sends or any(rule is None or rule.is_measured for rule in rules)
         if matrix is None and any(rule is None or rule.passes for rule in rules):
-            matrix = own[0]
+            matrix = dtensors[0]
     if not (sends or matrix is not None):
         return None
-    own = optimizer._own
-    if own.known_team is None:
-        own.known_team = Team(params, partial(_describe_step, optimizer), matrix)
+    cache = optimizer._own
+    if cache.known_team is None:
+        cache.known_team = Team(params, partial(_describe_step, optimizer), matrix)
     else:
-        own.known_team.begin(params, partial(_describe_step, optimizer), matrix)
-    return own.known_team
+        cache.known_team.begin(params, partial(_describe_step, optimizer), matrix)
+    return cache.known_team
 
 
 def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
     """Return the rules of a group; None among them if its options choose none.
 
-    The step raises an error for such options, of which the other ranks are told.
+    The step raises an error for such options, which the team sends to the other ranks.
     """
     try:
         return optimizer._rules_around(group)

@@ -157,7 +157,7 @@ class RulesBySelector:
             )
 
     def _needs_layout(self, place: int) -> bool:
-        """Return True if the rule of a selector does not say how to cut stacks of matrices."""
+        """True if the rule of a selector does not define the blocks of stacks of matrices."""
         kind, options = self._kinds[place], self.options[place]
         if rule := getattr(kind, "_taken", None):
             return rule.needs_layout

@@ -92,7 +92,7 @@ class ScalarsInCall:
     def give_members_rows(launches: Launches) -> None:
         """Give each parameter a row of scalars in the table of its kernel."""
         for launch in launches.all:
-            launch.have_members_apart()
+            launch.separate_members()
 
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]

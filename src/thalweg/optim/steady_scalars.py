@@ -16,7 +16,7 @@ from thalweg.core.symbols import Program, Symbol
 from thalweg.engines.draws import step_scalar
 from thalweg.ground.lazily import lazy
 from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import HIGHEST, Options
+from thalweg.optim.groups import MOST_READ, Options
 from thalweg.optim.tensor_rate import TensorRate
 from thalweg.variable import check_number
 
@@ -248,5 +248,6 @@ def hold(known: Options | None, group: Group) -> bool:
     if known is None or known.hold(group):
         return known is not None
     rate: Any = group.get("lr")
-    is_usual = type(rate) in (float, int) and -HIGHEST < rate < HIGHEST  # else a step refuses it
+    # A careful step raises an error for other rates.
+    is_usual = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
     return is_usual and not known.moves and known.hold_beside_rate(group)

@@ -159,7 +159,7 @@ def _check_sum(grad: Tensor | None, kept: object, title: str) -> None:
         return
     if not isinstance(kept, Tensor):
         raise InvalidTypeError(
-            f"The sum of gradients of '{title}' is {show_value(kept)} and no tensor."
+            f"The sum of gradients of '{title}' is {show_value(kept)}, not a tensor."
         )
     check_parts(kept, f"The sum of gradients of '{title}'")
     if kept.layout == torch.strided and layout.may_overlap(kept):

@@ -61,7 +61,7 @@ class Lookahead(Option):
         if every is not None:
             if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
                 raise InvalidArgumentError(
-                    f"lookahead must be None or a number of steps from 1 on, not"
+                    "lookahead must be None or a number of steps from 1 on, not"
                     f" {show_value(every)}."
                 )
             object.__setattr__(self, "lookahead", int(every))

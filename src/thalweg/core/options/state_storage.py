@@ -43,9 +43,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         if strange := [name for name in chosen if name not in own]:
             names = ", ".join(map(repr, own)) or "none"
             raise InvalidArgumentError(
-                f"state_storage names"
-                f" {show_value(strange[0])}; the slots of {rule.name} with a number for"
-                f" each element are {names}."
+                f"state_storage names {show_value(strange[0])}; the slots of {rule.name} with a"
+                f" number for each element are {names}."
             )
     slots = [
         replace(slot, storage=None if chosen[slot.name] == PLAIN else chosen[slot.name])
@@ -103,8 +102,8 @@ class StateCodec(Option):
         for each in named:
             if each not in accepted:
                 raise InvalidArgumentError(
-                    f"state_storage has"
-                    f" {show_value(each)}; expected: {', '.join(map(repr, accepted))}."
+                    f"state_storage has {show_value(each)}; expected:"
+                    f" {', '.join(map(repr, accepted))}."
                 )
 
     def rule(self, rule: Rule) -> Rule:
@@ -119,7 +118,7 @@ class StateCodec(Option):
             if value is not None:
                 raise InvalidArgumentError(
                     f"state_storage={show_value(self.state_storage)} and"
-                    f" {name}={show_value(value)} both say in what slots are kept: choose one."
+                    f" {name}={show_value(value)} both choose the storage of slots: choose one."
                 )
 
 

@@ -18,9 +18,9 @@ Three details:
 
 * A positive number has at least the code `least`. The smallest code may hold for a number that
   has grown three times as large by chance; where codes begin at 3, that is rare. The largest step
-  over random histories is then at most 3 times that of float32, which `tests/engines/
-  test_dither.py` checks. What is smaller than 1/85 of the largest root in a block (1/250 of
-  `dynamic8_positive`) takes smaller steps in return.
+  over random histories is then at most 3 times that of float32 (`test_dither.py`). What is smaller
+  than 1/85 of the largest root in a block (1/250 of `dynamic8_positive`) takes smaller steps in
+  return.
 * A number of both signs that is below the first code goes up by the square of its share. With the
   share itself a mean of gradients that is almost 0 would be a whole code too often: its magnitude
   would be four times too large.

@@ -141,7 +141,7 @@ def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
     flat = numbers.detach().float().contiguous().reshape(-1)
     beside = flat.to(torch.bfloat16)
     if upper is not None:
-        given = upper.detach().to(flat.device).contiguous().reshape(-1)
-        beside = torch.where(is_nearest(flat, given), given, beside)
+        upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)
+        beside = torch.where(is_nearest(flat, upper_flat), upper_flat, beside)
     bits = numpy_copy(beside.view(torch.int16)).view(np.uint16)
     return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

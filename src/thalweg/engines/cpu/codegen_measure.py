@@ -129,8 +129,8 @@ class Elements(Sweep):
         lines = ["layouts = int64_pointer(work[10])"]
         for stream in self.read:
             stored = STORAGE[self.storage[stream]]
-            room = f"address_of(numbers({elements * stored.size // 4}))"
-            lines.append(f"scratch{stream} = {stored.pointer}({room})")
+            buffer = f"address_of(numbers({elements * stored.size // 4}))"
+            lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
         return lines
 
     def gather(self, elements: int) -> list[str]:

@@ -86,8 +86,9 @@ MANY = 512  # tensors, from which on threads of kernels look, too: each waits fo
 # Bytes of a record.
 MEASURED = 96  # begins with what is called
 LIST = 24  # the list, how many items, where they are listed
-DICT = 32  # the dictionary, how many entries, where keys and values are listed in turn; the
-# address of its owner's pointer to it, 0 if it is no object's `__dict__`
+# The dictionary, the number of entries, their table, and the address of the owner's pointer to the
+# dictionary; 0 for dictionaries without an owner.
+DICT = 32
 TENSOR = 192
 GRADIENT = 120
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
@@ -171,8 +172,9 @@ SHARED_GRADIENT = 7
 OTHER_PAIRS = 8
 WRITTEN_BY_OTHERS = 9
 OTHER_STEP = 10
-NOTHING = 12  # no parameter has a gradient: there is no step
 BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
+# All gradients are absent, so there is nothing to do.
+NOTHING = 12
 
 
 def word(address):
@@ -193,10 +195,10 @@ def lists_differ(block):
 
 
 def number_differs(block, value, number, sign):
-    """Read an object that is to be a float into a number.
+    """Read a float object into a number.
 
-    Returns 1 where it is none of usual size, or where its sign is another one: whether a momentum
-    is 0, say, decides on the rule.
+    Returns 1 for other classes, for numbers of unusual size and for another sign: a momentum of 0,
+    for example, chooses another rule.
     """
     kind = word(value + 8)
     if kind != block[CLASS_OF_FLOATS]:

@@ -28,7 +28,7 @@ COUNT = 14  # of gradients
 SQUARES = 15  # where the sum of the squares of each goes
 SWEEPS = 16  # what was measured
 ROWS = 18  # where the factor goes
-SWITCHES = 20  # address of the words that say which gradients are there; 0: all
+SWITCHES = 20  # address of the flags of gradients; 0 if all are present
 SWITCH_STRIDE = 21  # bytes from one to the next
 BLOCK = 22
 

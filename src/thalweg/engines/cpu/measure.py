@@ -95,7 +95,7 @@ class Sweep:
     Args:
         own: The leaves.
         kernel: From `launch.sum_kernel`.
-        base: (tensors, streams) addresses; whoever calls keeps that memory alive.
+        base: (tensors, streams) addresses of memory that the caller keeps alive.
         rows: From `scalar_rows`.
         flush: Whether denormals count as zero.
 
@@ -127,8 +127,8 @@ class Sweep:
         )
         self.address = self._block.ctypes.data
 
-    def have_chunks_apart(self) -> Int64:
-        """Give the sweep a table of chunks of its own, whose lengths may change; return it."""
+    def copy_chunks(self) -> Int64:
+        """Replace the chunks by a copy whose lengths may change, and return it."""
         self._chunks = chunks = self._own.chunks.copy()  # which the block only points at
         self._block[4] = chunks.ctypes.data
         return chunks

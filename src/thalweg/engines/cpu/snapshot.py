@@ -115,7 +115,7 @@ class Member(NamedTuple):
         kind: Kind of the number, from `KINDS`.
         program: Address of the record of the program that makes its scalars, or 0 if it has no
             elements.
-        row_cell: Address of the word that says which row of scalars its kernel reads.
+        row_cell: Address of the index of the row of scalars that its kernel reads.
         row_size: Bytes of a row.
         spans: For each table with chunks of the variable the addresses of the first length in that
             table and in a copy that stays, and the number of chunks.
@@ -335,7 +335,7 @@ class Snapshot:
 
     @property
     def gradient_switches(self) -> tuple[int, int]:
-        """Address of the word that says whether the first gradient is there, and the stride."""
+        """Address of the flag of the first gradient, and the stride of flags in bytes."""
         return self.gradients.ctypes.data + 8 * look.IS_ON, look.GRADIENT
 
     def set_number(self, place: int, number: Any, now: Any = None) -> None:

@@ -200,7 +200,8 @@ class SteadyKerasApply(SteadyApply):
         except ERRORS:
             if self.taken != begun:  # a signal's function raised it after the step
                 raise
-            return FAILED  # the careful way says it
+            # The careful step raises the error.
+            return FAILED
 
     def _values_of(self, optimizer: Any, count: int) -> Callable[[Dtype], dict[str, Any]]:
         """Return what gives the hyperparameters of a step for a compute dtype.

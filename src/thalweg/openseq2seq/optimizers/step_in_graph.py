@@ -298,7 +298,7 @@ def _connected(backward: Backward, how: Treatment) -> Backward:
     for var in backward.variables:
         if not isinstance(var, GraphVariable):
             raise InvalidTypeError(
-                f"var_list holds {show_value(var)}, which is no variable of the graph."
+                f"var_list holds {show_value(var)}, which is not a variable of the graph."
             )
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
     if how.reduces and how.all_reduce is None:

@@ -25,9 +25,8 @@ def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
         if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             name = wrap.__name__
             raise InvalidTypeError(
-                f"{name} wraps a thalweg.Rule, not"
-                f" {show_value(rule)}; optimizers of thalweg.optim have it as"
-                f" an option, {name}=True."
+                f"{name} wraps a thalweg.Rule, not {show_value(rule)}; optimizers of"
+                f" thalweg.optim have it as an option, {name}=True."
             )
         try:
             hash((*given, *named.values()))

@@ -193,7 +193,7 @@ def has_formula(value: object) -> bool:
 
 
 def follows_count(value: object) -> bool:
-    """Return whether a hyperparameter depends on a count of steps alone, however often it is asked.
+    """Return whether a hyperparameter depends on a count of steps alone, for any number of calls.
 
     It has a formula then, which draws no random numbers.
     """

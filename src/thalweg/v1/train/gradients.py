@@ -173,9 +173,8 @@ def of_symbol(
     for var in variables:
         if not is_symbolic(var):
             raise InvalidTypeError(
-                f"var_list holds"
-                f" {show_value(var)}, which is no variable of the graph. Make variables inside"
-                " `with graph.as_default():`."
+                f"var_list holds {show_value(var)}, which is not a variable of the graph."
+                " Make variables inside `with graph.as_default():`."
             )
     found = gradients(
         loss,

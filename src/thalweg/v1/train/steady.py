@@ -44,7 +44,8 @@ class SteadyV1Apply(SteadyApply):
             and what happened to the gradients.
 
     Attributes:
-        read: What users' functions returned for a step that was not taken then; else None.
+        read: Results of users' functions for a step that was not taken after they were called, or
+            None.
     """
 
     read: dict[str, Any] | None = None
@@ -145,7 +146,7 @@ class SteadyV1Apply(SteadyApply):
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Whether these may be pairs of something and the variables of this step."""
+        """Return whether the number of pairs is that of this step."""
         return len(pairs) == len(self._variables)
 
     def _is_over_pairs(self, pairs: list[Any]) -> bool:

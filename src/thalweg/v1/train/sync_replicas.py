@@ -132,7 +132,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         super().__init__(opt, use_locking, name)
         if not (variable_averages is None or hasattr(variable_averages, "apply")):
             raise InvalidTypeError(
-                f"variable_averages must have a method apply, not be"
+                "variable_averages must have a method apply, not be"
                 f" {show_value(variable_averages)}."
             )
         if total_num_replicas is None:
