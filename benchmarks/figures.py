@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import changing
 import dense
 import drop_ins
 import eight_bits
@@ -56,6 +57,7 @@ GROUPS: dict[str, Callable[[], list[Figure]]] = {
     "sparse-torch": sparse.against_torch,
     "steady": steady.figures,
     "steady-options": steady_options.figures,
+    "changing": changing.figures,
     "host": host.host,
     "allocation": host.allocation,
     "recompiling": host.recompiling,

@@ -62,6 +62,28 @@ CHOSEN = (
         "the same",
     ),
     (
+        "a learning rate that changes at each step, processor time, 1 · 10 · 100 tensors of 64:"
+        " `optim.AdamW` with `LambdaLR`",
+        "{changing_lambda_1} · {changing_lambda_10} · {changing_lambda_100}",
+        "`torch.optim.AdamW(fused=True)` with the same = 1",
+    ),
+    (
+        "the same: Keras' Adam with `ExponentialDecay`",
+        "{changing_keras_1} · {changing_keras_10} · {changing_keras_100}",
+        "`torch.optim.AdamW(fused=True)` = 1",
+    ),
+    (
+        "the same: `thalweg.v1`'s Adam with `exponential_decay`",
+        "{changing_v1_1} · {changing_v1_10} · {changing_v1_100}",
+        "the same",
+    ),
+    (
+        "`optim.AdamW`, 100 tensors: one gradient None in turn · alternating halves · a random"
+        " half",
+        "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
+        "the same loop in torch = 1",
+    ),
+    (
         "`from thalweg import optim`, seconds · first step with nothing compiled · from the disk",
         "{import_optim} · {cold_optim_AdamW} · {disk_optim_AdamW}",
         "processor time, beyond `import torch`",

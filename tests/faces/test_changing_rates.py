@@ -209,6 +209,24 @@ def test_numbers_of_keras_that_are_set(name: str, monkeypatch: pytest.MonkeyPatc
     assert compare(*BY_HAND[name], monkeypatch).quick_steps == STEPS - 2
 
 
+def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(own: Training, k: int) -> None:
+        own.optimizer.note = k
+        own.optimizer.learning_rate = 0.1 / (1 + k)
+
+    assert compare(_keras(), note, monkeypatch).quick_steps > STEPS - 8
+
+
+def test_attributes_in_another_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(own: Training, k: int) -> None:
+        own.optimizer.__dict__ = dict(own.optimizer.__dict__)
+
+    compare(_keras(SCHEDULES["exponential"]), replace, monkeypatch)
+    compare(
+        lambda own: train.AdamOptimizer(DECAYS["cosine"](own.global_step)), replace, monkeypatch
+    )
+
+
 DECAYS: dict[str, Callable[[Any], Any]] = {
     "exponential": lambda step: train.exponential_decay(0.1, step, 10, 0.9),
     "float64": lambda step: train.exponential_decay(np.float64(0.1), step, 10, 0.9),

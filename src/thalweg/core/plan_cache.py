@@ -44,6 +44,8 @@ class PlanCache:
         self.gate = Dispatcher()
         self.last: Planned | None = None  # the step that may be repeated
         self.quick: Any = None  # what takes it in one call
+        # Whether attributes of the optimizer stayed the same objects between such steps.
+        self.has_steady_attributes = True
         self._waits, self._patience = 0, 1  # repeated steps before the next one of those
         self._alone: dict[int, PlanCache] = {}
 

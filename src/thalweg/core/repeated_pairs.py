@@ -144,7 +144,14 @@ class RepeatedPairs:
             self._launches.programs,
             *self._launches.rule_measures(),
         )
+        self._let_go(attributes)
         return True
+
+    def _let_go(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
+        """Hold no dictionary whose varying value may hold this step; `take` says who holds it."""
+        let_go = {id(own) for own, varying in attributes if varying is not None}
+        dicts = self.snapshot._dicts  # pyright: ignore[reportPrivateUsage]
+        dicts[:] = [({} if id(own) in let_go else own, items) for own, items in dicts]
 
     def expect(self, known: Sequence[object], first: int = 0) -> None:
         """Set what numbers that are watched have to be; a step sets those of counters itself.
@@ -190,7 +197,8 @@ class RepeatedPairs:
         """Take the step, if all is as it was.
 
         Args:
-            given: Gradients and variables.
+            given: Gradients and variables. Whoever calls holds the dictionaries of `of` that have
+                a key whose value may change.
             begun: How many were taken when it was begun.
             values_of: Gives, for a compute dtype, what the scalars are made of; the dictionary is
                 changed by `change` alone.

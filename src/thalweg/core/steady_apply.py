@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from operator import is_
 from typing import Any
 
 from thalweg.core.outcome import add_taken
 from thalweg.core.plan_cache import PlanCache, Planned
 from thalweg.core.repeated_pairs import RepeatedPairs
-from thalweg.core.steady import is_traced
+from thalweg.core.steady import is_traced, look
 from thalweg.engines import current
 from thalweg.ground.running import executing_eagerly
 
@@ -21,22 +20,22 @@ class SteadyApply(ABC):
         optimizer: The optimizer.
         planned: Its last step.
         found: How that was found.
+        holds_attributes: Whether the look compares the attributes of the optimizer, too.
     """
 
     # Whether users' functions are called in it.
     calls = False
 
-    def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
+    def __init__(
+        self, optimizer: Any, planned: Planned, found: RepeatedPairs, holds_attributes: bool
+    ) -> None:
         self._planned, self._found = planned, found
         self._rule = planned.request.rule
         self._current = current()
         self._class: type[Any] = type(optimizer)
-        attributes: dict[str, Any] = vars(optimizer)
-        self._names = tuple(attributes)
-        self._objects: list[Any] = list(attributes.values())
-        # Plans hold this step, which has to go with them.
-        self._place = self._names.index("_plans")
-        del self._objects[self._place]
+        self._names: tuple[str, ...] = tuple(optimizer.__dict__)
+        self._holds_attributes = holds_attributes
+        self._attributes = id(optimizer.__dict__)  # no more than that: they hold the plans
         self._count = found.snapshot.count
 
     @property
@@ -62,17 +61,13 @@ class SteadyApply(ABC):
 
     def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
         """Return whether it is the last step of an optimizer that is as it was."""
-        attributes: dict[str, Any] = vars(optimizer)
-        own: list[Any] = list(attributes.values())
-        is_whole = len(own) == len(self._names)
-        if is_whole:
-            del own[self._place]
         return (
             kept.last is self._planned
             and type(optimizer) is self._class
             and (
-                (current() == self._current and is_whole and all(map(is_, own, self._objects)))
-                or self._has_equal_attributes(optimizer)
+                (current() == self._current and id(optimizer.__dict__) == self._attributes)
+                if self._holds_attributes
+                else self._has_equal_attributes(optimizer)
             )
             and not is_traced()
             and executing_eagerly()
@@ -81,6 +76,17 @@ class SteadyApply(ABC):
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return whether those attributes that decide on a step are as they were."""
         return False
+
+    def _drop(self, optimizer: Any, kept: PlanCache, other: int) -> None:
+        """Forget the step, which is not as it was; the next one may be planned anew.
+
+        Args:
+            optimizer, kept: As those of `take`.
+            other: What is not as it was.
+        """
+        kept.quick = None
+        if other == look.OTHER_DICT and self._has_equal_attributes(optimizer):
+            kept.has_steady_attributes = False
 
     @abstractmethod
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:

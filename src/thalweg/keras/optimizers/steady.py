@@ -41,8 +41,10 @@ class SteadyKerasApply(SteadyApply):
     step was found to be as it was, and it is compared once more after them.
     """
 
-    def __init__(self, optimizer: Any, planned: Planned, found: RepeatedPairs) -> None:
-        super().__init__(optimizer, planned, found)
+    def __init__(
+        self, optimizer: Any, planned: Planned, found: RepeatedPairs, holds_attributes: bool
+    ) -> None:
+        super().__init__(optimizer, planned, found, holds_attributes)
         self._asked_for = attrgetter(*_ASKED, *optimizer._exact_names())
         self._asked = self._asked_for(optimizer)
         self._is_usual = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
@@ -123,9 +125,15 @@ class SteadyKerasApply(SteadyApply):
         if any(each.is_inference() for each in numbers):  # which have no versions
             return None
         varying = None if _is_tensor(values.get(_RATE)) else _RATE
-        own = (planned, given, numbers[:1], numbers, [(values, varying)])
+        looked_at: list[Any] = [(values, varying)]
+        holds_attributes = kept.has_steady_attributes
+        if holds_attributes:
+            looked_at.append((vars(optimizer), "_plans"))  # which hold this step
+        own = (planned, given, numbers[:1], numbers, looked_at)
         found = RepeatedPairs.of(*own, optimizer._clipping)
-        return None if found is None else SteadyKerasApply(optimizer, planned, found)
+        if found is None:
+            return None
+        return SteadyKerasApply(optimizer, planned, found, holds_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         return (
@@ -166,7 +174,7 @@ class SteadyKerasApply(SteadyApply):
             if other == look.WRITTEN_BY_OTHERS:
                 other = self._known(optimizer, given, self._take_as_known)
         if other:
-            kept.quick = None
+            self._drop(optimizer, kept, other)
         return not other
 
     def _known(self, optimizer: Any, given: Any, look_at: Callable[[Any, Any], int]) -> int:

@@ -57,7 +57,7 @@ class SteadyV1Apply(SteadyApply):
         found: RepeatedPairs,
         step: tuple[Any, Any, Any, Any],
     ) -> None:
-        super().__init__(optimizer, planned, found)
+        super().__init__(optimizer, planned, found, True)
         _, self._global_step, values, how = step
         self._stages = how.stages
         self._variables = planned.request.variables
@@ -141,7 +141,8 @@ class SteadyV1Apply(SteadyApply):
         counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
         session = current_session()
         kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
-        looked_at = [(own, None) for own in kept_in]
+        # The plans hold this step, and have to go with the optimizer.
+        looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
         found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
