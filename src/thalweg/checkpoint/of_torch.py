@@ -99,7 +99,7 @@ class OfTorch:
             where = "inside of swapped()" if own.is_swapped else "between backward() and step()"
             raise FailedPreconditionError(
                 f"{type(self.optimizer).__name__} is {where}: a training is saved and restored"
-                " between two steps."
+                " between two steps. Save or restore it afterwards; until then, module= alone."
             )
         return own._lock
 

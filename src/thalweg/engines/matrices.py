@@ -16,9 +16,10 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
 
 STACK_CHOICES = (
-    "Give heads=1 to the constructor, the group, or each Stage of your own rule, to have it as one"
-    " matrix, as for kernels of Conv1d; or select another rule for it, such as AdamW; or make each"
-    " matrix a parameter of its own, of two dimensions."
+    "For a stack of matrices, such as experts, make each matrix a parameter of its own, of two"
+    " dimensions, or select another rule, such as AdamW. For one matrix, such as a Conv1d kernel,"
+    " give heads=1 to the constructor, the group, or each Stage of your own rule; it would mix the"
+    " matrices of a stack."
 )
 
 
