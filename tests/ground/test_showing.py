@@ -54,7 +54,7 @@ CUT = "a Tensor of shape (4, 3) and type float32 whose storage was cut"
         (cut_variable, "<tf.Variable 'w:0' shape=(3,) dtype=float32, numpy=<its storage was cut>>"),
         (lambda: torch.ones(2), "tensor([1., 1.])"),
         (lambda: torch.ones(10**7), "a Tensor of shape (10000000,) and type float32"),
-        (lambda: torch.ones(3, device="meta"), "a Tensor of shape (3,) and type float32"),
+        (lambda: torch.ones(3, device="meta"), "tensor(..., device='meta', size=(3,))"),
         (lambda: 10**1000, "an integer of 3322 bits"),
         (lambda: "x" * 200, "'" + "x" * 76 + "..."),
         (lambda: 1.5, "1.5"),

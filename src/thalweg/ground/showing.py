@@ -65,7 +65,9 @@ def _is_readable(tensor: Tensor) -> bool:
     # The elements of a class with a dispatch of its own are elsewhere.
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # pyright: ignore
         return False
-    if tensor.is_meta or tensor.layout != torch.strided or tensor.numel() > _MOST_ELEMENTS:
+    if tensor.is_meta:  # torch prints what it is, without values
+        return True
+    if tensor.layout != torch.strided or tensor.numel() > _MOST_ELEMENTS:
         return False
     try:
         return holds_elements(tensor)
