@@ -175,7 +175,7 @@ class Symbol(NDArrayOperatorsMixin):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
 
-    def select(self, value: Callable[[], Any], other: Any) -> Any:
+    def trace_choice(self, value: Callable[[], Any], other: Any) -> Any:
         """Return what a function makes where this condition holds, else a number.
 
         The function is traced; it may make numbers that are not finite where they are not chosen.

@@ -224,7 +224,8 @@ def _members(
         found += faults
         for param, key, title in differing.members_of(group, other):
             yield optimizer.param_groups[place] if faults else group, key, param, title
-    found += optimizer._unfit_groups(groups)
+    if not found:  # else a group may have no class
+        found += optimizer._unfit_groups(groups)
 
 
 def _give_back_dtypes(

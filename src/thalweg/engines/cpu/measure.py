@@ -217,7 +217,7 @@ def _by_tensor(
 
 def _flatten(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor in row-major order, as real numbers, in one dimension."""
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return layout.as_packed(tensor).reshape(-1)

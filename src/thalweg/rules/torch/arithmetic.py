@@ -54,8 +54,8 @@ def lesser(number, bound):
 
 def value_if(condition, value, other):
     """What `value` returns where the condition holds, else a number."""
-    if hasattr(condition, "select"):  # a symbol
-        return condition.select(value, other)
+    if hasattr(condition, "trace_choice"):  # a symbol
+        return condition.trace_choice(value, other)
     if hasattr(condition, "where"):  # a tensor
         return value().where(condition, other)
     return value() if condition else other
