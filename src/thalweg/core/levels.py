@@ -111,7 +111,8 @@ def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> 
 
     if not all_have_memory(slots):
         for index, slot in enumerate(slots):
-            check_memory(slot, f"'{name_of(index)}'")
+            title = asked.titles[index // len(kinds)]
+            check_memory(slot, f"'{kinds[index % len(kinds)]}' of '{title}'")
     check_numbers_writable(slots, name_of)
 
 

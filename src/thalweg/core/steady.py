@@ -266,10 +266,8 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
         member: The index of the member.
     """
     begin, end = map(int, np.searchsorted(full[:, 0], [member, member + 1]))
-    lengths = (
-        each.ctypes.data + each.strides[0] * begin + each.strides[1] * 3 for each in (chunks, full)
-    )
-    return (*lengths, end - begin)
+    length = full.strides[0] * begin + full.strides[1] * 3
+    return chunks.ctypes.data + length, full.ctypes.data + length, end - begin
 
 
 def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:

@@ -119,7 +119,8 @@ class _Tape:
         if not self._decides or self.is_speculative:
             raise TypeError("A branch depends on a number.")
         truth, condition = bool(symbol.sample), symbol
-        if type(symbol).dtype is not np.bool:
+        kind: Any = type(symbol)
+        if kind.dtype is not np.bool:
             condition = symbol != 0.0
         if not truth:
             wrong = self._append_operation(
@@ -190,7 +191,8 @@ class Symbol(NDArrayOperatorsMixin):
             return value() if tape.decide(self) else other
         finally:
             tape.is_speculative = before
-        return np.where(self, made, other)  # pyright: ignore[reportUnknownMemberType]
+        choose: Any = np.where
+        return choose(self, made, other)
 
     def widen(self) -> Any:
         """What `formula.wide` makes of it: registers are wide already."""
