@@ -282,6 +282,7 @@ class OfTorch:
         """
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
+        value: Any
         for key, value in given.items():
             is_flag = key in HOW or isinstance(group.get(key), bool)
             is_unset = value is None and _is_number(group.get(key)) and not is_flag

@@ -119,8 +119,7 @@ class _Tape:
         if not self._decides or self.is_speculative:
             raise TypeError("A branch depends on a number.")
         truth, condition = bool(symbol.sample), symbol
-        kind: Any = type(symbol)
-        if kind.dtype is not np.bool:
+        if not isinstance(symbol, self.kinds[np.bool]):
             condition = symbol != 0.0
         if not truth:
             wrong = self._append_operation(

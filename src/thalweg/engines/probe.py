@@ -269,7 +269,7 @@ def _find_memory() -> tuple[int, int, int, int]:
     """
     import numpy as np
 
-    from_numpy: Any = torch.from_numpy  # pyright: ignore[reportUnknownMemberType]
+    from_numpy: Any = torch.from_numpy  # pyright: ignore
     made: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
     data = _only(_in_all(made, _storage_words, Tensor.data_ptr), "the address of the memory")
     sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
