@@ -85,9 +85,14 @@ class Group:
             from thalweg.engines.cpu.offsets import Offsets
         return Offsets(self._layouts)
 
-    @lazy
+    @property
     def measures_in_place(self) -> bool:
         """See `thalweg.engines.plan.Group`."""
+        return self._measures_in_place
+
+    @lazy
+    def _measures_in_place(self) -> bool:
+        """True if members are row-major, or their elements lie near each other in that order."""
         return self._offsets is None or self._offsets.are_near
 
     @lazy
