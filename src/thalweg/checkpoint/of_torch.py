@@ -282,7 +282,6 @@ class OfTorch:
         """
         stays = {*given, *self.optimizer.defaults}
         made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
-        value: Any
         for key, value in given.items():
             is_flag = key in HOW or isinstance(group.get(key), bool)
             is_unset = value is None and _is_number(group.get(key)) and not is_flag
@@ -290,8 +289,9 @@ class OfTorch:
                 key not in group or is_unset or (_is_number(value) and not is_flag)
             ):
                 # No kernel takes a larger integer.
-                is_large = type(value) is int and is_number(value) and abs(value) >= 2**63
-                made[key] = float(value) if is_large else _map_tensors(value, torch.clone)
+                number: Any = value
+                is_large = type(number) is int and is_number(number) and abs(number) >= 2**63
+                made[key] = float(number) if is_large else _map_tensors(value, torch.clone)
         if self._has_rule:
             hypers_of(made, self.optimizer.rule)
         return made
