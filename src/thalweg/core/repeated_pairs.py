@@ -150,10 +150,7 @@ class RepeatedPairs:
     def _let_go(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
         """Hold no dictionary whose varying value may hold this step; `take` says who holds it."""
         let_go = {id(own) for own, varying in attributes if varying is not None}
-        dicts = self.snapshot._dicts  # pyright: ignore[reportPrivateUsage]
-        dicts[:] = [
-            ({} if id(own) in let_go else own, items, pointer) for own, items, pointer in dicts
-        ]
+        self.snapshot.let_go(let_go)
 
     def expect(self, known: Sequence[object], first: int = 0) -> None:
         """Set what numbers that are watched have to be; a step sets those of counters itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import astuple
 from functools import cache, partial
 from pathlib import Path
@@ -186,6 +186,13 @@ class Snapshot:
         length = len(numbers) if is_tuple else 0
         self._options.append((length, numbers, np.sign(numbers).astype(np.int64)))
         return -len(self._options)
+
+    def let_go(self, ids: Set[int]) -> None:
+        """Keep no reference to dictionaries with these ids, which the caller has to keep alive."""
+        self._dicts = [
+            ({} if id(entries) in ids else entries, items, pointer)
+            for entries, items, pointer in self._dicts
+        ]
 
     def hold_attributes(self, owner: object) -> bool:
         """Have the look compare the `__dict__` of an object; return False if it cannot."""
