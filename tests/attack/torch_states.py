@@ -68,7 +68,7 @@ def attempt(seed: int, number: int) -> str:
         judge = trained(getattr(torch.optim, name, cls), own, name == "SparseAdam")
         # Steps count in the tensor that was given, as torch's do: the judge has one of its own.
         fresh, _ = trained(cls, {**own, **added}, name == "SparseAdam")
-        again = without_rounding(damaged(fresh, title)[0])
+        again = state_for_torch(damaged(fresh, title)[0])
     if refused is not None:
         theirs = loaded(judge[0], again) if judge else None
         if not isinstance(refused, thalweg.errors.ThalwegError) and type(refused) is not type(
@@ -86,12 +86,23 @@ def attempt(seed: int, number: int) -> str:
     return judged((opt, params), judge, again, damage, not added, alone)
 
 
-def without_rounding(state: Any) -> Any:
-    """What the judge is given, which rounds to the nearest: its groups know of nothing else."""
-    groups = state.get("param_groups") if isinstance(state, dict) else None
+def state_for_torch(state: Any) -> Any:
+    """Return the state that torch's optimizer loads: without rounding, and without overlaps.
+
+    Its groups know nothing of rounding, and its steps refuse a slot whose elements share memory,
+    which is copied here.
+    """
+    if not isinstance(state, dict):
+        return state
+    groups = state.get("param_groups")
     for group in groups if isinstance(groups, list) else ():
         for name in ("round", "seed") if isinstance(group, dict) else ():
             group.pop(name, None)
+    slots = state.get("state")
+    for own in slots.values() if isinstance(slots, dict) else ():
+        for name, value in own.items() if isinstance(own, dict) else ():
+            if type(value) is Tensor and value.layout is torch.strided and 0 in value.stride():
+                own[name] = value.clone(memory_format=torch.contiguous_format)
     return state
 
 

@@ -162,6 +162,8 @@ class OptimTraining(Training):
 
     def _made(self, dice: random.Random) -> Any:
         of_matrices = list(OF_MATRICES) if all(map(is_matrix, self.variables)) else []
+        if any(var.dim() == 3 for var in self.variables):  # one matrix each, not a stack
+            of_matrices = [(name, {"heads": 1, **own}) for name, own in of_matrices]
         if of_matrices and not any(len(var) % 2 for var in self.variables):
             of_matrices += OF_HALVES
         home, (name, own) = dice.choice(

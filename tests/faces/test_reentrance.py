@@ -54,7 +54,8 @@ def check_step_within_step(name: str, steps: int, place: int) -> str:
             is_told = "was called within a step of the same optimizer" in str(error)
             ended.append("raised" if is_told else str(error))
 
-    outcome(place, lambda: ours.step(steps), handler=handler)
+    left = outcome(place, lambda: ours.step(steps), handler=handler)[1]
+    assert bool(ended) == (left < 0), (name, steps, place)
     twin.step(steps)
     if ended == ["counted"]:
         twin.step(steps)
@@ -62,7 +63,7 @@ def check_step_within_step(name: str, steps: int, place: int) -> str:
     twin.ready(steps + 1), ours.ready(steps + 1)
     twin.step(steps + 1), ours.step(steps + 1)
     assert ours.bits() == twin.bits(), (name, steps, place, ended)
-    return "".join(ended)
+    return "".join(ended) or "not reached"
 
 
 @pytest.mark.parametrize("steps", [1, 6])
@@ -77,8 +78,10 @@ def test_a_step_within_a_step_counts_or_raises(name: str, steps: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 6])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_at_any_line_counts_or_raises(name: str, steps: int) -> None:
-    for place in places(name, steps, 60):
-        assert check_step_within_step(name, steps, place) in ("counted", "raised")
+    ends = [check_step_within_step(name, steps, place) for place in places(name, steps, 60)]
+    # A step may have fewer lines than the one that was counted, which also freed earlier objects.
+    assert {*ends[:-3]} <= {"counted", "raised"}
+    assert {*ends[-3:]} <= {"counted", "raised", "not reached"}
 
 
 def trained(steps: int, **options: Any) -> tuple[Any, Any]:
