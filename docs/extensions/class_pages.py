@@ -1,7 +1,8 @@
 """Write a page for each optimizer class, from its docstring and from the rule that it runs.
 
-The pages lie in `docs/classes`, which git ignores: formulas, slots, defaults and sources are read
-from the rules, as `thalweg show` prints them, so that a page cannot differ from the code.
+The pages lie in `docs/classes`, which git ignores. Formulas and sources are read from the rules, as
+`thalweg show` prints them; arguments, defaults, state and sparse gradients are read from the
+classes, which may differ from their rules. `tests/test_class_pages.py` compares both.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ from typing import Any
 import torch
 
 from thalweg import catalogue, optim
-from thalweg.cli.rules import formula_source, sparse_words, sweep_words
+from thalweg.cli.class_facts import numbers_of, sparse_words
+from thalweg.cli.rules import formula_source, sweep_words
 from thalweg.formula import Rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow
 from thalweg.optim.step_options import KEYWORDS
 
 FOLDER = "classes"
-# What constructors call the numbers that formulas name.
-_ARGUMENTS = {
-    "learning_rate": ("lr",),
-    "epsilon": ("eps",),
-    "beta1": ("beta_1", "betas"),
-    "beta2": ("beta_2", "betas"),
-    "beta3": ("betas",),
-    "l1": ("l1_regularization_strength",),
-    "l2": ("l2_regularization_strength",),
-    "l2_shrinkage": ("l2_shrinkage_regularization_strength",),
+# Arguments that say what a slot begins at.
+_STARTS = {
+    "eta": ("lr",),
+    "step_size": ("lr",),
+    "sum": ("initial_accumulator_value",),
+    "accum": ("initial_accumulator_value",),
+    "accumulator": ("initial_accumulator_value",),
+    "gradient_squared_accumulator": (
+        "initial_accumulator_value",
+        "initial_gradient_squared_accumulator_value",
+    ),
 }
+# Slots that formulas set to the variable in the first step.
+_COPIES = ("z", "p0")
 # Arguments that choose another rule, of classes that the catalogue does not name.
 _VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "SGD": ({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}),
@@ -136,6 +141,7 @@ def _of_optim() -> Iterator[Page]:
     for name, each in catalogue.by_torch().items():
         if name.startswith(catalogue.OPTIM):
             found.setdefault(each.cls.made_of.__name__, []).append((each.options, each.cls.rule))
+    found["AdamW"] += [variant for variant in found["Adam"] if variant[0]]
     for name in sorted(found, key=str.lower):
         yield Page("thalweg.optim", getattr(optim, name), tuple(found[name]))
 
@@ -159,49 +165,80 @@ def page_text(face: Face, page: Page) -> str:
         f"`from {page.module} import {page.name}` · [all of {face.title}](index.md)",
         f"```{{eval-rst}}\n.. autoclass:: {page.module}.{page.name}\n```",
     ]
-    (given, first), *others = page.rules
-    parts += _rule_text(page, first, "## Formula", set())
+    (options, first), *others = page.rules
+    parts += _rule_text(page, options, first, "## Formula", set())
+    said = set(_blocks(page, options, first))
     for arguments, rule in others:
-        chosen = {name: value for name, value in arguments.items() if given.get(name) != value}
-        said = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
-        parts += _rule_text(page, rule, f"## With `{said}`", set(_blocks(page, first)))
+        chosen = {name: value for name, value in arguments.items() if options.get(name) != value}
+        title = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+        parts += _rule_text(page, arguments, rule, f"## With `{title}`", said)
     return "\n\n".join(parts) + "\n"
 
 
-def _blocks(page: Page, rule: Rule) -> list[str]:
-    """What there is to say of a rule, each part by itself."""
+def _blocks(page: Page, options: Mapping[str, Any], rule: Rule) -> list[str]:
+    """Return the parts of the text about a rule: functions, then tables and sentences."""
+    dense = getattr(page.cls, "_dense", "")
     return [
         *formula_source(rule).split("\n\n\n"),
         _numbers_table(page, rule),
-        _state_table(rule),
+        _state_table(page, options, rule),
         f"**Sweeps over memory**: {sweep_words(rule)}.",
-        f"**Sparse gradients**: {sparse_words(rule)}.",
+        f"**Sparse gradients**: {sparse_words(rule, page.cls, options)}.",
+        f"**Dense gradients**: refused; `step` raises RuntimeError: {dense}." if dense else "",
         f"**Beside torch.optim**: {rule.differs}" if rule.differs else "",
         f"**Source**: {rule.source}" if rule.source else "",
     ]
 
 
-def _rule_text(page: Page, rule: Rule, heading: str, known: set[str]) -> Iterator[str]:
-    """A rule under a heading, but what the page has said already."""
-    *functions, numbers, state, sweeps, sparse, differs, source = _blocks(page, rule)
+def _rule_text(
+    page: Page, options: Mapping[str, Any], rule: Rule, heading: str, said: set[str]
+) -> Iterator[str]:
+    """Yield a rule's heading and the parts of its text that are not among those already said."""
+    blocks = _blocks(page, options, rule)
+    functions, sentences = blocks[:-7], blocks[-7:]
     yield heading
-    own = [each for each in functions if each not in known]
-    if len(own) < len(functions):
+    new = [function for function in functions if function not in said]
+    if len(new) < len(functions):
         yield "Functions that it calls, and numbers that are not listed, are those above."
-    if own:
-        yield "```python\n{}\n```".format("\n\n\n".join(own))
-    yield from (
-        each
-        for each in (numbers, state, sweeps, sparse, differs, source)
-        if each and each not in known
-    )
+    if new:
+        yield "```python\n{}\n```".format("\n\n\n".join(new))
+    yield from (sentence for sentence in sentences if sentence and sentence not in said)
 
 
-def _state_table(rule: Rule) -> str:
-    if not rule.slots:
+def _state_table(page: Page, options: Mapping[str, Any], rule: Rule) -> str:
+    """Return the table of the state: the slots of the rule, and what the class keeps beside."""
+    slots = {slot.name: slot for slot in rule.slots}
+    beside = _kept_beside(page.cls, options, rule)
+    rows = [f"| `{name}` | {start:g} | one number for each variable |" for name, start in beside]
+    rows += [
+        f"| `{name}` | {_start_words(page, slot)} | {_shape_words(slot)} |"
+        for name, slot in slots.items()
+    ]
+    if not rows:
         return "**State**: none."
-    rows = [f"| `{slot.name}` | {slot.initial:g} | {_shape_words(slot)} |" for slot in rule.slots]
-    return "\n".join(["| state | begins at | shape |", "|---|---|---|", *rows])
+    title = "state of a matrix" if getattr(page.cls, "_rule_by_shape", None) else "state"
+    return "\n".join([f"| {title} | begins at | shape |", "|---|---|---|", *rows])
+
+
+def _kept_beside(cls: type[Any], options: Mapping[str, Any], rule: Rule) -> list[tuple[str, float]]:
+    """Return the numbers in the state of a class in torch's form that are not slots."""
+    if not issubclass(cls, torch.optim.Optimizer):
+        return []
+    if hasattr(cls, "_torch"):
+        return [("step", 0.0)] if getattr(cls, "_counts", False) else []
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    known = [*(slot.name for slot in rule.slots), *rule.powers]
+    state = cls([param], **options).state[param]
+    return [(name, float(value)) for name, value in state.items() if name not in known]
+
+
+def _start_words(page: Page, slot: Any) -> str:
+    """Return what a slot begins at, and the argument that changes it."""
+    parameters = inspect.signature(page.cls).parameters
+    for argument in _STARTS.get(slot.name, ()):
+        if argument in parameters:
+            return f"{_number(parameters[argument].default)} (`{argument}`)"
+    return "the variable" if slot.name in _COPIES else f"{slot.initial:g}"
 
 
 def _shape_words(slot: Any) -> str:
@@ -213,33 +250,16 @@ def _shape_words(slot: Any) -> str:
 
 
 def _numbers_table(page: Page, rule: Rule) -> str:
-    signature = inspect.signature(page.cls)
     rows = ["| number | argument, if named otherwise | default | what it is |", "|---|---|---|---|"]
-    for hyper in rule.hypers:
-        argument, default = _argument_of(hyper.name, signature)
-        value = _number(hyper.default) if argument is None else default
-        said = "" if argument in (None, hyper.name) else f"`{argument}`"
-        rows.append(f"| `{hyper.name}` | {said} | {value} | {hyper.doc.partition(';')[0]} |")
+    for hyper, argument, default, doc in numbers_of(rule, page.cls):
+        title = "" if argument in (None, hyper.name) else f"`{argument}`"
+        value = "required" if default is inspect.Parameter.empty else _number(default)
+        if argument is None:
+            value = "set by the class" + (f": {value}" if default is not None else "")
+        rows.append(f"| `{hyper.name}` | {title} | {value} | {doc.partition(';')[0]} |")
     for power, hyper in rule.powers.items():
         rows.append(f"| `{power}` | | | `{hyper}` to the power of the step |")
     return "\n".join(rows)
-
-
-def _argument_of(name: str, signature: inspect.Signature) -> tuple[str | None, str]:
-    """What the constructor calls a number, and its default there."""
-    for candidate in (name, *_ARGUMENTS.get(name, ())):
-        if candidate not in signature.parameters:
-            continue
-        default = signature.parameters[candidate].default
-        if candidate == "betas":
-            place = int(name[-1]) - 1
-            if not isinstance(default, tuple) or place >= len(default):
-                continue
-            return f"betas[{place}]", _number(default[place])
-        if default is inspect.Parameter.empty:
-            return candidate, "required"
-        return candidate, _number(default)
-    return None, ""
 
 
 def _number(value: object) -> str:

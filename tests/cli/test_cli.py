@@ -740,6 +740,24 @@ def test_show_prints_rules_of_torch() -> None:
     assert "optim:RAdam" in invoke("rules").stdout
 
 
+def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
+    from thalweg import optim
+    from thalweg.catalogue import by_torch
+    from thalweg.cli.class_facts import sparse_words
+
+    shown = json.loads(invoke("show", "optim:AdamW", "--json").stdout)
+    hypers = {hyper["name"]: hyper["default"] for hyper in shown["hypers"]}
+    assert (hypers["weight_decay"], hypers["decoupled_weight_decay"]) == (0.01, True)
+    assert re.search(r"weight_decay +0\.01 ", invoke("show", "optim:AdamW").stdout)
+    assert "refused; `step` raises RuntimeError: Lion" in invoke("show", "optim:lion").stdout
+    assert "refused" not in invoke("show", "Adam").stdout.partition("Sparse gradient")[2]
+    for name in ("optim:Adan", "torch:Adam", "optim:Adagrad", "optim:SparseAdam", "TorchAdam"):
+        title = name if ":" in name else "optim:Adam"
+        entry = by_torch()[title]
+        words = sparse_words(entry.rule, getattr(optim, entry.cls.made_of.__name__))
+        assert json.loads(invoke("show", name, "--json").stdout)["sparse"] == words
+
+
 @pytest.mark.parametrize(
     ("name", "helpers"),
     [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg.cli import own
+from thalweg.cli.class_facts import numbers_of, sparse_words
 from thalweg.cli.console import make_console
 
 if TYPE_CHECKING:
@@ -83,15 +84,17 @@ def show(name: str, as_json: bool) -> None:
       thalweg show optim:Adam
       thalweg show mine.py:MyRule
     """
-    rule = _find_rule(name)
+    rule, cls = _find_rule(name)
     torchs = _of_torch(rule)
     if as_json:
-        told = {**_describe_rule(rule), "formula": formula_source(rule)}
+        description = {**_describe_rule(rule, cls), "formula": formula_source(rule)}
         if torchs is not None:
-            told["torch"] = {**_describe_rule(torchs), "formula": formula_source(torchs)}
-        click.echo(json.dumps(told, indent=2))
+            _, its_class = _find_rule(torchs.name)
+            beside = {**_describe_rule(torchs, its_class), "formula": formula_source(torchs)}
+            description["torch"] = beside
+        click.echo(json.dumps(description, indent=2))
         return
-    _print_rule(make_console(), rule, torchs)
+    _print_rule(make_console(), rule, torchs, cls)
 
 
 def _print_code(console: Console, text: str) -> Any:
@@ -104,20 +107,6 @@ def _print_code(console: Console, text: str) -> Any:
 
 
 _HOSTS = ("prepare", "per_optimizer", "per_variable")
-
-
-def sparse_words(rule: Rule) -> str:
-    """What the rule does with a sparse gradient, in a few words."""
-    if rule.is_whole:
-        return "all rows, made dense"
-    if rule.passes:
-        return "none: it is refused"
-    words = "touched rows" if rule.update_untouched is None else "all rows"
-    if rule.duplicates == "successive":
-        words += ", one by one"
-    if rule.update_sparse is not None or rule.update_single is not None:
-        words += ", own formula"
-    return words
 
 
 def sweep_words(rule: Rule) -> str:
@@ -203,7 +192,20 @@ def _is_known(function: object) -> bool:
     return room in sys.stdlib_module_names or room in ("numpy", "torch")
 
 
-def _describe_rule(rule: Rule) -> dict[str, object]:
+def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
+    """Return name, default and description of each hyperparameter, as the class has them."""
+    if cls is None:
+        return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
+    return [
+        (number.hyper.name, number.default, number.doc)
+        if number.argument or number.default is not None
+        else (number.hyper.name, number.hyper.default, number.doc)
+        for number in numbers_of(rule, cls)
+    ]
+
+
+def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
+    """Return a rule as JSON has it, with the defaults of a class that runs it."""
     from thalweg.engines.spread import sweeps_in_order
 
     return {
@@ -223,33 +225,34 @@ def _describe_rule(rule: Rule) -> dict[str, object]:
             for x in rule.passes
         ],
         "hypers": [
-            {"name": hyper.name, "default": hyper.default, "doc": hyper.doc}
-            for hyper in rule.hypers
+            {"name": name, "default": default, "doc": doc}
+            for name, default, doc in _defaults_of(rule, cls)
         ],
         "powers": dict(rule.powers),
         "sweeps": len(sweeps_in_order(rule)),
-        "sparse": sparse_words(rule),
+        "sparse": sparse_words(rule, cls),
         "source": rule.source,
         "differs": rule.differs,
     }
 
 
-def _find_rule(name: str) -> Rule:
-    from thalweg.catalogue import torch_rules
+def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
+    """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
+    from thalweg import catalogue, optim
+    from thalweg.errors import NotFoundError
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
-    for title, rule in torch_rules().items():
-        known |= {title.lower(): rule, rule.name.lower(): rule}
     if name.lower() in known:
-        return known[name.lower()]
-    if own.is_own(name):
-        return own.load_rule(name)
-    from thalweg import catalogue
-    from thalweg.errors import NotFoundError
-
+        return known[name.lower()], None
+    titles = {rule.name.lower(): title for title, rule in catalogue.torch_rules().items()}
+    title = titles.get(name.lower(), name)
+    if own.is_own(title):
+        return own.load_rule(title), None
     try:
-        return catalogue.named(catalogue.spelled(name)).rule
+        entry = catalogue.named(catalogue.spelled(title))
+        made_of = getattr(entry.cls, "made_of", None)  # torch's own classes have the same facts
+        return entry.rule, made_of and getattr(optim, made_of.__name__, None)
     except NotFoundError as error:
         raise click.UsageError(str(error)) from None
 
@@ -266,7 +269,7 @@ def _of_torch(rule: Rule) -> Rule | None:
     return None if found is rule else found
 
 
-def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
+def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any] | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -307,9 +310,10 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
     heading("Sweeps over memory")
     console.print(f"  {sweep_words(rule)}", highlight=False, soft_wrap=True)
     heading("Defaults")
-    for hyper in rule.hypers:
+    for name, default, doc in _defaults_of(rule, cls):
+        value = f"{default:g}" if isinstance(default, int | float) else str(default)
         console.print(
-            f"  {hyper.name:<20} {hyper.default:<8g} {hyper.doc}",
+            f"  {name:<20} {value:<8} {doc}",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -317,7 +321,7 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None) -> None:
     for power, hyper in rule.powers.items():
         console.print(f"  {power:<20} {hyper} to the power of the step", highlight=False)
     heading("Sparse gradient")
-    console.print(f"  {sparse_words(rule)}", highlight=False)
+    console.print(f"  {sparse_words(rule, cls)}", highlight=False, soft_wrap=True)
     heading("Differs from torch.optim")
     console.print(
         f"  {rule.differs or 'nothing noted'}", markup=False, highlight=False, soft_wrap=True

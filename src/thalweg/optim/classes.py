@@ -37,6 +37,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; the decay is times the rate.
 
+    Args:
+        weight_decay: The share of each parameter that a step takes away, times the rate.
+
     Source: Loshchilov & Hutter 2019; torch.optim.AdamW
     """
 
@@ -50,7 +53,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` in one pass; sparse gradients update their rows.
 
     With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
-    gradients with momentum or decay are left to torch.
+    gradients with momentum are left to torch, whose steps move every row that a gradient has named
+    so far; with decay torch's step raises a RuntimeError.
 
     Args:
         dampening: The share of a gradient that the momentum does not get.

@@ -7,10 +7,10 @@ from thalweg.rules.torch.arithmetic import (
     BETA1,
     BETA2,
     DECOUPLED,
+    EITHER_DECAY,
     EPSILON,
     LEARNING_RATE,
     MAXIMIZE,
-    WEIGHT_DECAY,
     decay,
     decayed,
     direction_of,
@@ -86,10 +86,10 @@ TORCH_ADAM = Rule(
     name="TorchAdam",
     update=update,
     prepare=prepare,
-    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY, DECOUPLED, MAXIMIZE),
+    hypers=(LEARNING_RATE, BETA1, BETA2, EPSILON, EITHER_DECAY, DECOUPLED, MAXIMIZE),
     slots=(Slot("exp_avg", momentum=1), Slot("exp_avg_sq", positive=True)),
     source="Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019; torch.optim.Adam and AdamW",
-    differs="The formula of torch.optim.Adam.",
+    differs="The formula of torch.optim.Adam and, with decoupled decay, of torch.optim.AdamW.",
 )
 
 TORCH_AMSGRAD = replace(

@@ -7,6 +7,13 @@ BETA1 = Hyper("beta1", 0.9, "share of the mean that is kept; torch's betas[0]")
 BETA2 = Hyper("beta2", 0.999, "share of the mean square that is kept; torch's betas[1]")
 EPSILON = Hyper("epsilon", 1e-8, "added to the root; torch's eps")
 WEIGHT_DECAY = Hyper("weight_decay", 0.0, "share of the variable that is added to its gradient")
+# Decay of the rules that have both kinds.
+EITHER_DECAY = Hyper(
+    "weight_decay",
+    0.0,
+    "share of the variable that is added to its gradient or, if decoupled, that it loses, times"
+    " the rate",
+)
 DECOUPLED = Hyper("decoupled_weight_decay", 0.0, "whether the variable shrinks by it instead")
 MAXIMIZE = Hyper("maximize", 0.0, "whether steps go uphill")
 

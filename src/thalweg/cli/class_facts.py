@@ -1,0 +1,140 @@
+"""Facts about optimizer classes that their rules do not decide: arguments, defaults, sparse steps.
+
+`thalweg show` and the class pages of the documentation print them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from thalweg.formula import Hyper, Rule
+
+# Other names that constructors have for the hyperparameters of rules.
+_ARGUMENTS = {
+    "learning_rate": ("lr",),
+    "epsilon": ("eps",),
+    "beta1": ("beta_1",),
+    "beta2": ("beta_2",),
+    "rho": ("decay",),
+    "l1": ("l1_regularization_strength",),
+    "l2": ("l2_regularization_strength",),
+    "l2_shrinkage": ("l2_shrinkage_regularization_strength",),
+}
+# Keywords that signatures do not list, with their defaults, by class and hyperparameter.
+_KEYWORDS = {"thalweg.keras.optimizers.nadam.Nadam": {"decay": ("schedule_decay", 0.004)}}
+_EPS_PAIR = ("eps1", "eps2")  # of Adafactor, whose argument `eps` is a pair
+
+
+class Number(NamedTuple):
+    """A hyperparameter of a rule as the constructor of a class takes it.
+
+    Attributes:
+        hyper: The hyperparameter.
+        argument: The argument of the constructor, such as `betas[0]`; None if there is none.
+        default: The default of that argument, `inspect.Parameter.empty` if it is required. Without
+            an argument, the value that the class sets, or None if that changes from step to step.
+        doc: What it does in this class.
+    """
+
+    hyper: Hyper
+    argument: str | None
+    default: Any
+    doc: str
+
+
+def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
+    """Return the hyperparameters of a rule with the arguments and defaults of a class that runs it.
+
+    Args:
+        rule: The rule.
+        cls: The class.
+    """
+    from thalweg.optim.constructors import notes_in
+
+    signature = inspect.signature(cls)
+    names = [hyper.name for hyper in rule.hypers]
+    keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
+    fixed: Mapping[str, Any] = getattr(cls, "_fixed", {})
+    # Where a class sets a hyperparameter, such as AdamW its kind of decay, others mean less.
+    notes = notes_in(cls.__doc__, "Args:") if fixed else {}
+    numbers: list[Number] = []
+    for hyper in rule.hypers:
+        found = keywords.get(hyper.name) or _find_argument(hyper.name, names, signature)
+        argument, default = found or (None, fixed.get(hyper.name))
+        doc = " ".join(notes.get(argument or "", hyper.doc).split())
+        numbers.append(Number(hyper, argument, default, doc))
+    return numbers
+
+
+def _find_argument(
+    name: str, names: list[str], signature: inspect.Signature
+) -> tuple[str, Any] | None:
+    """Return the argument for a hyperparameter and its default, or None if there is no argument."""
+    from thalweg.optim.groups import PAIRS, members_of
+
+    parameters = signature.parameters
+    for candidate in (name, *_ARGUMENTS.get(name, ())):
+        if candidate in parameters:
+            return candidate, parameters[candidate].default
+    members = {key: members_of(key, names) for key in PAIRS} | {"eps": _EPS_PAIR}
+    for key, own in members.items():
+        if key in parameters and name in own:
+            default, place = parameters[key].default, own.index(name)
+            value = default[place] if isinstance(default, tuple) else default
+            return f"{key}[{place}]", value
+    return None
+
+
+def sparse_words(
+    rule: Rule, cls: type[Any] | None = None, options: Mapping[str, Any] | None = None
+) -> str:
+    """Return in a few words what a step does with a sparse gradient.
+
+    Args:
+        rule: The rule.
+        cls: Optional. The class that runs the rule; some raise an error whatever the rule can do.
+        options: Optional. Arguments of the constructor of the class.
+    """
+    if message := getattr(cls, "_sparse", ""):
+        return f"refused; `step` raises RuntimeError: {message}"
+    takes_rows = getattr(cls, "_takes_rows", None)
+    if cls is None or takes_rows is None:
+        return _words_of(rule)
+    defaults = {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+    group = {**defaults, **(options or {})}
+    words = _words_of(rule)
+    if not takes_rows(group):
+        words = "torch's own step updates every row that a gradient has named so far"
+    if _raises_with_decay(takes_rows, group):
+        words += "; with `weight_decay` they are refused, as in torch"
+    return words
+
+
+def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
+    """Return whether a class raises an error for sparse gradients beside decay.
+
+    Torch's own step does so, too, because torch cannot add a dense tensor to a sparse one.
+    """
+    if "weight_decay" not in group:
+        return False
+    try:
+        return not takes_rows({**group, "momentum": 0, "weight_decay": 1.0})
+    except RuntimeError:
+        return True
+
+
+def _words_of(rule: Rule) -> str:
+    """Return what an optimizer that takes whatever its rule takes does with a sparse gradient."""
+    if rule.is_whole:
+        return "all rows, made dense"
+    if rule.passes:
+        return "none: it is refused"
+    words = "touched rows" if rule.update_untouched is None else "all rows"
+    if rule.duplicates == "successive":
+        words += ", one by one"
+    if rule.update_sparse is not None or rule.update_single is not None:
+        words += ", own formula"
+    return words

@@ -1,0 +1,311 @@
+"""The page of each class says what the class does: defaults, state, steps of sparse gradients."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from many import many
+from thalweg import IndexedSlices, Variable, catalogue
+from thalweg.v1 import train
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "extensions"))
+class_pages: Any = importlib.import_module("class_pages")
+
+SHAPE = (6, 4)
+FIRST, SECOND = [2, 1], [4]  # the rows that the gradients of two steps name
+
+
+class Section(NamedTuple):
+    """A rule on the page of a class, with the arguments that choose the rule."""
+
+    face: str
+    page: Any
+    options: Mapping[str, Any]
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The name of a test case."""
+        return "-".join([self.face, self.page.name, *map(str, self.options.values())])
+
+    def sentence(self, title: str) -> str:
+        """Return what the section says under a title, or "" if it says nothing."""
+        found = re.search(rf"^\*\*{title}\*\*: (.*)$", self.text, re.MULTILINE)
+        return found[1] if found else ""
+
+    def table(self, title: str) -> list[list[str]]:
+        """Return the rows of the first table whose first heading begins with a title."""
+        found = re.search(rf"^\| {title}.*\n\|---.*\n((?:\|.*\n?)*)", self.text, re.MULTILINE)
+        rows = found[1].splitlines() if found else []
+        return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+@cache
+def sections() -> list[Section]:
+    """Return all sections of all pages; what a section leaves out is that of the page's first."""
+    found: list[Section] = []
+    for face in class_pages.faces():
+        for page in face.pages:
+            _, *parts = class_pages.page_text(face, page).split("\n## ")
+            for (options, _), part in zip(page.rules, parts, strict=True):
+                whole = f"{part}\n\n{parts[0]}" if part is not parts[0] else part
+                found.append(Section(face.folder, page, options, whole))
+    return found
+
+
+each_section = many("section", sections(), ids=lambda section: section.name)
+
+
+def make(section: Section, param: Any, **options: Any) -> Any:
+    """Return an optimizer of the class of a section over one parameter."""
+    cls = section.page.cls
+    given = {**section.options, **options}
+    if issubclass(cls, torch.optim.Optimizer):
+        return cls([param], **{"lr": 0.1, **given})
+    if issubclass(cls, train.AdagradDAOptimizer):
+        given["global_step"] = Variable(np.int64(0), "global_step", trainable=False)
+    return cls(**{"learning_rate": 0.1, **given})
+
+
+def new_param(section: Section) -> Any:
+    """Return a parameter as the class of a section takes it."""
+    values = torch.linspace(-1.0, 2.0, SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+    if issubclass(section.page.cls, torch.optim.Optimizer):
+        return torch.nn.Parameter(values)
+    return Variable(values.numpy(), "w")
+
+
+def take_step(optimizer: Any, param: Any, rows: list[int], values: torch.Tensor) -> None:
+    """Take a step with a sparse gradient, or with a dense one if `rows` is empty."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        grad = IndexedSlices(values, torch.tensor(rows), SHAPE) if rows else values
+        catalogue.applied(optimizer)([(grad, param)])
+        return
+    indices = torch.tensor([rows])
+    param.grad = (
+        torch.sparse_coo_tensor(indices, values, SHAPE, check_invariants=True) if rows else values
+    )
+    optimizer.step()
+
+
+def state_of(optimizer: Any, param: Any) -> dict[str, Any]:
+    """Return the slots of a parameter, and the numbers that are kept beside them, by name."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return dict(optimizer.state[param])
+    return {name: optimizer.get_slot(param, name) for name in optimizer.get_slot_names()}
+
+
+def changed_rows(before: list[torch.Tensor], after: list[torch.Tensor]) -> set[int]:
+    """Return the rows in which tensors of the parameter's shape differ."""
+    pairs = zip(before, after, strict=True)
+    return {row for a, b in pairs for row in (a != b).any(1).nonzero().flatten().tolist()}
+
+
+def tensors_of(optimizer: Any, param: Any) -> list[torch.Tensor]:
+    """Return copies of the parameter and of the slots that have its shape."""
+    kept = [value for value in state_of(optimizer, param).values() if torch.is_tensor(value)]
+    dense = [value.to_dense() if value.is_sparse else value for value in [param, *kept]]
+    return [value.detach().clone() for value in dense if value.shape == SHAPE]
+
+
+def values_for(rows: list[int]) -> torch.Tensor:
+    """Return the values of a gradient."""
+    count = len(rows) or SHAPE[0]
+    return torch.randn(count, SHAPE[1], generator=torch.Generator().manual_seed(count))
+
+
+@each_section
+def test_a_page_says_what_a_sparse_gradient_does(section: Section) -> None:
+    words = section.sentence("Sparse gradients").partition("; with `weight_decay`")[0].rstrip(".")
+    param = new_param(section)
+    optimizer = make(section, param)
+    if message := re.match(r"refused; `step` raises RuntimeError: (.*)", words):
+        before = param.detach().clone()
+        with pytest.raises(RuntimeError, match=f"^{re.escape(message[1])}"):
+            take_step(optimizer, param, FIRST, values_for(FIRST))
+        assert torch.equal(param, before)
+        return
+    take_step(optimizer, param, FIRST, values_for(FIRST))
+    before = tensors_of(optimizer, param)
+    take_step(optimizer, param, SECOND, values_for(SECOND))
+    changed = changed_rows(before, tensors_of(optimizer, param))
+    if words.startswith("touched rows"):
+        assert changed == {*SECOND}
+    elif words.startswith("torch's own step updates every row that a gradient has named so far"):
+        assert changed == {*FIRST, *SECOND}
+    else:
+        assert words.startswith("all rows")
+        assert changed >= {*FIRST, *SECOND}
+
+
+@each_section
+def test_a_page_says_how_rows_are_added_up(section: Section) -> None:
+    words = section.sentence("Sparse gradients")
+    if words.startswith("refused"):
+        return
+    both = values_for([1, 1])
+    results: list[torch.Tensor] = []
+    dense = torch.zeros(SHAPE)
+    dense[1] = both[0] + both[1]
+    for rows, values in (([1, 1], both), ([1], both.sum(0, keepdim=True)), ([], dense)):
+        param = new_param(section)
+        if rows or "made dense" in words:
+            take_step(make(section, param), param, rows, values)
+            results.append(param.detach().clone())
+    if not words.startswith("torch's own step"):
+        assert torch.equal(results[0], results[1]) == ("one by one" not in words)
+    assert all(torch.equal(results[0], dense) for dense in results[2:])
+
+
+@each_section
+def test_a_page_says_what_decay_does_to_sparse_gradients(section: Section) -> None:
+    words = section.sentence("Sparse gradients")
+    takes_decay = "weight_decay" in inspect.signature(section.page.cls).parameters
+    if words.startswith("refused") or not takes_decay:
+        assert "with `weight_decay`" not in words
+        return
+    param = new_param(section)
+    optimizer = make(section, param, weight_decay=0.1)
+    if "with `weight_decay` they are refused" in words:
+        with pytest.raises(RuntimeError):
+            take_step(optimizer, param, FIRST, values_for(FIRST))
+    else:
+        take_step(optimizer, param, FIRST, values_for(FIRST))
+
+
+@each_section
+def test_a_page_says_whether_dense_gradients_are_taken(section: Section) -> None:
+    words = section.sentence("Dense gradients").rstrip(".")
+    param = new_param(section)
+    optimizer = make(section, param)
+    if not words:
+        take_step(optimizer, param, [], values_for([]))
+        return
+    message = words.removeprefix("refused; `step` raises RuntimeError: ")
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}"):
+        take_step(optimizer, param, [], values_for([]))
+
+
+def default_of(argument: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Return the default of an argument, such as `betas[0]`, as pages print it."""
+    name, _, place = argument.rstrip("]").partition("[")
+    default: Any = parameters[name].default
+    if default is inspect.Parameter.empty:
+        return "required"
+    value = default[int(place)] if place and default is not None else default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else f"`{value}`"
+
+
+@each_section
+def test_a_page_has_the_defaults_of_the_signature(section: Section) -> None:
+    parameters = inspect.signature(section.page.cls).parameters
+    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for number, argument, default, doc in section.table("number"):
+        if not default:  # such as `beta1_power`, which follows from `beta1`
+            assert doc.endswith("to the power of the step")
+            continue
+        name = (argument or number).strip("`")
+        if default.startswith("set by the class"):
+            assert name not in parameters
+        elif name == "schedule_decay":
+            assert is_open
+            assert f"{make(section, None).get_config()['decay']:g}" == default
+            assert make(section, None, schedule_decay=0.5).get_config()["decay"] == 0.5
+        else:
+            assert default == default_of(name, parameters), number
+
+
+@each_section
+def test_a_page_has_every_number_that_the_constructor_takes(section: Section) -> None:
+    parameters = inspect.signature(section.page.cls).parameters
+    numbers = {
+        name
+        for name, parameter in parameters.items()
+        if type(parameter.default) in (int, float)
+        and name not in class_pages.KEYWORDS
+        and not section.page.name.endswith(("Muon", "MuonH", "SOAP"))
+    }
+    arguments = {
+        (argument or number).strip("`").partition("[")[0]
+        for number, argument, *_ in section.table("number")
+    }
+    arguments |= {*re.findall(r"\(`(\w+)`\)", section.text)}
+    beside = {"slice_p", "learning_rate_power", "momentum", "dampening"}  # these choose a rule
+    assert numbers - arguments <= beside
+
+
+@each_section
+def test_a_page_lists_the_state(section: Section) -> None:
+    param = new_param(section)
+    optimizer = make(section, param)
+    rows = [] if section.sentence("Dense gradients") else None
+    if rows is None:
+        take_step(optimizer, param, [], values_for([]))
+    else:
+        take_step(optimizer, param, FIRST, values_for(FIRST))
+    state = state_of(optimizer, param)
+    table = {row[0].strip("`"): row[2] for row in section.table("state")}
+    powers = {row[0].strip("`") for row in section.table("number") if not row[2]}
+    assert table.keys() == state.keys() - powers
+    for name, shape in table.items():
+        value = state[name]
+        if shape == "the variable's":
+            assert tuple(value.shape) == SHAPE, name
+        elif shape in ("one number for each variable", "one number for each optimizer"):
+            assert not torch.is_tensor(value) or value.numel() == 1, name
+        elif shape in ("one number for each row", "one number for each column"):
+            assert value.numel() == SHAPE[shape.endswith("column")], name
+        else:
+            assert shape == "its own"
+            assert tuple(value.shape) != SHAPE, name
+
+
+def starts_of(section: Section, **options: Any) -> dict[str, Any]:
+    """Return the state before the first step, or after one of gradients that are 0."""
+    param = new_param(section)
+    if "weight_decay" in inspect.signature(section.page.cls).parameters:
+        options.setdefault("weight_decay", 0.0)
+    optimizer = make(section, param, **options)
+    if isinstance(optimizer, train.Optimizer):
+        optimizer._create_slots([param])
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer._create_all_weights([param])
+    elif section.face == "optim":
+        rows = FIRST if section.sentence("Dense gradients") else []
+        take_step(optimizer, param, rows, torch.zeros_like(values_for(rows)))
+    return state_of(optimizer, param)
+
+
+@each_section
+def test_a_page_says_what_the_state_begins_at(section: Section) -> None:
+    state = starts_of(section)
+    changed: set[str] = set()
+    for title, words, shape in section.table("state"):
+        name = title.strip("`")
+        start, _, argument = words.rstrip("`)").partition(" (`")
+        if argument:
+            changed.add(argument)
+            value = torch.as_tensor(starts_of(section, **{argument: 0.25})[name])
+            assert torch.allclose(value.float(), torch.tensor(0.25), rtol=1e-4), name
+            parameters = inspect.signature(section.page.cls).parameters
+            assert start == default_of(argument, parameters)
+        elif start == "the variable":
+            assert torch.equal(state[name], new_param(section))
+        elif section.face != "optim" or (shape == "the variable's" and name != "ax"):
+            # `ax` of ASGD becomes the parameter after the first step; epsilon is in Adamax's norm.
+            value = torch.as_tensor(state[name]).double()
+            assert torch.allclose(value, torch.tensor(float(start)).double(), atol=2e-8), name
+    initial = {name for name in inspect.signature(section.page.cls).parameters if "initial" in name}
+    assert initial <= changed
