@@ -97,16 +97,26 @@ def shown(figure: Figure) -> str:
 
 
 def few(made: Record) -> str:
-    """The README's table: the figures that decide whether the library is worth a try."""
+    """Return the README's table: the figures that decide whether the library is worth a try.
+
+    Rows with a figure that was measured beside other processes are left out.
+    """
     values = {name: shown(figure) for name, figure in made.figures.items()}
     values["keras"] = _lowest(made.groups["rules"], "roofline_")
     values["tensorflow1"] = _lowest(made.groups["v1-rules"], "v1_roofline_")
     lines = ["| what a step does | measured | beside |", "|---|---|---|"]
+    left_out = 0
     for what, text, peer in CHOSEN:
-        if values.keys() >= {name for _, name, _, _ in Formatter().parse(text) if name}:
-            lines.append(f"| {what} | {text.format_map(values)} | {peer} |")
+        names = {name for _, name, _, _ in Formatter().parse(text) if name}
+        if not values.keys() >= names:
+            continue
+        if any("?" in values[name] for name in names):
+            left_out += 1
+            continue
+        lines.append(f"| {what} | {text.format_map(values)} | {peer} |")
     run = " of one run" * made.is_one_run
-    return "\n".join([*lines, "", f"Medians{run}. {made.place}.{_doubts(made.figures.values())}"])
+    note = " Rows that were measured beside other processes are left out." if left_out else ""
+    return "\n".join([*lines, "", f"Medians{run}. {made.place}.{note}"])
 
 
 def all_of(made: Record) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import doc_blocks
+import fresh
 import thalweg
 from many import many
 from thalweg import checkpoint, optim
@@ -186,6 +187,37 @@ def test_every_class_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "## Formula" in text
         assert "def update" in text
         assert "**Source**" in text
+
+
+ENTERED = """
+import os, sys, torch, thalweg
+from thalweg.keras.optimizers import Adam
+
+root = os.path.dirname(thalweg.__file__)
+var, optimizer, entered = torch.nn.Parameter(torch.ones(5)), Adam(0.1), set()
+def note(frame, event, argument):
+    entered.add(os.path.relpath(frame.f_code.co_filename, root))
+sys.setprofile(note)
+optimizer.apply_gradients([(torch.ones(5), var)])
+sys.setprofile(None)
+print(*entered)
+"""
+
+
+def test_a_step_goes_through_the_files_that_the_contributing_page_lists(tmp_path: Path) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## A gradient's way")[2]
+    files = re.findall(r"^\| \d \| `(\S+)` \|", page.partition("\n## ")[0], re.MULTILINE)
+    assert len(files) == 8
+    entered = fresh.run(ENTERED, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()
+    assert {*files} <= {*entered}
+
+
+def test_pages_for_beginners_install_the_command_before_they_run_it() -> None:
+    for path in (DOCS / "start").glob("*.md"):
+        text = path.read_text()
+        command = re.search(r"^thalweg \w+", text, re.MULTILINE)
+        install = re.search(r"^pip install 'thalweg\[(cli|race)\]'", text, re.MULTILINE)
+        assert command is None or (install and install.start() < command.start()), path
 
 
 def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

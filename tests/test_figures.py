@@ -41,9 +41,22 @@ def test_figure_measured_beside_other_work_is_marked(load: Any) -> None:
     tables, stands = load("tables"), load("record").load()
     stands.groups["adam"] = [replace(each, disturbance=1.0) for each in stands.groups["adam"]]
     first = stands.figures["adam_gpt2"]
-    assert f"| {first.value:.3g}? · " in tables.few(stands)
-    assert "so the figure says little" in tables.few(stands)
     assert "| ? |" in tables.all_of(stands)
+    assert "so the figure says little" in tables.all_of(stands)
+    assert "?" not in tables.few(stands)
+    assert f"| {first.value:.3g} · " not in tables.few(stands)
+    assert "Rows that were measured beside other processes are left out." in tables.few(stands)
+
+
+def test_readme_has_every_row_that_was_measured_alone(load: Any) -> None:
+    tables, stands = load("tables"), load("record").load()
+    alone = {
+        name: [replace(figure, disturbance=0.0) for figure in group]
+        for name, group in stands.groups.items()
+    }
+    text = tables.few(replace(stands, groups=alone))
+    assert "left out" not in text
+    assert text.count("\n| ") >= tables.few(stands).count("\n| ")
 
 
 def test_a_row_is_there_once_its_figures_were_measured(load: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,58 @@ def test_shapes_are_those_of_the_model(cuda: Any) -> None:
 def test_it_says_that_it_needs_a_gpu(cuda: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cuda.main([]) == 2
     assert capsys.readouterr().err == "benchmarks/gpu.py needs a GPU, and torch sees none.\n"
+
+
+ROOT = FILE.parent.parent
+# The rows of the table in docs/cuda.md, and the tables that the benchmark printed.
+PRINTED = {
+    "Adam, GPT-2": "Adam, gpt2",
+    "Adam, Llama of 1 B": "Adam, llama-1B",
+    "Adam, ResNet-50": "Adam, resnet50",
+    "Adam, 2,000 tensors of 1,000": "Adam, 2,000 x 1,000",
+    "Adam over bfloat16 with masters": "Adam with masters, gpt2",
+    "AdamW, scaler and clipping": "AdamW pipeline, gpt2",
+    "lazy Adam": "Sparse rows, 100,000 of 1,000,000 x 64",
+    "Muon": "Muon, GPT-2's hidden matrices",
+    "Adafactor, GPT-2": "Adafactor and others, gpt2",
+    "Adafactor, ResNet-50": "Adafactor and others, resnet50",
+}
+
+
+def printed(title: str) -> list[float]:
+    """Return the numbers of a row of docs/cuda.md as the benchmark printed them.
+
+    Args:
+        title: The first line of the benchmark's table, of which the first one counts.
+    """
+    text = (ROOT / "benchmarks" / "gpu_h200.txt").read_text()
+    block = text.partition(f"\n{title}\n")[2].partition("\n\n")[0]
+    line = r"^  {} .*?busy +(\S+)  host +(\d+) us.*?(?:(\d+)% of a copy.*)?$"
+    own = re.search(line.format("thalweg"), block, re.MULTILINE)
+    peer = re.search(line.format(r"torch \w+"), block, re.MULTILINE)
+    ratio = re.search(r"busy (\S+) of torch", block)
+    assert None not in (own, peer, ratio), title
+    assert own is not None
+    share = [float(own[3])] if own[3] else []
+    return [*map(float, (own[1], peer[1], ratio[1])), *share, int(own[2]) / 1e3, int(peer[2]) / 1e3]
+
+
+def test_the_page_has_what_the_benchmark_printed() -> None:
+    page = (ROOT / "docs" / "cuda.md").read_text()
+    table = page.partition("| a step | busy, ms |")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    assert len(lines) == len(PRINTED)
+    for line in lines:
+        what, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        numbers = [float(cell.removesuffix(" %")) for cell in cells if cell]
+        (title,) = [title for start, title in PRINTED.items() if what.startswith(start)]
+        assert numbers == pytest.approx(printed(title), rel=0, abs=0.0051), what
+
+
+def test_the_readme_has_what_the_benchmark_printed() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    sentence = r"Adam's step for GPT-2 in (\S+) of the time .* at (\d+) % of a copy's bandwidth"
+    found = re.search(sentence, readme)
+    assert found is not None
+    _, _, ratio, share, *_ = printed("Adam, gpt2")
+    assert [float(found[1]), float(found[2])] == [ratio, share]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import random
+import re
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -20,7 +22,7 @@ from thalweg.conform import atlas as atlases
 from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
 from thalweg.conform.closing import list_trials
 from thalweg.conform.ours import find_like, find_rule
-from thalweg.conform.picture import COLORS, draw
+from thalweg.conform.picture import COLORS, _list_values, draw
 from thalweg.conform.theirs import load_class
 from thalweg.rules.modern import MODERN_RULES
 
@@ -132,6 +134,7 @@ def test_what_a_class_does_to_gradients_is_its_own() -> None:
     [
         (others.Random, "Random is not deterministic: two equal runs differ in step 1"),
         (others.Still, "Still has not moved any parameter in 20 steps"),
+        (others.Broken, r"Broken makes parameter 0 of shape \[.*\] nan in step 1"),
         (others.Failing, "Failing fails in step 4: ArithmeticError: no more"),
         (others.NeedsBase, "NeedsBase cannot be made without the argument 'base'"),
         (others.OfGroups, "OfGroups cannot be made of groups: KeyError: 'lr'"),
@@ -317,3 +320,15 @@ def test_every_rule_of_now_is_in_the_list() -> None:
     for row in found.rows:
         if not row.rule.startswith("timm.optim:"):
             find_rule(row.rule).with_arguments(**row.arguments)
+
+
+def test_the_picture_has_every_class_of_the_list() -> None:
+    atlas = atlases.read_list()
+    picture = (Path(__file__).parents[2] / "docs" / "atlas.svg").read_text()
+    titles = [html.unescape(each) for each in re.findall(r"<g><title>(.*?)</title>", picture, re.S)]
+    drawn = [title.splitlines()[0] for title in titles if ":" in title.splitlines()[0]]
+    assert sorted(drawn) == sorted(cell.name for _, _, cell in atlas.list_cells())
+    texts = {html.unescape(each) for each in re.findall(r">([^<>]+)</text>", picture)}
+    assert {row.optimizer for row in atlas.rows} <= texts
+    assert {column.name for column in atlas.columns} <= texts
+    assert {shown for row in atlas.rows if (shown := _list_values(row.arguments))} <= {*titles}

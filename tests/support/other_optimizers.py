@@ -61,6 +61,13 @@ class Still(Plain):
         pass
 
 
+class Broken(Plain):
+    """Makes NaN of every parameter in the first step."""
+
+    def update(self, place: int, param: Tensor, group: Any) -> None:
+        param.fill_(float("nan"))
+
+
 class Failing(Plain):
     def update(self, place: int, param: Tensor, group: Any) -> None:
         if self.steps == 4:

@@ -157,8 +157,27 @@ def _drive_twice(one: Side, way: Way, steps: int) -> Steps:
                 f"{one.name} is not deterministic: two equal runs differ in step {step}."
             )
     if not any(_reach_of(found, place) for place in range(len(found[0]))):
+        _check_finite(found, one.name)
         raise ConformError(f"{one.name} has not moved any parameter in {steps} steps.")
     return found
+
+
+def _check_finite(found: Steps, name: str) -> None:
+    """Raise if a parameter is not finite after a step.
+
+    Raises:
+        ConformError: Names the first step, the parameter and an element.
+    """
+    for step, params in enumerate(found):
+        for place, param in enumerate(params):
+            wrong = (~param.isfinite()).flatten().nonzero()
+            if len(wrong):
+                value = float(param.flatten()[wrong[0, 0]])
+                raise ConformError(
+                    f"{name} makes parameter {place} of shape {list(param.shape)} {value} in step"
+                    f" {step}, and moves no parameter to a finite value; there is nothing to"
+                    " compare. Give other arguments by --set, such as a smaller lr."
+                )
 
 
 def _last_difference(theirs: Steps, ours: Steps, reach: list[float]) -> float:

@@ -162,12 +162,12 @@ class RowFloor(_Share):
 
 @dataclass(frozen=True, kw_only=True)
 class RadialBrake(_Share):
-    """Norms of parameters grow the more slowly.
+    """Multiplication of parameters whose norm a step makes larger.
 
     Attributes:
-        radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-            included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps that
-            make it smaller are as they are. https://github.com/KellerJordan/modded-nanogpt/pull/294
+        radial_brake: Where a step makes the norm of its parameter larger than it was after the
+            decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+            none. Other steps are as they are. https://github.com/KellerJordan/modded-nanogpt/pull/294
     """
 
     usual, highest = 0.5, 1.0

@@ -1,4 +1,4 @@
-"""AdamW's kin, with the arguments and defaults of their authors' classes."""
+"""AdamW and rules like it."""
 
 from __future__ import annotations
 

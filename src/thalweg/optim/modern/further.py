@@ -1,4 +1,4 @@
-"""Rules beside AdamW's, with the arguments and defaults of their authors' classes."""
+"""LaProp, AdEMAMix, ADOPT, Adan, LAMB, AdamH and SM3."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from thalweg.rules.modern.sm3 import sm3
 
 class LaProp(ModernOptimizer):
     """Momentum of gradients that were divided by their root first.
+
+    Decay is times the rate, as in timm; the decay of the authors' code is not.
 
     Source: Ziyin et al. 2020, https://arxiv.org/abs/2002.04839; timm.optim.LaProp
     """
@@ -35,7 +37,8 @@ class AdEMAMix(ModernOptimizer):
     """Adam with a second, slow mean of gradients; `alpha` is its weight, `betas[2]` what it keeps.
 
     In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
-    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training.
+    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training, and
+    their class has `alpha=2`.
 
     Args:
         betas: What the two means of gradients, fast and slow, and that of squares keep in a step:

@@ -23,7 +23,9 @@ class MARS(ModernOptimizer):
 
     The gradient of each parameter is then divided by its norm, if that is above 1. Parameters of
     fewer than two dimensions take AdamW's steps, with `betas_1d`, which is `betas` if None, and
-    `lr_1d_factor` times the rate; with `optimize_1d` they are treated as all others.
+    `lr_1d_factor` times the rate; with `optimize_1d` they are treated as all others. The first step
+    has no change of the gradient. Both are as in timm: in the authors' code the first change is
+    that from 0, and parameters of more than two dimensions take AdamW's steps.
 
     Raises:
         InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true, which

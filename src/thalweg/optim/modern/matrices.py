@@ -1,4 +1,4 @@
-"""Rules for matrices: Muon's kin, with the arguments and defaults of their authors' classes."""
+"""Rules for matrices: Muon, NorMuon, MuonH, SOAP and KLSOAP."""
 
 from __future__ import annotations
 

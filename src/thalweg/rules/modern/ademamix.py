@@ -51,6 +51,6 @@ ADEMAMIX = Rule(
     hypers=(*hypers(), SLOW, ALPHA, WARMUP, SLOW_WARMUP),
     slots=(*SLOTS, Slot("exp_avg_slow")),
     source="Pagliardini et al. 2024; https://arxiv.org/abs/2409.03137",
-    differs="torch.optim has none. Decay is decoupled, and times the rate. The authors warm alpha"
-    " and betas[2] up over the whole training: give its steps.",
+    differs="torch.optim has none. Decay is decoupled, and times the rate. alpha of the authors'"
+    " class is 2. They warm alpha and betas[2] up over the whole training: give its steps.",
 )

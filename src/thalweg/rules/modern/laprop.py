@@ -42,5 +42,6 @@ LAPROP = Rule(
     slots=(Slot("rate_mean", dtype=torch.float64, scalar=True), *SLOTS),
     source="Ziyin et al. 2020; https://arxiv.org/abs/2002.04839; timm.optim.LaProp",
     differs="torch.optim.Adam divides the mean of gradients; here gradients are divided first."
+    " Decay is times the rate, as in timm; the authors' is not."
     " Where variables have no numbers of their own, as in Keras, bias is that of a constant rate.",
 )

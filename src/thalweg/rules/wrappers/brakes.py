@@ -9,12 +9,15 @@ KEPT = 0.5  # the share of a growing norm's growth that stays
 
 
 def base_squares(var, grad, base, step):
-    """What the step begins at; in float64, as float32 might not hold them."""
+    """Return the square of an element after decay beside the step, in float64.
+
+    Float32 might not hold it.
+    """
     return wide(base) * wide(base)
 
 
 def end_squares(var, grad, base, step):
-    """What it leads to."""
+    """Return the square of an element after the step, in float64."""
     end = wide(base) + wide(step)
     return end * end
 
@@ -25,10 +28,11 @@ def braked_step(var, grad, base, step, *, brake_scale):
 
 
 def brake(*, brake_base, brake_end, radial_brake_kept):
-    """What a variable is multiplied by that has grown: its norm grows by a share of that.
+    """Return the factor that leaves a share of the growth of a variable's norm.
 
     Args:
-        brake_base, brake_end: Sums of squares before and after a step.
+        brake_base, brake_end: Sums of squares before a step, but after the decay beside it, and
+            after the step.
         radial_brake_kept: The share.
     """
     before, after = sqrt(brake_base), sqrt(brake_end)
@@ -39,10 +43,10 @@ def brake(*, brake_base, brake_end, radial_brake_kept):
 
 @keep_by_rule
 def radial_brake(rule: Rule, kept: float = KEPT) -> Rule:
-    """The rule of whose variables' growing norms a share of the growth is left.
+    """Return the rule with a brake: a step that makes the norm larger is made shorter.
 
-    A step after which the norm is larger than before, decay beside the step included, is followed
-    by a multiplication of the variable, in the same pass; one that makes it smaller is as it is.
+    A step after which the norm is larger than after the decay beside the step is followed by a
+    multiplication of the variable, in the same pass; other steps are as they are.
 
     Raises:
         ValueError: `kept` is no number from 0 to 1.

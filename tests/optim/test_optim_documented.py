@@ -1,0 +1,173 @@
+"""Claims of docs/torch.md on modern rules, `Mixed`, `radial_brake` and spheres."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from many import many
+from test_optim_options import OURS
+from thalweg import optim
+from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+SHAPE = (30, 17)
+# Classes of which `radial_brake` says that they do not tell step and decay apart.
+TOGETHER = re.search(r"as in AdamW, Lion and Muon.*?(Adan, .*?KLSOAP)", PAGE, re.DOTALL)
+CLASSES = (
+    "Adam", "AdamW", "SGD", "NAdam", "Lion", "LaProp", "ADOPT",
+    "Adan", "LAMB", "MARS", "Muon", "SOAP",
+)  # fmt: skip
+
+
+def new_param(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a parameter with the same random values each time."""
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+
+
+def shrunk(name: str, decay: float, **options: Any) -> Any:
+    """Return a parameter after steps against gradients that point away from 0."""
+    param = new_param()
+    cls = getattr(optim, name)
+    if "weight_decay" in inspect.signature(cls).parameters:
+        options["weight_decay"] = decay
+    optimizer = cls([param], lr=0.02, **options)
+    for _ in range(3):
+        before = param.detach().norm()
+        param.grad = param.detach().clone()
+        optimizer.step()
+        assert param.norm() <= before
+    return param.detach()
+
+
+@many("name", CLASSES)
+def test_a_brake_leaves_steps_that_make_no_norm_larger(name: str) -> None:
+    assert TOGETHER is not None
+    for decay in (0.0, 0.1):
+        plain, braked = shrunk(name, decay), shrunk(name, decay, radial_brake=0.5)
+        if name in TOGETHER[1]:
+            torch.testing.assert_close(plain, braked, rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(plain, braked)
+
+
+def test_a_brake_measures_growth_after_the_decay() -> None:
+    """The parameter is halved and then moves outward: its norm grows, beside that of the half."""
+    param = torch.nn.Parameter(torch.tensor([2.0, 0.0]))
+    optimizer = optim.AdamWIndependent([param], lr=0.1, weight_decay=0.5, radial_brake=0.5)
+    param.grad = torch.tensor([-1.0, 0.0])
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.tensor([1.05, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({}, 0.01), ({"weights": "split"}, 0.01), ({"masters": True}, 1e-6)],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(4,), (8, 8)], ids=str)
+def test_norms_on_a_sphere(options: dict[str, Any], bound: float, shape: tuple[int, ...]) -> None:
+    param = new_param(shape, torch.bfloat16)
+    optimizer = optim.AdamW([param], lr=1e-3, sphere=True, **options)
+    radius = param.detach().double().norm()
+    for step in range(100):
+        generator = torch.Generator().manual_seed(step)
+        param.grad = torch.randn(shape, generator=generator).bfloat16()
+        optimizer.step()
+        assert abs(param.detach().double().norm() / radius - 1) <= 0.01
+    weight: Any = optimizer.state[param].get("master", param.detach())
+    if "weights" in options:
+        weight = optim.full_precision(optimizer, masters=True)["state"][0]["master"]
+    assert abs(weight.double().norm() / radius - 1) <= bound
+
+
+NOT_OF_MUON = ("state_storage", "weights")
+BESIDE: dict[str, dict[str, Any]] = {
+    "wide_sums": {"accumulate": 2},
+    "lookahead_alpha": {"lookahead": 2},
+    "seed": {"round": "stochastic"},
+}
+
+
+@many("name", OURS)
+def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
+    groups: list[dict[str, Any]] = [
+        {"params": [new_param(dtype=torch.bfloat16)], "rule": rule, "lr": 0.01}
+        for rule in ("AdamW", "Muon")
+    ]
+    options = {name: OURS[name], **BESIDE.get(name, {})}
+    if name in NOT_OF_MUON:
+        with pytest.raises((InvalidArgumentError, RuleError), match="Muon") as raised:
+            optim.Mixed(groups, **options)
+        assert name in str(raised.value)
+    else:
+        assert optim.Mixed(groups, **options).defaults[name] == OURS[name]
+    if name not in BESIDE:
+        with pytest.raises(InvalidArgumentError, match=f"'{name}' of group 0 .* constructor"):
+            optim.Mixed([{**groups[0], name: OURS[name]}, groups[1]])
+
+
+def laprop_decay() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = optim.LaProp([param], lr=0.1, weight_decay=0.5)
+    param.grad = torch.zeros(2)
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.full((2,), 0.95))
+
+
+def mars_first_step() -> None:
+    ends: list[list[Any]] = []
+    for gamma in (0.0, 0.5):
+        param = new_param((2, 3, 4))
+        optimizer = optim.MARS([param], gamma=gamma)
+        values: list[Any] = []
+        for factor in (0.01, 0.02):
+            param.grad = factor * new_param((2, 3, 4)).detach().roll(int(100 * factor))
+            optimizer.step()
+            values.append(param.detach().clone())
+        ends.append(values)
+    (first, second), (other_first, other_second) = ends
+    assert torch.equal(first, other_first)
+    assert not torch.equal(second, other_second)  # three dimensions take MARS's steps
+
+
+def default_alpha() -> None:
+    assert inspect.signature(optim.AdEMAMix).parameters["alpha"].default == 5.0
+
+
+def default_clipping() -> None:
+    assert inspect.signature(optim.ADOPT).parameters["clip_exp"].default == 0.25
+
+
+@pytest.mark.parametrize(
+    ("row", "check"),
+    [
+        ("| `ADOPT` | `clip_exp` is 0.25 |", default_clipping),
+        ("| `AdEMAMix` | `alpha` is 5,", default_alpha),
+        ("| `LaProp` | decay is times the rate,", laprop_decay),
+        ("| `MARS` | the first step takes the gradient as it is,", mars_first_step),
+        ("| `MARS` | parameters of two dimensions and more take MARS's", mars_first_step),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_what_differs_from_the_authors_code(row: str, check: Callable[[], None]) -> None:
+    assert row in PAGE
+    check()
+
+
+def test_a_state_with_names_of_another_package_raises() -> None:
+    param = new_param()
+    optimizer = optim.Adan([param])
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["neg_pre_grad"] = state["state"][0].pop("last_grad")
+    with pytest.raises(CheckpointMismatchError, match="last_grad"):
+        optim.Adan([new_param()]).load_state_dict(state)
