@@ -97,8 +97,9 @@ def printed(title: str) -> list[float]:
     own = re.search(line.format("thalweg"), block, re.MULTILINE)
     peer = re.search(line.format(r"torch \w+"), block, re.MULTILINE)
     ratio = re.search(r"busy (\S+) of torch", block)
-    assert None not in (own, peer, ratio), title
     assert own is not None
+    assert peer is not None
+    assert ratio is not None
     share = [float(own[3])] if own[3] else []
     return [*map(float, (own[1], peer[1], ratio[1])), *share, int(own[2]) / 1e3, int(peer[2]) / 1e3]
 

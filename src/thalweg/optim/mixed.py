@@ -21,6 +21,7 @@ from thalweg.optim.kinds import KINDS
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
 from thalweg.optim.param_state import Own
+from thalweg.optim.step_options import KEYWORDS
 
 
 class MixedArguments(Arguments):
@@ -193,6 +194,7 @@ def _completed(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group
                 f"{name!r} of group {place} is {shown(group[name])}: {title} has"
                 f" {show_value(value)}."
             )
+    # Options are compared with those of the constructor; the stand-in need not fit them.
     own = [name for name in kind._accepted.parameters if name in group and name not in _GIVEN]
     like = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
     like = like.expand(_fewest_rows(kind, group), 1)
@@ -209,7 +211,7 @@ def _fewest_rows(kind: Any, group: Group) -> int:
     return heads if type(heads) is int and heads > 0 else 1  # the class refuses any other
 
 
-_GIVEN = ("self", "params")
+_GIVEN = {"self", "params", *KEYWORDS}
 _BESIDE = ("rule", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of schedules, too
 
 
