@@ -1,4 +1,4 @@
-"""Record what authors' packages make of the cases of `tests/support/modern_inputs.py`.
+"""Record what packages make of the cases of `tests/support/modern_inputs.py`.
 
     python tools/record_modern.py tests/goldens/modern.npz
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from many import many
 from test_optim_options import OURS
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleError
+from thalweg.optim import tensorflow
+from thalweg.optim.kinds import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
 SHAPE = (30, 17)
@@ -112,6 +115,38 @@ def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
     if name not in BESIDE:
         with pytest.raises(InvalidArgumentError, match=f"'{name}' of group 0 .* constructor"):
             optim.Mixed([{**groups[0], name: OURS[name]}, groups[1]])
+
+
+def exceptions() -> dict[str, set[str]]:
+    """Return for each option the classes that cannot have it, as the page lists them."""
+    table = PAGE.partition("| option | not in |\n|---|---|\n")[2].partition("\n\n")[0]
+    found: dict[str, set[str]] = {}
+    for row in table.splitlines():
+        options, classes = row.strip("|").split("|")
+        names = {*re.findall(r"`([\w.]+)`", classes)}
+        if "all but" in classes:
+            names = {*ALL} - names
+        found |= dict.fromkeys(re.findall(r"`(\w+)", options), names)
+    return found
+
+
+ALL = [*KINDS, *(f"tensorflow.{name}" for name in tensorflow.__all__)]
+
+
+@many("option", OURS)
+def test_all_classes_but_the_exceptions_have_an_option(option: str) -> None:
+    raising: set[str] = set()
+    dtype = torch.bfloat16 if option == "weights" else torch.float32
+    for title in ALL:
+        cls = operator.attrgetter(title)(optim)
+        try:
+            cls(
+                [new_param(dtype=dtype)], lr=0.1, **{option: OURS[option], **BESIDE.get(option, {})}
+            )
+        except (InvalidArgumentError, RuleError):
+            raising.add(title)
+    listed = exceptions()
+    assert raising == listed.get("round" if option == "seed" else option, set())
 
 
 def laprop_decay() -> None:

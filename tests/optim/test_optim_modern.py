@@ -1,4 +1,4 @@
-"""Modern rules beside what their authors' packages have made of the same gradients."""
+"""Modern rules beside what other implementations have made of the same gradients."""
 
 from __future__ import annotations
 
