@@ -157,7 +157,7 @@ def _of_tensorflow() -> Iterator[Page]:
 
 
 def page_text(face: Face, page: Page) -> str:
-    """One class, in Markdown."""
+    """Return the page of a class in Markdown."""
     # In no table of contents: 80 more lines beside every page help nobody and double the build.
     parts = [
         "---\norphan: true\n---",
@@ -242,6 +242,7 @@ def _start_words(page: Page, slot: Any) -> str:
 
 
 def _shape_words(slot: Any) -> str:
+    """Return the shape of a slot in words."""
     if slot.per:
         return f"one number for each {slot.per}"
     if slot.scalar:
@@ -250,6 +251,7 @@ def _shape_words(slot: Any) -> str:
 
 
 def _numbers_table(page: Page, rule: Rule) -> str:
+    """Return the table of a rule's hyperparameters, as the constructor of the class takes them."""
     rows = ["| number | argument, if named otherwise | default | what it is |", "|---|---|---|---|"]
     for hyper, argument, default, doc in numbers_of(rule, page.cls):
         title = "" if argument in (None, hyper.name) else f"`{argument}`"
@@ -263,6 +265,7 @@ def _numbers_table(page: Page, rule: Rule) -> str:
 
 
 def _number(value: object) -> str:
+    """Return a number as it is read best, and other values as code."""
     return (
         f"{value:g}"
         if isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -270,19 +271,34 @@ def _of_torch(rule: Rule) -> Rule | None:
 
 
 def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any] | None) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    """Print a rule: its formula, slots, sweeps, defaults, and what a class does with it.
 
-    def heading(text: str) -> None:
-        console.print(Text(f"\n{text}", style="bold"))
+    Args:
+        console: Where to print.
+        rule: The rule.
+        torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
+        cls: Optional. The class of `thalweg.optim` that runs the rule.
+    """
+    from rich.text import Text
 
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
         console.print(rule.source, markup=False, highlight=False, soft_wrap=True)
-    both = {"Formula": rule}
+    formulas = {"Formula": rule}
     if torchs is not None:
-        both = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
-    texts = {title: formula_source(each) for title, each in both.items()}
+        formulas = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
+    _print_formulas(console, {title: formula_source(each) for title, each in formulas.items()})
+    for title, lines in _sections_of(rule, cls):
+        console.print(Text(f"\n{title}", style="bold"))
+        for line in lines:
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_formulas(console: Console, texts: dict[str, str]) -> None:
+    """Print formulas under their titles, side by side if there is room for several."""
+    from rich.table import Table
+    from rich.text import Text
+
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
         table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
@@ -291,38 +307,30 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
         table.add_row(*(_print_code(console, text) for text in texts.values()))
         console.print()
         console.print(table)
-    else:
-        for title, text in texts.items():
-            heading(title)
-            console.print(_print_code(console, text), soft_wrap=True)
-    heading("Slots")
-    for slot in rule.slots:
-        console.print(f"  {slot.name:<14} {_slot_words(slot)}", highlight=False, soft_wrap=True)
-    if not rule.slots:
-        console.print("  none")
-    if rule.passes:
-        heading("Before the update")
-        for each in rule.passes:
-            words = f"{type(each).__name__} of {_name_of(each.function)}"
-            made = ", ".join(_made_by(each))
-            words += f", makes {made}" if made else ""
-            console.print(f"  {words}", markup=False, highlight=False, soft_wrap=True)
-    heading("Sweeps over memory")
-    console.print(f"  {sweep_words(rule)}", highlight=False, soft_wrap=True)
-    heading("Defaults")
+        return
+    for title, text in texts.items():
+        console.print(Text(f"\n{title}", style="bold"))
+        console.print(_print_code(console, text), soft_wrap=True)
+
+
+def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield title and lines of what `thalweg show` prints below the formulas."""
+    slots = [f"{slot.name:<14} {_slot_words(slot)}" for slot in rule.slots]
+    yield "Slots", slots or ["none"]
+    passes: list[str] = []
+    for each in rule.passes:
+        names = ", ".join(_made_by(each))
+        words = f"{type(each).__name__} of {_name_of(each.function)}"
+        passes.append(f"{words}, makes {names}" if names else words)
+    if passes:
+        yield "Before the update", passes
+    yield "Sweeps over memory", [sweep_words(rule)]
+    defaults: list[str] = []
     for name, default, doc in _defaults_of(rule, cls):
         value = f"{default:g}" if isinstance(default, int | float) else str(default)
-        console.print(
-            f"  {name:<20} {value:<8} {doc}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        defaults.append(f"{name:<20} {value:<8} {doc}")
     for power, hyper in rule.powers.items():
-        console.print(f"  {power:<20} {hyper} to the power of the step", highlight=False)
-    heading("Sparse gradient")
-    console.print(f"  {sparse_words(rule, cls)}", highlight=False, soft_wrap=True)
-    heading("Differs from torch.optim")
-    console.print(
-        f"  {rule.differs or 'nothing noted'}", markup=False, highlight=False, soft_wrap=True
-    )
+        defaults.append(f"{power:<20} {hyper} to the power of the step")
+    yield "Defaults", defaults
+    yield "Sparse gradient", [sparse_words(rule, cls)]
+    yield "Differs from torch.optim", [rule.differs or "nothing noted"]
