@@ -65,6 +65,12 @@ def several(net):
     first, *others = net.parameters()
     return [torch.optim.SGD([first], 0.1), torch.optim.SGD(others, 0.2)]
 
+def passing(*args, **options):
+    return torch.optim.AdamW(*args, **options)
+
+def optional(params=None, lr=0.002):
+    return torch.optim.AdamW(params, lr)
+
 def required(params, lr):
     return torch.optim.SGD(params, lr)
 
@@ -141,6 +147,10 @@ ALIKE = {
     "a class of a file": ("mine.py:Sign(scale=2.0)", "mine.py:SIGN(lr=0.002)", 0.001),
     "options of a rule": ("mine.py:SIGN(scale=2.0)", "mine.py:SIGN(learning_rate=0.002)", None),
     "of a model": ("mine.py:OfModel", "torch:SGD(lr=0.1)", 0.1),
+    "of any arguments": (
+        "mine.py:passing(weight_decay=0.5)", "torch:AdamW(weight_decay=0.5,lr=0.001)", 0.001,
+    ),
+    "of optional parameters": ("mine.py:optional", "torch:AdamW", 0.002),
     "ours": ("thalweg.optim:AdamW(lr=0.002)", "optim:AdamW", 0.002),
     "ours of matrices": (
         "thalweg.optim:Muon(adjust_lr_fn=match_rms_adamw,lr=0.002)", "optim:Muon", 0.002,

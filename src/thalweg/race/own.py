@@ -19,8 +19,8 @@ from thalweg.race.contestant import Contestant, Optimizer
 from thalweg.race.entry import Entry
 from thalweg.race.errors import EntryError, RaceError
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MODELS = ("model", "module", "net", "network")
+_PARAMETERS = ("params", "parameters")
 _RATES = ("lr", "learning_rate")
 
 
@@ -39,7 +39,7 @@ class TorchForm(ByPairs):
     """
 
     def __init__(
-        self, make: Callable[..., Any], text: str, learning_rate: float | None, **options: object
+        self, make: Callable[..., Any], text: str, learning_rate: float | None, /, **options: object
     ) -> None:
         super().__init__(learning_rate, **options)
         self.made_of, self._text = make, text
@@ -147,9 +147,11 @@ def _is_torch_form(thing: Any) -> bool:
     if isinstance(thing, type) and issubclass(thing, torch.optim.Optimizer):
         return True
     first = next(iter(_parameters_of(thing).values()), None)
-    if first is None or first.kind not in _POSITIONAL or first.name == "learning_rate":
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         return False
-    return first.default is first.empty
+    if first.name in (*_MODELS, *_PARAMETERS):
+        return True
+    return first.default is first.empty and first.name != "learning_rate"
 
 
 def _parameters_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -172,7 +174,7 @@ def _find_rate_argument(parameters: Mapping[str, inspect.Parameter]) -> str | No
 def _default_rate(thing: Callable[..., Any]) -> float | None:
     """Return the default of the argument for the learning rate, if it is a number."""
     parameters = _parameters_of(thing)
-    default = getattr(parameters.get(_find_rate_argument(parameters) or ""), "default", None)
+    default: Any = getattr(parameters.get(_find_rate_argument(parameters) or ""), "default", None)
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     return float(default) if is_number else None
 
