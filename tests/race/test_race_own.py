@@ -197,6 +197,11 @@ def test_rates_by_the_name_with_options() -> None:
     }  # fmt: skip
 
 
+def test_a_rate_for_all_is_not_that_of_one_with_its_own() -> None:
+    found = line_up(["SGD", "SGD(lr=0.5)", "torch:SGD(lr=0.4)"], {"torch:SGD": 0.3}, "digits", 0.1)
+    assert [each.learning_rate for each in found] == [0.1, 0.5, 0.3]
+
+
 def test_a_sweep_begins_at_the_default_rate() -> None:
     result = race("--optimizers", "mine.py:Sign", "--lr", "sweep", "--json")
     assert result.exit_code == 0, result.output

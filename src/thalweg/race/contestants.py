@@ -45,7 +45,8 @@ def line_up(
             follow in parentheses.
         rates: Learning rates by name, in any case.
         problem: Name of the problem, which decides the default learning rates.
-        rate: The learning rate of the contestants that `rates` does not name.
+        rate: The learning rate of the contestants that neither `rates` names nor their options
+            have.
 
     Raises:
         RaceError: A name or a rate means nothing, or an optimizer cannot be made with its options.
@@ -86,7 +87,8 @@ def _set_rates(
         key = next((key for key in keys if key in by_key), None)
         if key is not None:
             used.add(key)
-        given = by_key[key] if key is not None else entry.rate if rate is None else rate
+        shared = rate if entry.rate is None else entry.rate
+        given = shared if key is None else by_key[key]
         if given is not None:
             checked = _check_rate(given, contestant.name)
             contestant = replace(contestant, learning_rate=checked)
