@@ -107,7 +107,7 @@ def _parse_problems(
 @click.option(
     "--epochs",
     type=Whole(1),
-    help="Passes over the training examples. [default: 15 for digits, 3 for lines, 1 for stdlib "
+    help="Passes over the training examples. [default: 10 for digits, 3 for lines, 1 for stdlib "
     "and lm]",
 )
 @click.option(

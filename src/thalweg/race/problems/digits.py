@@ -35,7 +35,7 @@ def load(seed: int) -> Problem:
         test=Examples(images[test], targets[test]),
         make_model=model,
         batch_size=32,
-        epochs=15,
+        epochs=10,
         output="8.*",
     )
 
