@@ -109,7 +109,7 @@ class Plant(NamedTuple):
 
     Attributes:
         name: What it is.
-        named: Which names of layers are right.
+        named: Which names of layers are right; "batch" stands for most layers at once.
         at: The step that it is in first.
         prepare: Called before the optimizer is made.
         do: Called before each step from `at` on.
@@ -196,7 +196,7 @@ PLANTS = (
           r"layers\.0\.(queries|keys)\.weight", AT, _nothing, _explode),
     Plant("a resume without moments", ".*", AT, _nothing, _lose_moments),
     Plant("one token hits one row of the embedding",
-          r"characters\.weight", AT, _nothing, _one_token),
+          r"characters\.weight|batch", AT, _nothing, _one_token),
     Plant("a layer's first weights x 100", r"scores\.weight", 1, _enlarge, _nothing),
     Plant("a dead layer",
           r"layers\.1\.(wide\.(weight|bias)|narrow\.weight)", AT, _nothing, _kill, True),
@@ -263,13 +263,13 @@ class Found(NamedTuple):
 
 def judge(plant: Plant, run: Run, clean: Run) -> Found:
     """Whether a fault was found."""
-    seen = [(told, each) for told, each in run.warned if told >= plant.at and each.name]
-    right = [told for told, each in seen if re.fullmatch(plant.named, each.name)]
+    seen = [(told, each) for told, each in run.warned if told >= plant.at and each.kind != "loss"]
+    right = [told for told, each in seen if re.fullmatch(plant.named, each.title)]
     left = left_band(run, clean)
     if not right:
         return Found(None, False, left, False)
     limit = plant.at + WITHIN if plant.is_silent or left is None else left
-    is_first = re.fullmatch(plant.named, seen[0][1].name) is not None
+    is_first = re.fullmatch(plant.named, seen[0][1].title) is not None
     return Found(right[0], is_first, left, right[0] <= limit)
 
 

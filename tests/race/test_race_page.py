@@ -97,7 +97,10 @@ def refuse_to_load(seed: int) -> None:
 
 OPTIM = ("--optimizers", "optim:SGD")
 REFUSED = {
-    "nobody": ((), "--report shows layers of optimizers of thalweg.optim, and none races: SGD, "),
+    "nobody": (
+        ("--optimizers", "SGD,Adam"),
+        "--report shows layers of optimizers of thalweg.optim, and none races: SGD, ",
+    ),
     "torch": (("--optimizers", "torch:SGD"), "none races: torch:SGD. Name one, as in --optimizers"),
     "folder": ((*OPTIM, "--report", "none/race.html"), "--report: there is no folder 'none'"),
     "file": ((*OPTIM, "--report", "mine.py/a.html"), "--report: cannot write to 'mine.py'"),

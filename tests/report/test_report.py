@@ -465,6 +465,89 @@ def test_warnings(columns: Any, since: int, until: int, expected: list[Any]) -> 
     assert [("x" if "momentum" in each[2] else each[0], *each[1:]) for each in found] == expected
 
 
+LAYERS = tuple("abcdefgh")
+LARGE = {"gradient_norm": 100.0, "ratio": 1.0, "nonfinite": 3.0, "zero": 0.999}
+# Of eight layers: by column those that leave their band at step 60, for how many rows, the step at
+# which the loss leaves, and the layers of the batch that is reported.
+BATCHES: dict[str, tuple[dict[str, str], int, int | None, str]] = {
+    "five": ({"gradient_norm": "bcdef"}, 1, 61, "bcdef"),
+    "all": ({"gradient_norm": "abcdefgh"}, 1, 60, "abcdefgh"),
+    "that last": ({"gradient_norm": "abcdefgh"}, 9, None, "abcdefgh"),
+    "updates, as of a learning rate": ({"ratio": "abcdefgh"}, 9, None, "abcdefgh"),
+    "in different columns": ({"ratio": "abc", "gradient_norm": "cde"}, 9, None, "abcde"),
+    "of which one lasts": ({"gradient_norm": "bcdef", "ratio": "a"}, 1, 61, "abcdef"),
+    "not finite": ({"nonfinite": "bcdefgh"}, 1, None, "bcdefgh"),
+    "few elements": ({"zero": "abcdefg"}, 9, None, "abcdefg"),
+    "half": ({"gradient_norm": "bcde"}, 9, None, ""),
+    "noise": ({"gradient_norm": "abcdefgh"}, 1, None, ""),
+}
+
+
+@pytest.mark.parametrize(("columns", "rows", "loss_step", "crowd"), BATCHES.values(), ids=BATCHES)
+def test_a_batch_is_reported_where_most_layers_leave(
+    columns: dict[str, str], rows: int, loss_step: int | None, crowd: str
+) -> None:
+    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    for step in range(1, 91):
+        row = {"ratio": drawn.lognormal(-7, 0.2, 8), "gradient_norm": drawn.lognormal(0, 0.3, 8),
+               "nonfinite": np.zeros(8), "zero": np.full(8, 0.5)}  # fmt: skip
+        if 60 <= step < 60 + rows:
+            for key, layers in columns.items():
+                row[key][[LAYERS.index(layer) for layer in layers]] = LARGE[key]
+        found += spikes.feed(row, LAYERS, step, 9.0 if step == loss_step else 1.0)
+    batches = [each for each in found if each.kind == "batch"]
+    of_layers = [each for each in found if each.kind == "spike"]
+    if not crowd:
+        assert not batches
+        assert sorted(each.name for each in of_layers) == [*("bcde" if rows > 1 else "")]
+        return
+    assert not of_layers
+    (batch,) = batches
+    assert (batch.name, batch.title, batch.step) == ("", "batch", 60)
+    assert batch.layers == tuple(crowd)
+    assert batch.what.startswith(f"{len(crowd)} layers left their band, farthest ")
+    assert str(batch).startswith("step 60: batch: ")
+    assert len(found) == 1 + (loss_step is not None)
+
+
+def test_a_layer_that_leaves_first_is_named_before_the_batch() -> None:
+    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    for step in range(1, 66):
+        norms = drawn.lognormal(0, 0.3, 8)
+        norms[2 if step == 60 else slice(None)] *= 1000 if step >= 60 else 1
+        found += spikes.feed({"gradient_norm": norms}, LAYERS, step)
+    assert [(each.title, each.step, "".join(each.layers)) for each in found] == [
+        ("c", 60, ""), ("batch", 61, "abdefgh")
+    ]  # fmt: skip
+
+
+def test_frozen_layers_have_no_say_in_a_batch() -> None:
+    spikes, found, drawn = Spikes(), [], np.random.default_rng(0)
+    for step in range(1, 91):
+        norms = drawn.lognormal(0, 0.3, 8)
+        norms[3:] = UNMEASURED
+        norms[:2] *= 1000 if step >= 60 else 1
+        found += spikes.feed({"gradient_norm": norms}, LAYERS, step)
+    batches = ["".join(each.layers) for each in found if each.kind == "batch"]
+    assert batches == ["ab"]
+
+
+def test_pages_and_tables_tell_of_a_batch(tmp_path: Path) -> None:
+    large = [[1, 2], [1000, 2000]]
+    rows = [{**record(step), "loss": 9.0 if step == 40 else 1.0, "gradient_norm": large[step == 40]}
+            for step in range(1, 50)]  # fmt: skip
+    path = write(tmp_path / "run.jsonl", HEADER, *rows)
+    told = json.loads(invoke("report", path, "--json").stdout)["warned"]
+    assert [(each["kind"], each["layers"]) for each in told] == [
+        ("batch", HEADER["names"]), ("loss", [])
+    ]  # fmt: skip
+    (own,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
+    assert [(each[0], each[1], *each[5:]) for each in own["warned"]] == [
+        (-1, 40, "batch", [0, 1]), (-1, 40, "loss", [])
+    ]  # fmt: skip
+    assert "step 40: batch: 2 layers left their band" in invoke("watch", path).stdout
+
+
 def test_the_loss_makes_a_short_spike_sure() -> None:
     rows = changed(usual(120), 90, 91, gradient_norm=[1, 1000])
     losses = [1.0] * 120

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg.diagnostics.spikes import Warned
 from thalweg.report.history import History
 from thalweg.report.page import Training, draw
 
@@ -52,6 +53,7 @@ addEventListener("load", () => {
     wide: document.documentElement.scrollWidth, images: document.images.length,
     cut: all(".name").filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent),
     pixel: [...pixel], headings: all("h1, h2.title, #contents a").map((e) => e.textContent),
+    lead: all(".lead")[0].textContent, marks: all(".strip[tabindex] .mark").length,
     relative: all(".switch input:checked").map((e) => e.value),
     navigation: performance.now(),
   });
@@ -74,6 +76,9 @@ def history() -> History:
         found.losses[step] = 3 + 1 / step
         found.rows[step] = {"ratio": drawn.lognormal(-7, 1, 300), "gradient_norm": np.ones(300)}
     found.rows[505]["ratio"][1] = 0.1234
+    words = f"2 layers left their band, farthest {HOSTILE}: update beside weight"
+    crowd = ("embedding.weight", HOSTILE)
+    found.warned = [Warned("", 505, words, 0.1234, 0.001, "batch", crowd)]
     return found
 
 
@@ -116,5 +121,10 @@ def test_the_page_in_a_browser(width: int, several: bool, tmp_path: Path) -> Non
     assert found["headings"] == [HOSTILE, *names, *numbered]
     assert found["relative"] == ["usual"] * (2 if several else 1)
     assert not found["cut"]
+    assert found["lead"].startswith(
+        f"batch at step 505: 2 layers left their band, farthest {HOSTILE}"
+    )
+    # A ring per layer and column, in each training with layers.
+    assert found["marks"] == (8 if several else 4)
     assert found["pixel"][3] == 255
     assert found["navigation"] < 10_000  # generous: other processes may have the cores

@@ -1,13 +1,14 @@
-"""Optimizers of torch's kind, given gradients and variables as all others are."""
+"""Optimizers in torch's form behind `apply_gradients`, which all others have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from thalweg import optim
 from thalweg.errors import NotFoundError
@@ -19,39 +20,52 @@ if TYPE_CHECKING:
 
 
 class ByPairs:
-    """An optimizer of `torch.optim` or `thalweg.optim`, made with the variables of its first step.
+    """An optimizer in torch's form, made by `begin`, or with the variables of its first step.
 
     Args:
-        learning_rate: Its `lr`.
+        learning_rate: Its `lr`; None takes its default.
         options: Its other arguments.
+
+    Attributes:
+        made_of: The class, or a function that makes the optimizer.
+        rule: The rule of the class, if it has one.
     """
 
-    made_of: ClassVar[type[Any]]
-    rule: ClassVar[Rule | None]
+    made_of: Callable[..., Any]
+    rule: Rule | None = None
+    rate_argument = "lr"
 
-    def __init__(self, learning_rate: float, **options: object) -> None:
+    def __init__(self, learning_rate: float | None, **options: object) -> None:
         self.learning_rate, self._options = learning_rate, options
-        self._made: list[Any] = []  # at the first step
+        self._made: list[Any] = []
         self._matrices: set[int] | None = None
         self._measured: dict[str, Any] = {}
         self._names: dict[int, str] = {}
 
     @property
     def is_of_matrices(self) -> bool:
-        """Whether its class takes matrices alone, so that AdamW has all other variables."""
-        return getattr(self.made_of, "_of_matrices", False) or self.made_of.__name__ == "Muon"
+        """True for a class that takes matrices alone, so that AdamW has all other variables."""
+        return self._is_mixed or self._is_muon
+
+    @property
+    def _is_mixed(self) -> bool:
+        return getattr(self.made_of, "_of_matrices", False)
+
+    @property
+    def _is_muon(self) -> bool:
+        return isinstance(self.made_of, type) and self.made_of.__name__ == "Muon"
 
     def choose_matrices(self, variables: Iterable[Any]) -> None:
-        """Say which variables a class of matrices has; else it has all of two or more dimensions.
+        """Choose the variables of a class of matrices; the default is all matrices.
 
         Args:
-            variables: Those, such as the hidden matrices of a model; before the first step.
+            variables: The matrices, such as the hidden ones of a model; before the first step.
         """
         self._matrices = {id(var) for var in variables}
 
     @property
     def is_measurable(self) -> bool:
-        """Whether its steps can be measured, as those of the library's own classes."""
+        """True if its steps can be measured, as those of the library's own classes."""
         return hasattr(self.made_of, "diagnostics")
 
     def measure(self, diagnostics: Diagnostics, named: Iterable[tuple[str, Any]]) -> None:
@@ -66,11 +80,14 @@ class ByPairs:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Have variables be what they are to be evaluated with: their means, if schedule-free."""
+        """Give variables the values to evaluate: their means, if the optimizer is schedule-free."""
         with ExitStack() as stack:
             for made in self._made:
                 if getattr(made, "_has_means", False):
                     stack.enter_context(made.swapped())
+                elif _has_modes(made):
+                    made.eval()
+                    stack.callback(made.train)
             yield
 
     def variables(self) -> list[torch.Tensor]:
@@ -80,29 +97,47 @@ class ByPairs:
         return [each for each in own if isinstance(each, torch.Tensor)]
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """Take a step with these gradients, which the variables have as their own from then on."""
+        """Take a step with these gradients, which the variables keep as their `grad`."""
         pairs = list(grads_and_vars)
         for grad, var in pairs:
             var.grad = _as_torchs(grad)
         if not self._made:
-            self._made = self._make([var for _, var in pairs])
+            self._begin([var for _, var in pairs])
         for made in self._made:
             made.step()
 
+    def begin(self, model: nn.Module) -> None:
+        """Make the optimizer of all parameters of a model, before the first step."""
+        self._begin(list(model.parameters()))
+
+    def _begin(self, variables: list[Any]) -> None:
+        self._made = self._make(variables)
+        for made in self._made:
+            if _has_modes(made):
+                made.train()
+
+    @property
+    def _rate(self) -> dict[str, Any]:
+        return {} if self.learning_rate is None else {self.rate_argument: self.learning_rate}
+
     def _make(self, variables: list[Any]) -> list[Any]:
-        """What takes a step: AdamW has the variables that a class for matrices does not take."""
-        made_of, options = self.made_of, {"lr": self.learning_rate, **self._options}
-        if getattr(made_of, "_of_matrices", False):
+        """Make the optimizers that take a step.
+
+        AdamW has the variables that a class of matrices does not take.
+        """
+        made_of, options = self.made_of, {**self._rate, **self._options}
+        if self._is_mixed:
             own, others = self._split(variables, lambda var: var.dim() > 1)
             # Problems have kernels of Conv1d, and no stacks of matrices.
             matrices = {"params": self._name(own), "rule": made_of, "heads": 1, **options}
-            rest = {"params": self._name(others), "rule": "AdamW", "lr": self.learning_rate}
+            rest = {"params": self._name(others), "rule": "AdamW", **self._rate}
             groups = [group for group in (matrices, rest) if group["params"]]
             return [optim.Mixed(groups, **self._measured)]
-        if made_of.__name__ != "Muon":
-            return [made_of(self._name(variables), **options, **self._measured)]
+        if not self._is_muon:
+            made = made_of(self._name(variables), **options, **self._measured)
+            return list(made) if isinstance(made, list | tuple) else [made]
         flat, others = self._split(variables, lambda var: var.dim() == 2)
-        kinds = ((made_of, flat, options), (torch.optim.AdamW, others, {"lr": options["lr"]}))
+        kinds = ((made_of, flat, options), (torch.optim.AdamW, others, self._rate))
         return [kind(own, **given) for kind, own, given in kinds if own]
 
     def _name(self, variables: list[Any]) -> list[Any]:
@@ -128,8 +163,13 @@ class ByPairs:
         return self.rule
 
 
+def _has_modes(made: object) -> bool:
+    """Return True for an optimizer with the modes `train` and `eval`, as schedule-free ones."""
+    return callable(getattr(made, "train", None)) and callable(getattr(made, "eval", None))
+
+
 def by_pairs(cls: type[object], rule: Rule | None) -> type[ByPairs]:
-    """The class that makes optimizers of a class of torch's kind."""
+    """Return the class that makes optimizers of a class in torch's form."""
     own = {"made_of": cls, "rule": rule, "__module__": cls.__module__}
     return type(cls.__name__, (ByPairs,), own)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from typing import Any
 
 import click
+
+from thalweg.ground.literals import parse_argument
 
 INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
 
@@ -64,19 +64,8 @@ def clamp_threads(
 def split_values(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, object]:
-    """Arguments by name; a value is a literal of Python, or a word."""
-    found: dict[str, Any] = {}
-    for each in values:
-        name, _, text = (part.strip() for part in each.partition("="))
-        if not (name.isidentifier() and text):
-            raise click.BadParameter(f"'{each}' is not NAME=VALUE, such as lr=0.01.")
-        try:
-            found[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            if not re.fullmatch(r"[\w-]+", text):
-                raise click.BadParameter(
-                    f"'{text}' is neither a word nor a literal of Python, such as 0.01, True,"
-                    " None or (0.9, 0.99)."
-                ) from None
-            found[name] = text
-    return found
+    """Return arguments by name; a value is a literal of Python, or a word."""
+    try:
+        return dict(map(parse_argument, values))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

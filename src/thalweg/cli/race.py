@@ -15,9 +15,10 @@ from thalweg.cli.console import make_console
 from thalweg.cli.options import Stopped, Whole, clamp_threads, usable_cores
 from thalweg.cli.outputs import check_writable, refuse_folder
 from thalweg.cli.ranks import launch_ranks
+from thalweg.ground.literals import split_at_commas
 
 if TYPE_CHECKING:
-    from thalweg.race.contestants import Contestant
+    from thalweg.race.contestant import Contestant
     from thalweg.race.outcome import Outcome
 
 
@@ -47,7 +48,7 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name; `sweep`."""
     shared: float | None = None
     named: dict[str, float] = {}
-    parts = [part.strip() for part in (value or "").split(",") if part.strip()]
+    parts = split_at_commas(value or "")
     if SWEEP in map(str.lower, parts):
         if len(parts) > 1:
             raise click.BadParameter(
@@ -88,10 +89,12 @@ def _parse_problems(
     "--optimizers",
     metavar="A,B,...",
     help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), optim: before "
-    "those of thalweg.optim, torch: before torch's own, or file.py:NAME for a rule or optimizer of "
-    "yours; thalweg rules lists all. "
-    "[default: all eight of Keras; those cheap on sparse gradients for stdlib; modern rules for lm "
-    "and with --target]",
+    "those of thalweg.optim, torch: before torch's own; thalweg rules lists all. file.py:NAME is a "
+    "rule or an optimizer of yours, PACKAGE:NAME one of another package, whose code is executed. "
+    "Options may follow in parentheses: 'optim:AdamW(weight_decay=0.1)'. "
+    "[default: torch:AdamW as the baseline, AdamW, 8-bit AdamW, Muon with AdamW, SOAP and Lion of "
+    "thalweg.optim, Adam and Ftrl of Keras; all eight of Keras for lines; those cheap on sparse "
+    "gradients for stdlib; modern rules for lm and with --target]",
 )
 @click.option(
     "--lr",
@@ -104,7 +107,7 @@ def _parse_problems(
 @click.option(
     "--epochs",
     type=Whole(1),
-    help="Passes over the training examples. [default: 15 for digits, 3 for lines, 1 for stdlib "
+    help="Passes over the training examples. [default: 10 for digits, 3 for lines, 1 for stdlib "
     "and lm]",
 )
 @click.option(
@@ -233,6 +236,7 @@ def race(
       thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
       thalweg race --optimizers optim:AdamW,torch:AdamW
       thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
+      thalweg race --optimizers "torch:AdamW,lion_pytorch:Lion(weight_decay=0.1)"
       thalweg race --optimizers Adam,Nadam --lr sweep --seeds 5
       thalweg race --problem stdlib --logdir runs
       thalweg race --problem lm --optimizers optim:AdamW,optim:Muon
@@ -248,7 +252,7 @@ def race(
     if target:
         from thalweg.cli.target import Targets, race_to_targets
 
-        names = None if optimizers is None else _split_names(optimizers)
+        names = None if optimizers is None else split_at_commas(optimizers)
         jobs = jobs or max(1, usable_cores() // threads)
         race_to_targets(
             Targets(names, problems, trials, studies, seed, threads, jobs, out, resume, as_json)
@@ -314,10 +318,6 @@ _INSTEAD = {
 }
 
 
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _choose_contestants(chosen: Chosen) -> list[Contestant]:
     from thalweg.race.contestants import line_up
     from thalweg.race.errors import RaceError
@@ -326,7 +326,7 @@ def _choose_contestants(chosen: Chosen) -> list[Contestant]:
 
     try:
         racing = line_up(
-            _split_names(chosen.optimizers) if chosen.optimizers is not None
+            split_at_commas(chosen.optimizers) if chosen.optimizers is not None
             else DEFAULT_OPTIMIZERS[chosen.problem],
             chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
         )  # fmt: skip

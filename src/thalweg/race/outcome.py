@@ -8,7 +8,7 @@ from functools import partial
 
 from thalweg.distribute import Strategy
 from thalweg.race import sweep
-from thalweg.race.contestants import Contestant
+from thalweg.race.contestant import Contestant
 from thalweg.race.problems import Problem
 from thalweg.race.run import Race, run
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _TIMES = "us/step: the optimizer's own part of a step, median; no time includes the first step."
 _MEASURED = "Steps were measured for the page, which takes time: the times are not to be compared."
+# The contestant that the others are compared with, where it races.
+BASELINE = "torch:AdamW"
 PACKAGES = ("thalweg", "torch", "numpy", "llvmlite", "scikit-learn")
 
 
@@ -94,7 +96,8 @@ def write_footnotes(races: Sequence[Race]) -> list[str]:
     measured = [] if races[0].measured_every is None else [_MEASURED]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
-        return [f"Ranked by test accuracy, then train loss. {chance} {_TIMES}", *measured]
+        ranked = f"Ranked by test accuracy, then train loss. {chance} {_TIMES}"
+        return [ranked, *_compare_baseline(races), *measured]
     best, *others = rank_contestants(races)
     near = [each.name for each in others if each.first == 1]
     return [
@@ -103,8 +106,23 @@ def write_footnotes(races: Sequence[Race]) -> list[str]:
         f" interval of a paired t-test. {_TIMES}",
         f"Not to be told from {best.name}: {', '.join(near)}." if near
         else f"{best.name} is ahead of all others.",
+        *_compare_baseline(races),
         *measured,
     ]  # fmt: skip
+
+
+def _compare_baseline(races: Sequence[Race]) -> list[str]:
+    """Return how the time of a step compares with the baseline's, if that races with others."""
+    standings = {each.name: each for each in rank_contestants(races)}
+    baseline = standings.pop(BASELINE, None)
+    if baseline is None or not standings or not baseline.step_time > 0:
+        return []
+    times = ", ".join(
+        f"{each.name} {each.step_time / baseline.step_time:.2g}"
+        for each in sorted(standings.values(), key=lambda each: each.step_time)
+        if not math.isnan(each.step_time)
+    )
+    return [f"Time of a step, that of {BASELINE}, the baseline, being 1: {times}."]
 
 
 def sweep_table(swept: Race, width: int) -> Table:
@@ -176,6 +194,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "threads": race.threads,
             "ranks": race.ranks,
             "measured_every": race.measured_every,
+            "baseline": BASELINE if any(lane.name == BASELINE for lane in race.lanes) else None,
         },
         "versions": list_versions(),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
@@ -215,7 +234,7 @@ def _mean_of(standing: Standing) -> dict[str, Any]:
         "optimizer": lane.name,
         "source": lane.contestant.source,
         "learning_rate": lane.learning_rate,
-        "arguments": dict(lane.contestant.arguments),
+        "arguments": _plain_arguments(lane),
         "train_loss": standing.train_loss,
         "test_accuracy": standing.accuracy,
         "test_accuracy_stdev": standing.spread,
@@ -223,6 +242,14 @@ def _mean_of(standing: Standing) -> dict[str, Any]:
         "diverged": standing.diverged,
         "seconds": standing.seconds,
         "microseconds_per_step": standing.step_time * 1e6,
+    }
+
+
+def _plain_arguments(lane: Lane) -> dict[str, Any]:
+    """Return the arguments of a contestant; the text of those that JSON lacks."""
+    return {
+        name: value if isinstance(value, bool | int | float | str | None) else repr(value)
+        for name, value in lane.contestant.arguments.items()
     }
 
 
@@ -237,7 +264,7 @@ def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
         "optimizer": lane.name,
         "source": lane.contestant.source,
         "learning_rate": lane.learning_rate,
-        "arguments": dict(lane.contestant.arguments),
+        "arguments": _plain_arguments(lane),
         **scores._asdict(),
         "diverged_at": lane.diverged_at,
         "seconds": lane.seconds,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from thalweg.catalogue import applied, rate_name
 from thalweg.catalogue.by_pairs import ByPairs
 from thalweg.distribute import Strategy
-from thalweg.race.contestants import Contestant
+from thalweg.race.contestant import Contestant
 from thalweg.race.errors import EntryError
 from thalweg.race.problems import Problem
 from thalweg.race.problems.problem import Scores
@@ -166,6 +166,8 @@ def run(
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
         if measures:
             _measure_lanes(race)
+        for lane in lanes:
+            _begin_lane(lane)
         try:
             _take_turns(race, order, strategy, start_time, progress)
         except KeyboardInterrupt:
@@ -180,6 +182,20 @@ def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> La
     if isinstance(lane.optimizer, ByPairs) and lane.optimizer.is_of_matrices:
         lane.optimizer.choose_matrices(problem.hidden_matrices(lane.model))
     return lane
+
+
+def _begin_lane(lane: Lane) -> None:
+    """Make what is made of parameters, before the race."""
+    if not isinstance(lane.optimizer, ByPairs):
+        return
+    try:
+        lane.optimizer.begin(lane.model)
+    except EntryError:
+        raise
+    except Exception as error:
+        raise EntryError(
+            f"{lane.name} failed while it was made: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _measure_lanes(race: Race) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thalweg.race.contestants import Contestant
+from thalweg.race.contestant import Contestant
 from thalweg.race.errors import RaceError
 from thalweg.race.run import Lane, Race, rate_of
 

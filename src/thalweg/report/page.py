@@ -168,6 +168,8 @@ def _worst(values: list[float]) -> float | None:
     return next((each for each in values if not math.isfinite(each)), None)
 
 
-def _list_warned(each: Warned, places: dict[str, int]) -> list[Any]:
-    numbers = plain_number(each.number), plain_number(each.usual)
-    return [places.get(each.name, -1), each.step, each.what, *numbers, each.kind]
+def _list_warned(warned: Warned, places: dict[str, int]) -> list[Any]:
+    """Return a warning as the script reads it, with indices of layers in place of names."""
+    numbers = plain_number(warned.number), plain_number(warned.usual)
+    layers = [places[name] for name in warned.layers]
+    return [places.get(warned.name, -1), warned.step, warned.what, *numbers, warned.kind, layers]

@@ -9,7 +9,10 @@ from thalweg.race.errors import need_modules
 from thalweg.race.problems.problem import Examples, Problem
 
 TEST_IMAGES = 360
-OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
+OPTIMIZERS = (
+    "torch:AdamW", "optim:AdamW", "optim:AdamW8bit", "optim:Muon", "optim:SOAP", "optim:Lion",
+    "Adam", "Ftrl",
+)  # fmt: skip
 
 
 def load(seed: int) -> Problem:
@@ -32,7 +35,7 @@ def load(seed: int) -> Problem:
         test=Examples(images[test], targets[test]),
         make_model=model,
         batch_size=32,
-        epochs=15,
+        epochs=10,
         output="8.*",
     )
 

@@ -119,7 +119,7 @@ const drawLoss = ({ own, curve, scale, marks, lead }) => {
     pen.globalAlpha = 1;
   }
   if (lead) {
-    const text = `${elide(own.names[lead.layer], Math.floor(wide / 9))}, step ${grouped(lead.step)}`, half = pen.measureText(text).width / 2;
+    const text = `${elide(titleOf(lead, own), Math.floor(wide / 9))}, step ${grouped(lead.step)}`, half = pen.measureText(text).width / 2;
     pen.textBaseline = "bottom";
     pen.fillText(text, Math.max(0, Math.min(wide - 2 * half, shareOf(lead.step) * wide - half)), top - 2);
   }

@@ -30,7 +30,7 @@ const tell = ({ training: { own, marks }, column, element, ...plot }, row, bin) 
   const lines = [make("b", {}, own.names[layer]), make("div", { class: "value" }, `${column.short} ${format(value)}${width > 1 ? ", the largest" : ""}`)];
   if (!Number.isNaN(usual)) lines.push(make("div", {}, `median of all steps ${format(Number((10 ** usual).toPrecision(3)))}`));
   for (const mark of marks)
-    if (mark.layer === layer && binOf(mark.step) === bin) lines.push(make("div", { class: "alarm" }, `step ${grouped(mark.step)}: ${wordsOf(mark)}`));
+    if (layersOf(mark).includes(layer) && binOf(mark.step) === bin) lines.push(make("div", { class: "alarm" }, `step ${grouped(mark.step)}: ${wordsOf(mark)}`));
   return lines;
 };
 const point = (at, x, y) => {

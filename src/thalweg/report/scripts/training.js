@@ -3,6 +3,9 @@ const wordsOf = (mark) => {
   const usual = mark.usual === null || mark.usual === "NaN" ? "" : `, usually ${format(mark.usual)}`;
   return mark.number === null || mark.number === "NaN" ? mark.what + usual : `${mark.what}: ${format(mark.number)}${usual}`;
 };
+// The layers of a warning: one, all that left their band with a batch, or none for the loss.
+const layersOf = (mark) => (mark.layer < 0 ? mark.layers : [mark.layer]);
+const titleOf = (mark, own) => (mark.layer < 0 ? mark.kind : own.names[mark.layer]);
 const several = data.trainings.length > 1;
 // Few are shown at once, of many the groups.
 const opens = data.trainings.reduce((sum, { names }) => sum + names.length, 0) <= 60;
@@ -23,24 +26,25 @@ const addWords = (training, into) => {
   for (const mark of marks) {
     const button = make("button", { type: "button" },
       make("span", { class: "step" }, grouped(mark.step)),
-      make("span", { class: "where" }, mark.layer < 0 ? "loss" : own.names[mark.layer]),
+      make("span", { class: "where" }, titleOf(mark, own)),
       make("span", { class: "what" }, wordsOf(mark)));
     button.addEventListener("click", () => show(training, mark));
     list.append(make("li", {}, button));
   }
-  into.append(make("p", { class: "lead" }, make("b", {}, own.names[lead.layer]), ` at step ${grouped(lead.step)}: `, wordsOf(lead), "."), list);
+  into.append(make("p", { class: "lead" }, make("b", {}, titleOf(lead, own)), ` at step ${grouped(lead.step)}: `, wordsOf(lead), "."), list);
   if (own.more) into.append(make("p", { class: "unit" }, `and ${grouped(own.more)} more`));
 };
 
 const addDots = ({ marks, lead }, element, rows) => {
   const places = new Map(rows.flatMap((own, row) => own.map((layer) => [layer, row])));
-  for (const mark of marks) {
-    if (!places.has(mark.layer)) continue;
-    const dot = make("i", { class: mark === lead ? "mark first" : "mark", "aria-hidden": "true" });
-    dot.style.left = `${100 * shareOf(mark.step)}%`;
-    dot.style.top = `${(100 * (places.get(mark.layer) + 0.5)) / rows.length}%`;
-    element.append(dot);
-  }
+  for (const mark of marks)
+    for (const layer of layersOf(mark)) {
+      if (!places.has(layer)) continue;
+      const dot = make("i", { class: mark === lead ? "mark first" : "mark", "aria-hidden": "true" });
+      dot.style.left = `${100 * shareOf(mark.step)}%`;
+      dot.style.top = `${(100 * (places.get(layer) + 0.5)) / rows.length}%`;
+      element.append(dot);
+    }
 };
 const describe = (column, own) => {
   let best = -1;
@@ -95,11 +99,11 @@ const makePanel = (training, column) => {
 };
 
 const addTraining = (own, number) => {
-  const marks = own.warned.map(([layer, step, what, value, usual, kind]) => ({ layer, step, what, number: value, usual, kind }));
+  const marks = own.warned.map(([layer, step, what, value, usual, kind, layers]) => ({ layer, step, what, number: value, usual, kind, layers }));
   const element = $("training").content.cloneNode(true).firstElementChild, find = (name) => element.querySelector(name);
   const training = {
     own, element, marks, strips: [], groups: groupsOf(own.names), curve: find(".loss canvas"), scale: find(".loss-scale"),
-    lead: marks.find((mark) => mark.kind !== "loss"), warned: new Set(marks.map((mark) => mark.layer)),
+    lead: marks.find((mark) => mark.kind !== "loss"), warned: new Set(marks.flatMap(layersOf)),
   };
   if (several) {
     element.id = `training-${number + 1}`;

@@ -1,0 +1,48 @@
+"""Lists and values of a command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Return the parts between commas that are outside of brackets and quotes, without blanks."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in _QUOTES:
+            # The name of a file may have an apostrophe.
+            quote = character if depth or parts[-1].rstrip().endswith("=") else ""
+        elif character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth -= 1
+        elif character == "," and depth <= 0:
+            parts.append("")
+            continue
+        parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of `NAME=VALUE`, a word or a literal of Python.
+
+    Raises:
+        ValueError: The text is not NAME=VALUE, or the value is neither a word nor a literal.
+    """
+    name, _, value = (part.strip() for part in text.partition("="))
+    if not (name.isidentifier() and value):
+        raise ValueError(f"'{text}' is not NAME=VALUE, such as lr=0.01.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        if not re.fullmatch(r"[\w-]+", value):
+            raise ValueError(
+                f"'{value}' is neither a word nor a literal of Python, such as 0.01, True,"
+                " None or (0.9, 0.99)."
+            ) from None
+        return name, value
