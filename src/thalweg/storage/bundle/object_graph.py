@@ -6,8 +6,8 @@ bundle keeps it as a string under `KEY`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from thalweg.storage.bundle.flaw import Flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.proto import (
@@ -95,6 +95,27 @@ def decode_graph(data: bytes) -> ObjectGraph:
                 if not 0 <= other < len(messages):
                     raise Flaw(f"it names object {other} of {len(messages)}")
     return ObjectGraph(tuple(nodes))
+
+
+def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
+    """Return a graph without the values, and the slots of these, whose keys are not kept."""
+    nodes = [
+        replace(node, attributes=tuple(each for each in node.attributes if should_keep(each.key)))
+        for node in graph.nodes
+    ]
+    return ObjectGraph(
+        tuple(
+            replace(
+                node,
+                slots=tuple(
+                    slot
+                    for slot in node.slots
+                    if nodes[slot.original].attributes and nodes[slot.slot].attributes
+                ),
+            )
+            for node in nodes
+        )
+    )
 
 
 def encode_graph(graph: ObjectGraph) -> bytes:
