@@ -24,19 +24,19 @@ STRING = 7  # DT_STRING
 def write_checkpoint(folder: Path, shape: tuple[int, ...], names: tuple[str, ...]) -> Path:
     """Write an object checkpoint with a variable "w", a string "note", and nodes of these names."""
     nodes = [Node(children={name: place for place, name in enumerate(names, 1)})]
-    nodes += [Node(attributes=(Attribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names]
+    nodes += [
+        Node(attributes=(Attribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names
+    ]
     weights = struct.pack("<2f", 1.0, 2.0)
     texts, checksum = encoded_strings([b"hello"] * torch.Size(shape).numel())
     graph, graph_checksum = encoded_strings([object_graph.encode_graph(ObjectGraph(tuple(nodes)))])
-    values = {
+    texts_by_key = {
         b"_CHECKPOINTABLE_OBJECT_GRAPH": (graph, STRING, (), graph_checksum),
         f"note{SUFFIX}".encode(): (texts, STRING, shape, checksum),
     }
     entries, data = {f"w{SUFFIX}".encode(): entry(weights)}, weights
-    for key, (value, dtype, dims, value_checksum) in values.items():
-        entries[key] = entry(
-            value, len(data), dtype, dims, checksum=mask_checksum(value_checksum)
-        )
+    for key, (value, dtype, dims, value_checksum) in texts_by_key.items():
+        entries[key] = entry(value, len(data), dtype, dims, checksum=mask_checksum(value_checksum))
         data += value
     return write(folder / "ckpt", entries, data)
 

@@ -21,7 +21,7 @@ from thalweg.checkpoint.tensorflow.setting.into_training import (
     loading_training,
     with_averages,
 )
-from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1
+from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1, with_moving_averages
 from thalweg.checkpoint.tensorflow.setting.making import (
     class_of,
     families_of,
@@ -173,7 +173,7 @@ def _sort_as_given(
         return file
     families: list[Family] = []
     if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
-        families = families_of(optimizer, given)
+        families = families_of(optimizer, given) or [Family(optimizer.__name__, "", ())]
     elif file.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
         families = [family_of(inner, targets.tensors[name])]
@@ -307,7 +307,7 @@ def _prepare_optimizer(
     if isinstance(opt, MixedPrecisionLossScaleOptimizer) and found is not None:
         scalars |= _of_scale(found)
     if isinstance(opt, V1Optimizer):
-        return loading_v1(opt, slots, scalars)
+        return loading_v1(opt, with_moving_averages(opt, slots, placed), scalars)
     is_zero = found is not None and found.hyperparameters.get("momentum") == 0
     # The constructor of a new optimizer requires the momentum, if the file does not have it.
     is_known = is_zero or (is_new and found is not None and found.family is not None)

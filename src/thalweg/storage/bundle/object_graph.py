@@ -98,19 +98,22 @@ def decode_graph(data: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph without the values, and the slots of these, whose keys are not kept."""
+    """Return a graph without the values whose keys are not kept, and without slots of these."""
     nodes = [
         replace(node, attributes=tuple(each for each in node.attributes if should_keep(each.key)))
         for node in graph.nodes
     ]
+    emptied = {
+        position
+        for position, (before, after) in enumerate(zip(graph.nodes, nodes, strict=True))
+        if before.attributes and not after.attributes
+    }
     return ObjectGraph(
         tuple(
             replace(
                 node,
                 slots=tuple(
-                    slot
-                    for slot in node.slots
-                    if nodes[slot.original].attributes and nodes[slot.slot].attributes
+                    each for each in node.slots if emptied.isdisjoint((each.original, each.slot))
                 ),
             )
             for node in nodes

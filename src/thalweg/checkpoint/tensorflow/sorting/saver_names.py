@@ -57,7 +57,12 @@ def sorted_names(
     groups = _by_stem(beside)
     averages = groups.pop(AVERAGE, {})
     optimizers = with_powers(_optimizers_in(groups, families, beside, path), powers, counters)
-    scale = scale_in(rest) if len(optimizers) == 1 else {}
+    scale = scale_in(rest)
+    if scale and not optimizers:
+        # An optimizer without slots shows only by the scale of its loss, if its class is known.
+        plain = [family for family in families if not family.slots]
+        optimizers = [_found_optimizer(family, (), {}) for family in plain[:1]]
+    scale = scale if len(optimizers) == 1 else {}
     if scale:
         own = optimizers[0]
         notes = (*own.notes, *scaled_by(scale))
