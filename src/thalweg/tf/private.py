@@ -7,6 +7,7 @@ Each shows the names that are public elsewhere: `tensorflow.python.ops.math_ops.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import operator
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from thalweg import graph as graphs
+from thalweg.distribute import ReduceOp
 from thalweg.ground.running import eagerly, first_graph
 from thalweg.ground.scattering import UPDATES
 from thalweg.tf.control import function
@@ -105,6 +107,7 @@ _add_places(
     "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
     _KERAS,
 )
+_TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
 _PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
 _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
@@ -119,6 +122,7 @@ _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "training.training_util": "thalweg.v1.train.global_step",
     "training.gen_training_ops": "thalweg.v1.training_ops",
     "training.training_ops": "thalweg.v1.training_ops",
+    **dict.fromkeys(_TRACKABLE, "thalweg.core.trackable"),
 }
 
 
@@ -142,6 +146,15 @@ def _ignore_device(
     return contextlib.nullcontext()  # where a node runs is a matter of its tensors
 
 
+def _name_scope(
+    name: str | None,
+    default_name: str | None = None,
+    values: Any = None,
+    skip_on_eager: bool = True,
+) -> Any:
+    return graphs.name_scope(name, default_name, values)
+
+
 def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
     return graph or first_graph(op_input_list)
 
@@ -151,17 +164,39 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
+class SaveType(str, enum.Enum):
+    """Kinds of saving, which `_trackable_children` receives."""
+
+    SAVEDMODEL = "savedmodel"
+    CHECKPOINT = "checkpoint"
+
+
+# Each rank has variables of its own, which no container holds.
+_DISTRIBUTED: dict[str, object] = {
+    "get_loss_reduction": lambda: ReduceOp.SUM,
+    "is_distributed_variable": lambda value: False,
+    "is_mirrored": lambda value: False,
+    "is_sync_on_read": lambda value: False,
+    "value_container": lambda value: value,
+}
 _OWN: dict[str, dict[str, object]] = {
+    "distribute.distribute_utils": _DISTRIBUTED,
+    **dict.fromkeys((*_TRACKABLE, "trackable.constants"), {"SaveType": SaveType}),
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
         "device_policy": _ignore_device,
         "eager_mode": eagerly,
         "graph_mode": _graph_mode,
         "num_gpus": torch.cuda.device_count,
+        "xla_sharding_for_resource_variables_enabled": lambda: False,
     },
     "eager.function": {"defun": function},
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
-    "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _ignore_device},
+    "framework.ops": {
+        "_get_graph_from_inputs": _graph_of,
+        "colocate_with": _ignore_device,
+        "name_scope": _name_scope,
+    },
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
     "ops.resources": {
         "initialize_resources": _initialize_resources,
@@ -223,7 +258,9 @@ def _of_resources() -> dict[str, Any]:
     old = _attribute_at("compat.v1")
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
+        "BaseResourceVariable": old.Variable,
         "ResourceVariable": old.Variable,
+        "assign_add_variable_op": old.assign_add,
         "is_resource_variable": lambda var: isinstance(var, Variable),
         **scatters,
     }
