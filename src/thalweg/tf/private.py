@@ -164,7 +164,7 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
-class SaveType(str, enum.Enum):
+class SaveType(enum.StrEnum):
     """Kinds of saving, which `_trackable_children` receives."""
 
     SAVEDMODEL = "savedmodel"
@@ -181,7 +181,7 @@ _DISTRIBUTED: dict[str, object] = {
 }
 _OWN: dict[str, dict[str, object]] = {
     "distribute.distribute_utils": _DISTRIBUTED,
-    **dict.fromkeys((*_TRACKABLE, "trackable.constants"), {"SaveType": SaveType}),
+    **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
         "device_policy": _ignore_device,
