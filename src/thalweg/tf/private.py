@@ -126,6 +126,23 @@ _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
 }
 
 
+class SaveType(enum.StrEnum):
+    """Kinds of saving, which `_trackable_children` receives."""
+
+    SAVEDMODEL = "savedmodel"
+    CHECKPOINT = "checkpoint"
+
+
+# Each rank has variables of its own, which no container holds.
+_DISTRIBUTED: dict[str, object] = {
+    "get_loss_reduction": lambda: ReduceOp.SUM,
+    "is_distributed_variable": lambda value: False,
+    "is_mirrored": lambda value: False,
+    "is_sync_on_read": lambda value: False,
+    "value_container": lambda value: value,
+}
+
+
 @contextlib.contextmanager
 def _graph_mode() -> Iterator[None]:
     with graphs.Graph().as_default():
@@ -164,21 +181,6 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
-class SaveType(enum.StrEnum):
-    """Kinds of saving, which `_trackable_children` receives."""
-
-    SAVEDMODEL = "savedmodel"
-    CHECKPOINT = "checkpoint"
-
-
-# Each rank has variables of its own, which no container holds.
-_DISTRIBUTED: dict[str, object] = {
-    "get_loss_reduction": lambda: ReduceOp.SUM,
-    "is_distributed_variable": lambda value: False,
-    "is_mirrored": lambda value: False,
-    "is_sync_on_read": lambda value: False,
-    "value_container": lambda value: value,
-}
 _OWN: dict[str, dict[str, object]] = {
     "distribute.distribute_utils": _DISTRIBUTED,
     **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
@@ -247,6 +249,8 @@ def module(fullname: str) -> Gathered:
         own["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
         own["shared_resources"] = own["local_resources"] = list  # all are variables
     if name == "ops.resource_variable_ops":
+        old = _attribute_at("compat.v1")
+        own |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
         own |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
         own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable
@@ -258,9 +262,7 @@ def _of_resources() -> dict[str, Any]:
     old = _attribute_at("compat.v1")
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
-        "BaseResourceVariable": old.Variable,
         "ResourceVariable": old.Variable,
-        "assign_add_variable_op": old.assign_add,
         "is_resource_variable": lambda var: isinstance(var, Variable),
         **scatters,
     }

@@ -37,6 +37,8 @@ class KerasFile:
             file says it (`.keras` and `.h5`), else in alphabetical order.
         places: For each of them the number of its layer in the model, None where the file does not
             say it, and its group in the file; {} of a `.h5` file.
+        package: "thalweg" in a sorted file whose optimizer's class is one of
+            `thalweg.integrations.keras3`; else "".
     """
 
     kind: str
@@ -45,6 +47,7 @@ class KerasFile:
     optimizer: dict[str, Stored]
     variables: dict[str, Stored]
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    package: str = ""
 
 
 def read(

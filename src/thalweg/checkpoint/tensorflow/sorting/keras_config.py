@@ -48,10 +48,11 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
     known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
     if isinstance(config.get("learning_rate"), Mapping):
         known["learning_rate"] = _make_schedule(config["learning_rate"])
-    if "decay" in config and is_legacy(file):
+    if "decay" in config and _is_optimizer_v2(file):
         known["decay"] = config["decay"]
     if family.cls == "Nadam" and not is_legacy(file):
-        known["decay"] = 1.0  # psi: there the momentum's schedule has no factor
+        # psi: in Keras the momentum's schedule has no factor.
+        known["decay"] = config.get("schedule_decay", 1.0)
     return {**family.options, **known}
 
 
@@ -63,7 +64,12 @@ def is_legacy(file: KerasFile) -> bool:
 def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
     """What its user should know of going on with it."""
     plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
-    return (INSIDE,) if plain and not is_legacy(file) else ()
+    return (INSIDE,) if plain and not _is_optimizer_v2(file) else ()
+
+
+def _is_optimizer_v2(file: KerasFile) -> bool:
+    """Return whether the optimizer has the formulas and options of OptimizerV2."""
+    return is_legacy(file) or file.package == "thalweg"
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:

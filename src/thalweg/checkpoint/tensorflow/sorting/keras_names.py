@@ -55,7 +55,11 @@ def sorted_file(
     Returns:
         The sorted checkpoint.
     """
-    source = file = replace(file, class_name=keras_class(file.class_name) or file.class_name)
+    package = file.package
+    if (file.class_name or "").startswith("thalweg>"):
+        package = "thalweg"
+    plain_name = keras_class(file.class_name) or file.class_name
+    source = file = replace(file, class_name=plain_name, package=package)
     file = _without_scale(file)
     class_name = keras_class(file.class_name) or class_name or file.class_name
     file = replace(file, class_name=class_name, config=file.config or config)
@@ -171,8 +175,10 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
     scalars: dict[str, Stored] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
-    if file.class_name == "Nadam" and len(values) > 1 and not values[-1].shape:
-        scalars["momentum_cache"] = values.pop()
+    # Keras 3 keeps the product last, thalweg.integrations.keras3 behind the learning rate.
+    place = 1 if file.package == "thalweg" else -1
+    if file.class_name == "Nadam" and len(values) > 1 and not values[place].shape:
+        scalars["momentum_cache"] = values.pop(place)
     return scalars, values
 
 
@@ -244,8 +250,9 @@ def _slots_of(
         file: The file.
         extra_kinds: Kinds of slots before those of the family, which are not returned.
     """
+    together = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
-        group for group in _GROUPS if group[0] in family.slots and set(group) <= set(family.slots)
+        group for group in together if group[0] in family.slots and set(group) <= set(family.slots)
     ]
     grouped = {kind for group in groups for kind in group}
     groups += [(kind,) for kind in family.slots if kind not in grouped]
