@@ -61,6 +61,14 @@ LEGACY: dict[str, tuple[str, dict[str, Any], str]] = {
     "nadam": ("Nadam", {"learning_rate": 0.01}, "dense"),
     "ftrl": ("Ftrl", {"learning_rate": 0.1, "l1_regularization_strength": 0.01}, "dense"),
 }
+# Optimizers of Keras 2.11 to 2.15, which tf_keras still has.
+KERAS_2_15: dict[str, tuple[str, dict[str, Any], str]] = {
+    "adam_schedule": ("Adam", {"learning_rate": DECAY, "beta_1": 0.8}, "conv"),
+    "adam_amsgrad": ("Adam", {"learning_rate": 0.01, "amsgrad": True}, "dense"),
+    "sgd": ("SGD", {"learning_rate": 0.1}, "dense"),
+    "rmsprop": ("RMSprop", {"learning_rate": 0.01, "momentum": 0.5, "centered": True}, "dense"),
+    "nadam": ("Nadam", {"learning_rate": 0.01}, "dense"),
+}
 
 
 def batches(model: str) -> tuple[np.ndarray, np.ndarray]:
@@ -134,6 +142,12 @@ def record(case: Case, arrays: dict[str, np.ndarray], folder: Path, made: Any, g
                 f"{number}|{each.path}": numbers(each)
                 for number, each in enumerate(optimizer.variables)
             }
+        if case["keras"] == 2.15:
+            names = [each.name.removesuffix(":0") for each in optimizer.variables]
+            return {
+                f"{number}|{name}": numbers(each)
+                for number, (name, each) in enumerate(zip(names, optimizer.variables, strict=True))
+            }
         return {each.name.removesuffix(":0"): numbers(each) for each in optimizer.weights}
 
     def trained() -> dict[str, np.ndarray]:
@@ -185,13 +199,21 @@ def main(out: str) -> None:
         record(case, arrays, folder, (built(tf_keras, model), optimizer), model)
         case |= {"arguments": given, "model": model}
         cases.append(case)
+    for name, (kind, given, model) in KERAS_2_15.items():
+        tf_keras.backend.clear_session()
+        case = {"id": f"keras2.15/{name}", "keras": 2.15, "file": f"k215_{name}.h5"}
+        case["class_name"] = f"Custom>{kind}"
+        optimizer = getattr(tf_keras.optimizers, kind)(**arguments(tf_keras, given))
+        record(case, arrays, folder, (built(tf_keras, model), optimizer), model)
+        case |= {"arguments": given, "model": model}
+        cases.append(case)
     about = [
         "Files of keras 3.15.1 and tf_keras 2.21.0 over TensorFlow 2.21.0, CPU, after five steps.",
         "Keys of cases.npz are '<id>|<what>|<name>'.",
         " value, slot              what the model's variables and the optimizer had in the file",
         " gradient                 (5, *shape), given to the optimizer in five more steps",
         " value_after, slot_after  what they had then",
-        "Names of an optimizer of Keras 3 are '<number>|<path>'. bfloat16 is recorded as bits.",
+        "Names of an optimizer since Keras 2.11 are '<number>|<path>'; bfloat16 is kept as bits.",
     ]
     (folder / "cases.json").write_text(
         json.dumps({"about": about, "cases": cases}, indent=1) + "\n"

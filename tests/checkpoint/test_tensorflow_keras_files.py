@@ -17,11 +17,12 @@ from golden_files import FOLDER
 from replay import distances
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
 from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint.tensorflow.sorting.keras_config import momentum_product
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.keras import optimizers
 from thalweg.storage import keras_files
-from thalweg.storage.keras_files import KerasFile
+from thalweg.storage.keras_files import KerasFile, config
 from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale
 
@@ -32,6 +33,8 @@ CLASSES = {
     "keras3/bfloat16": (optimizers.SGD, {"momentum": 0.9}),
 }
 SCALED = "keras3/mixed"  # its loss is scaled, and its gradients with it
+# Keras 2.11 to 2.15 keeps slots of a momentum of 0, which have no effect.
+WITHOUT_EFFECT = "keras2.15/sgd"
 
 
 @cache
@@ -74,6 +77,7 @@ def test_every_value_is_restored_to_the_bit(case_id: str) -> None:
     for name, value in _of(case, "value").items():
         assert torch.equal(own[name].detach(), _floats(value)), name
     slots = [value for value in _of(case, "slot").values() if value.shape]
+    slots = [] if case_id == WITHOUT_EFFECT else slots
     found = [
         slot
         for var in own.values()
@@ -102,6 +106,134 @@ def test_five_more_steps_have_the_values_of_keras(case_id: str) -> None:
             torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-2, atol=1e-2)
         else:
             torch.testing.assert_close(own[name].detach(), wanted, rtol=1e-5, atol=1e-6)
+
+
+NEWER = [case_id for case_id, case in _cases().items() if case["keras"] == 2.15]
+
+
+@pytest.mark.parametrize("case_id", NEWER)
+@pytest.mark.parametrize("package", ["Custom", "thalweg", "mine", "my.package"])
+@pytest.mark.parametrize("as_class", [False, True])
+def test_packages_of_classes(case_id: str, package: str, as_class: bool) -> None:
+    """Registered names are read; a class that Keras does not define must be given."""
+    case = _cases()[case_id]
+    name = case["class_name"].removeprefix("Custom>")
+    read = keras_files.read(HOME / case["file"])
+    file = sorted_file("run", replace(read, class_name=f"{package}>{name}"))
+    own = {key: thalweg.Variable(each.tensor() * 0, key) for key, each in file.variables.items()}
+    if package in ("mine", "my.package"):
+        with pytest.raises(
+            thalweg.CheckpointMismatchError, match=f"{package}>{name} is not a class of Keras"
+        ):
+            tensorflow.restore(file, own)
+        assert not any(bool(each.any()) for each in own.values())
+    cls: Any = type("Mine", (getattr(optimizers, name),), {})
+    structure = {key: case["arguments"].get(key) for key in ("amsgrad", "momentum", "centered")}
+    given = {key: value for key, value in structure.items() if value is not None}
+    given |= {"schedule_decay": 1.0} if name == "Nadam" else {}
+    if case_id == "keras2.15/adam_schedule" and not as_class:
+        given["learning_rate"] = optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    opt = tensorflow.restore(file, own, optimizer=cls if as_class else cls(**given))
+    assert (type(opt), opt.iterations.item()) == (cls, 5)
+    for key, value in _of(case, "value").items():
+        assert torch.equal(own[key].detach(), _floats(value)), key
+    recorded = [value for value in _of(case, "slot").values() if value.shape]
+    slots = [opt.get_slot(var, kind) for var in own.values() for kind in opt.get_slot_names()]
+    assert len(slots) == (0 if case_id == WITHOUT_EFFECT else len(recorded))
+
+
+def test_names_of_slots_count_before_their_order() -> None:
+    file = keras_files.read(HOME / "k215_adam_amsgrad.h5")
+    arrays = dict(reversed(file.optimizer.items()))
+    (expected,) = sorted_file("run", file).optimizers
+    (found,) = sorted_file("run", replace(file, optimizer=arrays)).optimizers
+    assert found.slots == expected.slots
+    renamed = {name.replace("layer1/", "gone/"): each for name, each in file.optimizer.items()}
+    (by_order,) = sorted_file("run", replace(file, optimizer=renamed)).optimizers
+    assert by_order.slots == expected.slots
+
+
+def _described(**fields: Any) -> str | None:
+    described = {"class_name": "Adam", "config": {}, **fields}
+    return config.optimizer_of("run", described)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "class_name"),
+    [
+        ({"module": "keras.optimizers", "registered_name": None}, "Adam"),
+        ({"module": "tf_keras.src.optimizers.adam", "registered_name": "Adam"}, "Adam"),
+        ({"module": None, "registered_name": "mine>Adam"}, "mine>Adam"),
+        ({"module": None, "registered_name": "my-lab.nets>Adam"}, "my-lab.nets>Adam"),
+        ({"module": None, "registered_name": "Adam"}, "__main__>Adam"),
+        ({"module": "nets.train", "registered_name": "Adam"}, "nets.train>Adam"),
+        ({"class_name": "Custom>Adam"}, "Custom>Adam"),
+        ({}, "Adam"),
+    ],
+    ids=str,
+)
+def test_classes_of_your_own_are_not_those_of_keras(
+    fields: dict[str, Any], class_name: str
+) -> None:
+    assert _described(**fields) == class_name
+    file, _ = _file(class_name=_described(**fields))
+    (found,) = sorted_file("run", file).optimizers
+    assert (found.family is None) == (class_name not in ("Adam", "Custom>Adam"))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 400, 1500, 10**15])
+def test_the_momentum_product_of_nadam_is_recomputed(steps: int) -> None:
+    beta = 0.8 if steps < 1000 else 0.999999
+    file, _ = _file(class_name="Nadam", beta_1=beta)
+    (found,) = momentum_product(file, steps).values()
+    factors = beta * (1 - 0.5 * 0.96 ** np.arange(1.0, min(steps, 10**6) + 1))
+    expected = np.prod(factors) * beta ** float(max(steps - 10**6, 0))
+    np.testing.assert_allclose(found.array(), expected, rtol=1e-3, atol=1e-44)
+    broken, _ = _file(class_name="Nadam", beta_1="fast")
+    assert momentum_product(broken, steps) == {}
+
+
+@pytest.mark.parametrize(
+    "options", [("use_ema",), ("gradient_accumulation_steps",),
+                ("use_ema", "gradient_accumulation_steps")], ids=str,
+)  # fmt: skip
+def test_slots_of_options_around_the_update_are_left_out(options: tuple[str, ...]) -> None:
+    file, variables = _file("keras", "Adam", **dict.fromkeys(options, 1))
+    values = list(file.optimizer.values())
+    extra = [of_tensor(each.tensor() * 7) for _ in options for each in variables.values()]
+    values[2:2] = extra
+    arrays = {f"optimizer/vars/{index}": each for index, each in enumerate(values)}
+    found = sorted_file("run", replace(file, optimizer=arrays))
+    own = {name: thalweg.Variable(each.tensor() * 0, name) for name, each in variables.items()}
+    with pytest.raises(UnsupportedCheckpointError, match=options[0]):
+        tensorflow.restore(found, own)
+    opt = tensorflow.restore(found, own, optimizer=optimizers.Adam(0.1))
+    assert [opt.get_slot(var, "v").sum().item() for var in own.values()] == [6, 3]
+
+
+@pytest.mark.parametrize("class_name", ["LossScaleOptimizer", "LossScaleOptimizerV3"])
+def test_what_is_inside_of_a_loss_scale_of_keras_2_15(class_name: str) -> None:
+    plain = keras_files.read(HOME / "k215_rmsprop.h5")
+    assert plain.config is not None
+    inner = {"class_name": "RMSprop", "config": plain.config, "module": "keras.optimizers"}
+    # There the slots have no scope.
+    arrays = {name.removeprefix("RMSprop/"): each for name, each in plain.optimizer.items()}
+    scaling = replace(
+        plain, class_name=class_name, config={"inner_optimizer": inner}, optimizer=arrays
+    )
+    (found,), (expected,) = sorted_file("m", scaling).optimizers, sorted_file("m", plain).optimizers
+    assert (found.slots, found.hyperparameters) == (expected.slots, expected.hyperparameters)
+    inner["registered_name"] = "mine>RMSprop"
+    (unknown,) = sorted_file("m", scaling).optimizers
+    assert unknown.lost == ("mine>RMSprop is not a class of Keras",)
+
+
+@pytest.mark.parametrize("class_name", ["adam", "ADAM", "Custom>adam"])
+def test_classes_of_keras_are_found_in_any_case(class_name: str) -> None:
+    file, _ = _file(class_name=class_name)
+    (found,) = sorted_file("run", file).optimizers
+    assert found.family is not None
+    assert found.family.cls == "Adam"
 
 
 @pytest.mark.parametrize("name", ["layer1/kernel", "layer1/bias", "layer2/kernel"])

@@ -685,6 +685,43 @@ def test_slots_in_keras_files_are_never_those_of_other_variables(
     assert len(found.slots) == 4
 
 
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("Adam", {"decay": 0.1}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "adamax": ("Adamax", {}),
+    "nadam": ("Nadam", {"schedule_decay": 0.01}),
+    "adadelta": ("Adadelta", {}),
+    "ftrl": ("Ftrl", {}),
+    "rmsprop": ("RMSprop", {}),
+    "centered": ("RMSprop", {"momentum": 0.5, "centered": True}),
+    "adagrad": ("Adagrad", {}),
+    "sgd": ("SGD", {"momentum": 0.9}),
+}
+
+
+@pytest.mark.filterwarnings("error::thalweg.NumericsWarning")
+@pytest.mark.parametrize("same_shapes", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_files_with_classes_of_this_package_go_on_to_the_bit(
+    name: str, same_shapes: bool, tmp_path: Path
+) -> None:
+    cls, given = FILES[name]
+    layers = [keras.layers.Dense(4, use_bias=not same_shapes) for _ in range(2)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    optimizer = getattr(keras3, cls)(0.01, **given)
+    model.compile(optimizer, loss="mse")
+    model.fit(np.eye(8, 4), np.ones((8, 4)), verbose=0, epochs=3)
+    model.save(tmp_path / "model.keras")
+    file = load(tmp_path / "model.keras")
+    own = {n: thalweg.Variable(v.array(), n) for n, v in file.variables.items()}
+    restored = restore(file, own)
+    gradients = [torch.ones(var.shape) for var in own.values()]
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    restored.apply_gradients(zip(gradients, own.values(), strict=True))
+    for var, trained in zip(own.values(), model.trainable_variables, strict=True):
+        assert np.array_equal(var.numpy(), keras.ops.convert_to_numpy(trained))
+
+
 @pytest.mark.parametrize("given", ["optimizer", "model"])
 def test_steps_are_told_of(given: str) -> None:
     optimizer = keras3.Adam(gradient_accumulation_steps=2)

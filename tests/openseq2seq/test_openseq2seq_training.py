@@ -489,9 +489,21 @@ def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "tags"),
     [
-        ({}, {"learning_rate", f"{SCOPE}global_gradient_norm", f"{SCOPE}loss_scale"}),
+        (
+            {},
+            {
+                "learning_rate",
+                f"{SCOPE}loss",
+                f"{SCOPE}global_gradient_norm",
+                f"{SCOPE}loss_scale",
+            },
+        ),
         ({"summaries": []}, set()),
-        ({"loss_scaling": 8.0}, {"learning_rate", f"{SCOPE}global_gradient_norm"}),
+        ({"summaries": ["learning_rate"]}, {"learning_rate"}),
+        (
+            {"loss_scaling": 8.0},
+            {"learning_rate", f"{SCOPE}loss", f"{SCOPE}global_gradient_norm"},
+        ),
         (
             {"clip_gradients": 1.0, "summaries": ["global_gradient_norm"]},
             {f"{SCOPE}global_gradient_norm", f"{SCOPE}global_clipped_gradient_norm"},
@@ -540,7 +552,8 @@ def test_variables_of_one_name_have_tags_of_their_own() -> None:
 def test_runs_that_skip_tell_of_no_norms(skip: bool) -> None:
     writer = Writer()
     accumulating(Variable([1.0], name="w"), skip, summary_writer=writer)()
-    tags = {"learning_rate"} | (set() if skip else {f"{SCOPE}global_gradient_norm"})
+    tags = {"learning_rate", f"{SCOPE}loss"}
+    tags |= set() if skip else {f"{SCOPE}global_gradient_norm"}
     assert set(writer.scalars) == tags
 
 

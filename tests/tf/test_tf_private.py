@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import thalweg.tf as tf
@@ -10,6 +14,10 @@ from thalweg.tf import private
 from thalweg.v1 import train
 
 ASKED = {
+    "distribute.distribute_utils": "get_loss_reduction is_distributed_variable value_container",
+    "trackable.base": "SaveType Trackable TrackableReference",
+    "trackable.constants": "SaveType",
+    "training.tracking.base": "Trackable",
     "eager.context": "DEVICE_PLACEMENT_SILENT device_policy eager_mode graph_mode num_gpus",
     "eager.function": "defun",
     "framework.dtypes": "float32 resource",
@@ -24,7 +32,8 @@ ASKED = {
     "framework.tensor_shape": "dimension_value TensorShape",
     "ops.cond": "cond",
     "ops.ref_variable": "RefVariable",
-    "ops.resource_variable_ops": "ResourceVariable is_resource_variable resource_scatter_add"
+    "ops.resource_variable_ops": "BaseResourceVariable ResourceVariable assign_add_variable_op"
+    " is_resource_variable resource_scatter_add"
     " resource_scatter_sub resource_scatter_update",
     "ops.resources": "initialize_resources local_resources shared_resources",
     "ops.state_ops": "assign assign_sub scatter_add scatter_sub scatter_update",
@@ -88,3 +97,44 @@ def test_the_graph_of_inputs_is_found() -> None:
         assert find([1.0]) is other
         assert find([x], other) is other
     assert graph._graph_key != other._graph_key
+
+
+def test_modules_of_replicas_and_of_checkpoints_are_imported_in_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+from tensorflow.python.distribute import distribute_utils
+from tensorflow.python.distribute import reduce_util
+from tensorflow.python.framework import ops
+from tensorflow.python.trackable import base as trackable
+from tensorflow.python.training import optimizer
+import tensorflow as tf
+
+w = tf.Variable([1.0, 2.0])
+assert distribute_utils.value_container(w) is w
+assert not distribute_utils.is_distributed_variable(w)
+assert distribute_utils.get_loss_reduction() == reduce_util.ReduceOp.SUM
+assert trackable.SaveType.CHECKPOINT == "checkpoint"
+assert issubclass(optimizer.Optimizer, trackable.Trackable)
+with ops.name_scope(None, "scope", [w], skip_on_eager=False) as name:
+    assert name == "scope/", name
+
+
+class Saved(trackable.Trackable):
+    def __init__(self):
+        self.w = self._track_trackable(w, name="w")
+
+
+saved = Saved()
+assert saved._trackable_children(save_type=trackable.SaveType.CHECKPOINT) == {"w": w}
+path = tf.train.Checkpoint(saved=saved).save(FOLDER + "/ckpt")
+w.assign([0.0, 0.0])
+tf.train.Checkpoint(saved=saved).restore(path).assert_consumed()
+assert w.numpy().tolist() == [1.0, 2.0]
+print("done")
+""".replace("FOLDER", repr(str(tmp_path)))
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "thalweg.tf", str(script)], capture_output=True, text=True
+    )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

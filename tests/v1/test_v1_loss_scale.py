@@ -15,6 +15,7 @@ from many import many
 from thalweg import Variable
 from thalweg.ground.running import eagerly
 from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
 from thalweg.v1.train.experimental import loss_scale as scales
 
 v1, experimental = tf.compat.v1, train.experimental
@@ -174,3 +175,52 @@ def test_a_checkpoint_has_the_optimizer_inside_and_the_scale(tmp_path: Any) -> N
     saved.restore(path).assert_consumed()
     assert (w.item(), opt._loss_scale().item()) == (0.0, 8.0)
     assert opt.get_slot(w, "momentum").item() == 1.0
+
+
+class Counting(train.MomentumOptimizer):
+    """Doubles gradients and counts its calls."""
+
+    calls = 0
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        pairs = [(2 * grad, var) for grad, var in grads_and_vars]
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_the_inner_apply_gradients_is_called(in_graph: bool) -> None:
+    inner = Counting(0.5, 0.0)
+    if in_graph:
+        with tf.Graph().as_default(), v1.Session() as session:
+            opt = experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+            w, step = v1.get_variable("w", initializer=tf.zeros(2)), v1.train.create_global_step()
+            train_op = opt.apply_gradients([(tf.ones(2), w)], global_step=step)
+            session.run(v1.global_variables_initializer())
+            session.run(train_op)
+            values, count = session.run([w, step])
+    else:
+        opt = experimental.MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+        w, step = Variable(torch.zeros(2), name="w"), Variable(np.int64(0), trainable=False)
+        opt.apply_gradients([(torch.ones(2), w)], global_step=step)
+        values, count = w.numpy(), step.item()
+    assert (values.tolist(), count, inner.calls) == ([-1, -1], 1, 1)
+
+
+@pytest.mark.parametrize("inner", ["clipping", "averaging", "decaying"])
+def test_a_loss_scale_around_another_wrapper(inner: str) -> None:
+    w, sgd = Variable(torch.zeros(2), name="w"), train.GradientDescentOptimizer(0.5)
+    made: Any = {
+        "clipping": lambda: contrib.VariableClippingOptimizer(sgd, {w: [0]}, 0.25),
+        "averaging": lambda: contrib.MovingAverageOptimizer(sgd, 0.5),
+        "decaying": lambda: contrib.MomentumWOptimizer(0.5, 0.5, 0.0),
+    }[inner]()
+    opt = experimental.MixedPrecisionLossScaleOptimizer(made, "dynamic")
+    for value in (1.0, math.inf, 1.0):
+        opt.apply_gradients([(torch.full((2,), value), w)])
+    if inner == "clipping":
+        np.testing.assert_allclose(w.norm().item(), 0.25, rtol=1e-6)
+    elif inner == "averaging":
+        assert (w.tolist(), made.average(w).tolist()) == ([-1, -1], [-0.75, -0.75])
+    else:
+        assert w.tolist() == [0.5 * -1 - 0.25, 0.5 * -1 - 0.25]

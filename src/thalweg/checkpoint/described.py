@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg import schedules
 from thalweg.checkpoint.of_torch import OF_TORCH, OfTorch
 from thalweg.checkpoint.plain import SCALAR, Reader, Writer
-from thalweg.core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Argument, Names
+from thalweg.core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_argument
 from thalweg.core.hyperparameters import is_function, is_number
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
@@ -151,7 +151,7 @@ class _Described:
         if isinstance(value, Rule):
             known = {RULE: value.name}
             return known if value in _all_rules() else {YOURS: f"your rule {value.name!r}"}
-        if isinstance(value, Argument) and (made_by := cast(Any, value)._made_by()) is not None:
+        if is_argument(value) and (made_by := cast(Any, value)._made_by()) is not None:
             return self._describe_argument(value, *made_by)
         if isinstance(value, Tensor):
             return self._describe_tensor(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from thalweg.core.described import Argument, Described
+from thalweg.core.described import Described, is_argument
 from thalweg.core.state import Loading, differences, mismatch
 from thalweg.schedules import LearningRateSchedule
 
@@ -47,7 +47,7 @@ def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
     for name, value in optimizer._arguments().items():
         if isinstance(value, Described):
             found |= _rates_by_path(value, f"{path}{name}.")
-        elif isinstance(value, Argument):
+        elif is_argument(value):
             keeps = enumerate(cast(Any, value)._keeps())
             found |= {f"{path}{name}#{place}": each for place, each in keeps}
         elif isinstance(value, LearningRateSchedule) and hasattr(value, "load_state_dict"):

@@ -7,7 +7,7 @@ and whoever reads one has the faces imported that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 # What imports each face, by its name; the package says so, which knows them all.
 faces: dict[str, Callable[[], object]] = {}
@@ -104,3 +104,8 @@ class Argument:
     def _keeps(self) -> Sequence[object]:
         """What it remembers: objects that have `state_dict` and `load_state_dict`."""
         return ()
+
+
+def is_argument(value: object) -> TypeGuard[Argument]:
+    """Return whether files describe a value as an `Argument`; its class need not derive from it."""
+    return hasattr(type(value), "_made_by")

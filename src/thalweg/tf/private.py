@@ -7,6 +7,7 @@ Each shows the names that are public elsewhere: `tensorflow.python.ops.math_ops.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import operator
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from thalweg import graph as graphs
+from thalweg.distribute import ReduceOp
 from thalweg.ground.running import eagerly, first_graph
 from thalweg.ground.scattering import UPDATES
 from thalweg.tf.control import function
@@ -105,6 +107,7 @@ _add_places(
     "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
     _KERAS,
 )
+_TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
 _PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
 _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
@@ -119,6 +122,24 @@ _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "training.training_util": "thalweg.v1.train.global_step",
     "training.gen_training_ops": "thalweg.v1.training_ops",
     "training.training_ops": "thalweg.v1.training_ops",
+    **dict.fromkeys(_TRACKABLE, "thalweg.core.trackable"),
+}
+
+
+class SaveType(enum.StrEnum):
+    """Kinds of saving, which `_trackable_children` receives."""
+
+    SAVEDMODEL = "savedmodel"
+    CHECKPOINT = "checkpoint"
+
+
+# Each rank has variables of its own, which no container holds.
+_DISTRIBUTED: dict[str, object] = {
+    "get_loss_reduction": lambda: ReduceOp.SUM,
+    "is_distributed_variable": lambda value: False,
+    "is_mirrored": lambda value: False,
+    "is_sync_on_read": lambda value: False,
+    "value_container": lambda value: value,
 }
 
 
@@ -142,6 +163,15 @@ def _ignore_device(
     return contextlib.nullcontext()  # where a node runs is a matter of its tensors
 
 
+def _name_scope(
+    name: str | None,
+    default_name: str | None = None,
+    values: Any = None,
+    skip_on_eager: bool = True,
+) -> Any:
+    return graphs.name_scope(name, default_name, values)
+
+
 def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
     return graph or first_graph(op_input_list)
 
@@ -152,16 +182,23 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
 
 
 _OWN: dict[str, dict[str, object]] = {
+    "distribute.distribute_utils": _DISTRIBUTED,
+    **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
         "device_policy": _ignore_device,
         "eager_mode": eagerly,
         "graph_mode": _graph_mode,
         "num_gpus": torch.cuda.device_count,
+        "xla_sharding_for_resource_variables_enabled": lambda: False,
     },
     "eager.function": {"defun": function},
     "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
-    "framework.ops": {"_get_graph_from_inputs": _graph_of, "colocate_with": _ignore_device},
+    "framework.ops": {
+        "_get_graph_from_inputs": _graph_of,
+        "colocate_with": _ignore_device,
+        "name_scope": _name_scope,
+    },
     "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
     "ops.resources": {
         "initialize_resources": _initialize_resources,
@@ -212,6 +249,8 @@ def module(fullname: str) -> Gathered:
         own["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
         own["shared_resources"] = own["local_resources"] = list  # all are variables
     if name == "ops.resource_variable_ops":
+        old = _attribute_at("compat.v1")
+        own |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
         own |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
         own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable

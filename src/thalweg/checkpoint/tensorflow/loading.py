@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.checkpoint.tensorflow.sorting.contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.objects import only_tensors, sorted_objects
+from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
 from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
 from thalweg.errors import UnsupportedCheckpointError
 from thalweg.storage import bundle, container, keras_files
@@ -56,22 +56,30 @@ def load(
     found = bundle.read(place.path, names, progress)
     graph = found.graph
     if graph is not None and names is not None:
-        graph = only_tensors(graph, found.tensors)
+        graph = bundle.select_values(graph, found.tensors.__contains__)
     file = _sort_tensors(place.path, found.tensors, graph)
     return replace(file, texts=tuple(found.strings))
 
 
 def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
-    """As `load`, but of a checkpoint of TensorFlow no values are read, except those of scalars."""
+    """Read a checkpoint as `load` does, but of one of TensorFlow only the values of scalars.
+
+    Tensors whose dtype is not read, such as strings, are left out.
+    """
     place = locate_checkpoint(path).check_readable()
     if place.writer != "tensorflow":
         return load(path)
-    entries = [each for each in bundle.describe(place.path) if each.dtype in ITEM_BYTES]
+    described = bundle.describe(place.path)
+    entries = [each for each in described if each.dtype in ITEM_BYTES]
+    skipped = {each.name for each in described if each.dtype not in ITEM_BYTES}
     found = bundle.read(place.path, {each.name for each in entries if not each.shape})
     empty = {
         each.name: Stored(each.dtype, each.shape, memoryview(b"")) for each in entries if each.shape
     }
-    return _sort_tensors(place.path, {**empty, **found.tensors}, found.graph)
+    graph = found.graph
+    if graph is not None:
+        graph = bundle.select_values(graph, lambda key: key not in skipped)
+    return _sort_tensors(place.path, {**empty, **found.tensors}, graph)
 
 
 def _sort_tensors(

@@ -21,7 +21,7 @@ from thalweg.checkpoint.tensorflow.setting.into_training import (
     loading_training,
     with_averages,
 )
-from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1
+from thalweg.checkpoint.tensorflow.setting.into_v1 import loading_v1, with_moving_averages
 from thalweg.checkpoint.tensorflow.setting.making import (
     class_of,
     families_of,
@@ -36,6 +36,7 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.sorting.families import Family
+from thalweg.checkpoint.tensorflow.sorting.keras_classes import base_class_name, keras_class
 from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import STEPS
 from thalweg.checkpoint.tensorflow.sorting.numbers import as_count, count_of
@@ -161,18 +162,18 @@ def _sort_as_given(
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(file.source, KerasFile):
         cls = cast(type[Any], optimizer if is_class else inner.__class__)
-        if file.source.class_name is None and issubclass(cls, KerasOptimizer):
+        if keras_class(file.source.class_name) is None and issubclass(cls, KerasOptimizer):
             config = dict(given) if is_class else inner.get_config()
-            return sorted_file(file.path, file.source, cls.__name__, config)
+            return sorted_file(file.path, file.source, base_class_name(cls), config)
         return file
-    keras = optimizer if is_class else inner.__class__
+    keras = cast(type[Any], optimizer if is_class else inner.__class__)
     if file.graph is not None and issubclass(keras, KerasOptimizer):
         if any(found.lost for found in file.optimizers):
-            return sorted_objects(file.path, file.source, file.graph, keras.__name__)
+            return sorted_objects(file.path, file.source, file.graph, base_class_name(keras))
         return file
     families: list[Family] = []
     if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
-        families = families_of(optimizer, given)
+        families = families_of(optimizer, given) or [Family(optimizer.__name__, "", ())]
     elif file.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
         families = [family_of(inner, targets.tensors[name])]
@@ -306,9 +307,11 @@ def _prepare_optimizer(
     if isinstance(opt, MixedPrecisionLossScaleOptimizer) and found is not None:
         scalars |= _of_scale(found)
     if isinstance(opt, V1Optimizer):
-        return loading_v1(opt, slots, scalars)
-    asked = is_new and found is not None and found.family is not None
-    if asked and getattr(opt, "_momentum", None) is False:
-        slots = without_momentum(slots)  # the momentum was asked for, and is 0
+        return loading_v1(opt, with_moving_averages(opt, slots, placed), scalars)
+    is_zero = found is not None and found.hyperparameters.get("momentum") == 0
+    # The constructor of a new optimizer requires the momentum, if the file does not have it.
+    is_known = is_zero or (is_new and found is not None and found.family is not None)
+    if is_known and getattr(opt, "_momentum", None) is False:
+        slots = without_momentum(slots)
     hypers = {} if is_new or found is None else found.hyperparameters
     return loading_keras(opt, slots, scalars, hypers)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.described import LOSS_SCALERS, Argument, Names
+from thalweg.core.described import LOSS_SCALERS, Names
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.graph import Output, operation
 from thalweg.ground.running import is_deferred
@@ -22,7 +22,7 @@ from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 
 
-class AutomaticLossScaler(Argument):
+class AutomaticLossScaler:
     """The factor by which a loss is multiplied before its gradients are computed in float16.
 
     Divide the gradients by `loss_scale`, look at them with `check_grads`, take the step unless
@@ -75,6 +75,10 @@ class AutomaticLossScaler(Argument):
     def _arguments(self) -> dict[str, object]:
         """What the constructor was given, by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
+
+    def _keeps(self) -> tuple[object, ...]:
+        """Return nothing: the optimizer around it saves its variables."""
+        return ()
 
     def _made_by(self) -> tuple[Names, type[AutomaticLossScaler]]:
         return LOSS_SCALERS, type(self)

@@ -40,7 +40,7 @@ def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[A
     """
     pairs = list(grads_and_vars)
     if not pairs:
-        raise InvalidArgumentError("No variables provided: there are no pairs of gradient and one.")
+        raise InvalidArgumentError("No variables provided.")
     return pairs
 
 

@@ -42,6 +42,7 @@ class Treatment(NamedTuple):
         all_reduce: See `reduced`.
         model: See `reduced`.
         outbox: What summaries are handed to, or None.
+        shows_loss: Whether the loss is among the summaries.
     """
 
     post: PostProcessing
@@ -50,6 +51,7 @@ class Treatment(NamedTuple):
     all_reduce: AllReduce | None = None
     model: Any = None
     outbox: Outbox | None = None
+    shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
         """Whether other ranks of torch.distributed wait for this one's gradients."""
@@ -66,6 +68,7 @@ class Given(NamedTuple):
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
         counts: What else counts the run, as functions in C.
+        loss: The loss, or None where gradients were computed elsewhere.
     """
 
     backward: Backward
@@ -74,6 +77,7 @@ class Given(NamedTuple):
     skip: bool = False
     captured: Any = None
     counts: Sequence[Call] = ()
+    loss: Tensor | None = None
 
 
 class Ready(NamedTuple):
@@ -250,11 +254,14 @@ def _check(how: Treatment, backward: Backward) -> None:
 
 
 def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
+    """Return a journal with the summaries that need no gradients; None without an outbox."""
     if how.outbox is None:
         return None
     journal = Journal(how.post.summaries, SCOPE)
     if "learning_rate" in journal.wanted:
         journal.scalar("learning_rate", given.rate, scoped=False)
+    if how.shows_loss and given.loss is not None:
+        journal.scalar("loss", given.loss.detach())
     if "loss_scale" in journal.wanted and loss_scale is not None:
         journal.scalar("loss_scale", loss_scale.clone())
     return journal

@@ -179,7 +179,7 @@ class TrainingStep(Described):
         scale = self._mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Callable[[], tuple[object, Backward]]) -> Any:
+    def _taken(self, differentiate: Callable[[], tuple[Tensor | None, Backward]]) -> Any:
         """Take a step; returns the first of what `differentiate` gives."""
         if not executing_eagerly():
             raise FailedPreconditionError(
@@ -200,7 +200,7 @@ class TrainingStep(Described):
         return value
 
     def _run(
-        self, differentiate: Callable[[], tuple[object, Backward]], done: Done
+        self, differentiate: Callable[[], tuple[Tensor | None, Backward]], done: Done
     ) -> tuple[object, Outcome]:
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
@@ -215,7 +215,7 @@ class TrainingStep(Described):
             return self._carry_out(differentiate, done, is_late)
 
     def _carry_out(
-        self, differentiate: Callable[[], tuple[object, Backward]], done: Done, is_late: bool
+        self, differentiate: Callable[[], tuple[Tensor | None, Backward]], done: Done, is_late: bool
     ) -> tuple[object, Outcome]:
         how, mixed = self._how, self._mixed
         inner = self.optimizer if mixed is None else mixed.optimizer
@@ -233,7 +233,7 @@ class TrainingStep(Described):
             return value, apply_processed(
                 inner,
                 how,
-                Given(backward, sums, self._rate.value, skip, counts=self._counts()),
+                Given(backward, sums, self._rate.value, skip, counts=self._counts(), loss=value),
                 None if mixed is None else mixed.loss_scaler,
                 None if shown is None else shown.loss_scale.detach(),
                 self.global_step,

@@ -186,11 +186,11 @@ class _Taking:
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)
-        given = Given(Backward(**parts), sums, rate, as_skip(skip), captured)
+        given = Given(Backward(**parts), sums, rate, as_skip(skip), captured, loss=value)
         if self._averaged is None:
             return self._how, given
         writer = None if self._how.outbox is None else self._how.outbox.writer
-        told = Collected(("learning_rate", f"{SCOPE}loss_scale"), writer)
+        told = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
         self._averaged.keep(told)
         return self._how._replace(outbox=Outbox(told, waits=True)), given
 

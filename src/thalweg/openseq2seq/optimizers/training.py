@@ -159,7 +159,9 @@ def optimize_loss(
     if in_graph and can_be_collected(summaries, summary_writer):
         collected = ("loss", *post.summaries) if summaries is None else post.summaries
     outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    how = Treatment(post, iter_size, bool(on_horovod), all_reduce, model, outbox)
+    how = Treatment(
+        post, iter_size, bool(on_horovod), all_reduce, model, outbox, shows_loss=summaries is None
+    )
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)

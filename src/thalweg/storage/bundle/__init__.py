@@ -6,7 +6,13 @@ with its checksum, and names are no more than keys of dictionaries.
 """
 
 from thalweg.storage.bundle.contents import Bundle
-from thalweg.storage.bundle.object_graph import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg.storage.bundle.object_graph import (
+    Attribute,
+    Node,
+    ObjectGraph,
+    SlotVariable,
+    select_values,
+)
 from thalweg.storage.bundle.reading import describe, is_bundle, read
 from thalweg.storage.bundle.state_file import NAME as STATE
 from thalweg.storage.bundle.state_file import CheckpointState, read_state, write_state
@@ -24,6 +30,7 @@ __all__ = [
     "is_bundle",
     "read",
     "read_state",
+    "select_values",
     "write",
     "write_state",
 ]

@@ -6,8 +6,8 @@ bundle keeps it as a string under `KEY`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from thalweg.storage.bundle.flaw import Flaw, locate_flaws, quote_name
 from thalweg.storage.bundle.proto import (
@@ -95,6 +95,30 @@ def decode_graph(data: bytes) -> ObjectGraph:
                 if not 0 <= other < len(messages):
                     raise Flaw(f"it names object {other} of {len(messages)}")
     return ObjectGraph(tuple(nodes))
+
+
+def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
+    """Return a graph without the values whose keys are not kept, and without slots of these."""
+    nodes = [
+        replace(node, attributes=tuple(each for each in node.attributes if should_keep(each.key)))
+        for node in graph.nodes
+    ]
+    emptied = {
+        position
+        for position, (before, after) in enumerate(zip(graph.nodes, nodes, strict=True))
+        if before.attributes and not after.attributes
+    }
+    return ObjectGraph(
+        tuple(
+            replace(
+                node,
+                slots=tuple(
+                    each for each in node.slots if emptied.isdisjoint((each.original, each.slot))
+                ),
+            )
+            for node in nodes
+        )
+    )
 
 
 def encode_graph(graph: ObjectGraph) -> bytes:

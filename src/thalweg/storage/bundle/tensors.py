@@ -44,7 +44,11 @@ class Reader:
         self._total = sum(each.size for each in wanted.values())
 
     def read_bundle(self) -> Bundle:
-        """All that is wanted."""
+        """Read the wanted tensors.
+
+        Returns:
+            The tensors, the strings, and the object graph without the variables of strings.
+        """
         tensors: dict[str, Stored] = {}
         texts: dict[str, list[bytes]] = {}
         for name in sorted(self._wanted, key=self._place_of):
@@ -56,7 +60,10 @@ class Reader:
                     tensors[name] = self._read_tensor(tensor)
         graph = texts.pop(object_graph.KEY, None)
         ordered = {name: tensors[name] for name in self._wanted if name in tensors}
-        return Bundle(ordered, texts, None if graph is None else _decode_graph(graph))
+        if graph is None:
+            return Bundle(ordered, texts, None)
+        selected = object_graph.select_values(_decode_graph(graph), lambda key: key not in texts)
+        return Bundle(ordered, texts, selected)
 
     def _place_of(self, name: str) -> tuple[int, int]:
         """Where a tensor begins, so that files are read from their beginning to their end."""

@@ -26,16 +26,19 @@ class KerasFile:
 
     Attributes:
         kind: "keras", "weights.h5" or "h5".
-        class_name: The name of the optimizer's class, "Adam"; None if the file does not say it.
+        class_name: The name of the optimizer's class, "Adam"; "Custom>Adam" if it is registered
+            under a package. None if the file does not say it.
         config: The optimizer's configuration; None if the file does not have it.
         optimizer: The optimizer's arrays by name, in its order. Keras 3 numbers them:
             "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate (unless
             that is a schedule, or Keras is older than 3), then come the slots. A `.h5` file has
-            names as "Adam/dense/kernel/m".
+            names as "Adam/dense/kernel/m", since Keras 2.11 as "Adam/m/dense/kernel".
         variables: The model's variables by path, "dense/kernel"; in the model's order where the
             file says it (`.keras` and `.h5`), else in alphabetical order.
         places: For each of them the number of its layer in the model, None where the file does not
             say it, and its group in the file; {} of a `.h5` file.
+        package: "thalweg" in a sorted file whose optimizer's class is one of
+            `thalweg.integrations.keras3`; else "".
     """
 
     kind: str
@@ -44,6 +47,7 @@ class KerasFile:
     optimizer: dict[str, Stored]
     variables: dict[str, Stored]
     places: dict[str, Place] = field(default_factory=dict[str, Place])
+    package: str = ""
 
 
 def read(

@@ -9,6 +9,8 @@ from thalweg.errors import InvalidConfigError
 from thalweg.storage import json_text
 from thalweg.storage.json_text import as_object
 
+# Top-level modules of Keras' own classes; "builtins" is that of plain names.
+_KERAS_MODULES = ("keras", "tf_keras", "tensorflow", "builtins")
 Described = tuple[str | None, dict[str, Any] | None]
 
 
@@ -42,19 +44,35 @@ def optimizer_of(title: str, described: object) -> Described:
         return None, None
     if isinstance(described, str):
         return _check_class_name(title, described), None
-    given = as_object(described)
-    if "class_name" not in given:
+    fields = as_object(described)
+    if "class_name" not in fields:
         raise InvalidConfigError(f"{title}: the optimizer has no class.")
-    config = given.get("config")
+    config = fields.get("config")
     if not isinstance(config, dict | None):
         raise InvalidConfigError(f"{title}: the optimizer's configuration is {config!r:.80}.")
-    return _check_class_name(title, given["class_name"]), None if config is None else as_object(
-        config
-    )
+    return _qualified_class_name(title, fields), None if config is None else as_object(config)
+
+
+def _qualified_class_name(title: str, fields: dict[str, Any]) -> str:
+    """Return the class name of a serialized object, as "package>Name" unless Keras defines it.
+
+    Keras 3 and `.keras` files keep the package, or the module of a class that is not registered, in
+    a field of its own. A class of yours called Adam must not be mistaken for that of Keras.
+    """
+    name = _check_class_name(title, fields["class_name"])
+    registered, module = fields.get("registered_name"), fields.get("module")
+    if isinstance(registered, str) and ">" in registered:
+        return _check_class_name(title, registered)
+    if module is None and isinstance(registered, str):
+        # Keras has no module for a class of a script.
+        module = "__main__"
+    if ">" in name or not isinstance(module, str) or module.split(".")[0] in _KERAS_MODULES:
+        return name
+    return _check_class_name(title, f"{module}>{name}")
 
 
 def _check_class_name(title: str, name: object) -> str:
-    if not isinstance(name, str) or not re.fullmatch(r"[\w ]+(>\w+)?", name):
+    if not isinstance(name, str) or not re.fullmatch(r"([\w .-]+>)?[\w ]+", name):
         raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
     return name
 

@@ -53,7 +53,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.hooks import V1Hooks, counting_calls
-from thalweg.v1.train.recorded import has_hooks, recorded
+from thalweg.v1.train.recorded import add_update_names, has_hooks, recorded
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
@@ -72,6 +72,9 @@ def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
 
 class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
+
+    `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients before they are
+    applied, call the two yourself, the second with pairs like those that the first returns.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
     resource variables, `_resource_apply_dense(grad, var)` and `_resource_apply_sparse(grad, var,
@@ -266,8 +269,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """Apply gradients to variables.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
-                sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
+            grads_and_vars: Pairs of a gradient and its variable, as `compute_gradients` returns
+                them. A gradient is a tensor (dense, or sparse COO over dimension 0),
+                `IndexedSlices`, an array, a list, or None.
             global_step: Optional. A variable that is raised by 1 after the updates.
             name: Name of the operation in graph mode; the optimizer's name by default.
             skip_gradients_aggregation: Whether gradients are applied as they are, without the sum
@@ -295,6 +299,9 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                     "Use `_distributed_apply()` instead of `apply_gradients()` in a cross-replica"
                     " context."
                 )
+            if getattr(self._distributed_apply, "__func__", None) is not _DISTRIBUTED_APPLY:
+                # As in TensorFlow. The method of this class counts None as zero.
+                grads_and_vars = [pair for pair in grads_and_vars if pair[0] is not None]
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
@@ -650,6 +657,8 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
             kind="update",
         )
         op.written += tuple(self._kept_in_graph(variables))
+        kernel = type(self._innermost()).__name__.removesuffix("Optimizer")
+        add_update_names(op, variables, f"Apply{kernel}")
         get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
@@ -838,6 +847,7 @@ _DenseResourceVariableProcessor = processors.DenseResourceVariableProcessor
 _StreamingModelPortProcessor = processors.StreamingModelPortProcessor
 _TensorProcessor = processors.TensorProcessor
 get_filtered_grad_fn = gradients.get_filtered_grad_fn
+_DISTRIBUTED_APPLY = Optimizer._distributed_apply
 _get_processor = processors.processor_of
 _deduplicate_indexed_slices = deduplicated
 _var_key = variable_key_in_graph

@@ -23,33 +23,40 @@ from thalweg.variable import is_variable, name_of, variable_constraint
 
 
 class OptimizableVariable(ABC):
-    """A variable as `apply_gradients` sees it.
+    """Interface of a variable in `apply_gradients`."""
 
-    Raises:
-        NotImplementedError: It is neither a variable nor a tensor.
-    """
-
-    _v: Any
-
-    def __init__(self, v: object) -> None:
-        if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
-            raise NotImplementedError(f"Trying to optimize unsupported type {v}")
-        self._v = v
-
+    @abstractmethod
     def target(self) -> Any:
-        """By what the loss is differentiated."""
-        return self._v
+        """Return the tensor or variable by which the loss is differentiated."""
+        raise NotImplementedError("Calling an abstract method.")
 
     @abstractmethod
     def update_op(self, optimizer: object, g: object) -> Any:
-        """Have a hook of the optimizer update the variable by the gradient `g`.
+        """Call the hook of an optimizer that updates the variable by the gradient `g`.
 
         Returns:
             What the hook returns: in graph mode an operation, or what comes from one.
 
         Raises:
-            NotImplementedError: It is no variable.
+            NotImplementedError: The target is not a variable.
         """
+        raise NotImplementedError("Calling an abstract method.")
+
+
+class _Processor(OptimizableVariable):
+    """Processor of one variable or tensor.
+
+    Raises:
+        NotImplementedError: It is neither a variable nor a tensor.
+    """
+
+    def __init__(self, v: object) -> None:
+        if not (is_symbolic(v) or isinstance(v, torch.Tensor)):
+            raise NotImplementedError(f"Trying to optimize unsupported type {v}")
+        self._v: Any = v
+
+    def target(self) -> Any:
+        return self._v
 
     def __str__(self) -> str:
         return f"<_{type(self).__name__}({self._v})>"
@@ -72,7 +79,7 @@ class OptimizableVariable(ABC):
             raise sparse_and_constrained(name_of(self._v))
 
 
-class DenseResourceVariableProcessor(OptimizableVariable):
+class DenseResourceVariableProcessor(_Processor):
     """Calls the hooks of resource variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
@@ -87,7 +94,7 @@ class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
     """For what was read from a resource variable; here that is the variable."""
 
 
-class RefVariableProcessor(OptimizableVariable):
+class RefVariableProcessor(_Processor):
     """Calls the hooks of plain variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
@@ -95,17 +102,19 @@ class RefVariableProcessor(OptimizableVariable):
         if isinstance(g, IndexedSlices):
             self._check_sparse()
             return optimizer._apply_sparse_duplicate_indices(g, self._v)
+        if not (is_symbolic(g) or isinstance(g, torch.Tensor)):
+            raise AssertionError("Gradient ", g, " is neither a tensor nor IndexedSlices.")
         return self._apply_constraint(optimizer._apply_dense(g, self._v))
 
 
-class StreamingModelPortProcessor(OptimizableVariable):
+class StreamingModelPortProcessor(_Processor):
     """For ports, whose gradient is all that is asked for."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
         return g
 
 
-class TensorProcessor(OptimizableVariable):
+class TensorProcessor(_Processor):
     """For tensors, which have gradients and cannot be updated."""
 
     def update_op(self, optimizer: object, g: object) -> Any:

@@ -22,6 +22,7 @@ from thalweg.graph import (
     gradient_symbol,
     graph_variable_of,
     group,
+    no_op,
     operation,
     update_of,
     updates_since,
@@ -99,6 +100,24 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         if not any(made is each for each in collection):
             collection.append(made)
     return made
+
+
+def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
+    """Add an operation for each variable that a step updates, with TensorFlow's name for it.
+
+    A session takes a step as one operation. Those that are added, such as
+    "Adam/update_w/ResourceApplyAdam", follow it: running one takes the whole step.
+
+    Args:
+        step: The operation that takes the step.
+        variables: The variables of the graph that it updates.
+        kind: The name of the kernel, "ApplyAdam".
+    """
+    graph = step.graph
+    with graph.as_default(), graph.control_dependencies([step]), graph.name_scope(f"{step.name}/"):
+        for var in variables:
+            with graph.name_scope(f"update_{var.op.name}"):
+                no_op(f"Resource{kind}" if var.is_resource else kind)
 
 
 def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:

@@ -80,11 +80,12 @@ class StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
-        chosen, lasting = self._chosen_for_state(variables), self._lasting_entries()
+        chosen = self._chosen_for_state(variables)
         is_begun = any(self._slot_entries(var, "") for var in self._owners())
-        if not is_begun and given.keys() <= {each.name for each in lasting}:
-            # It was saved before the first step.
-            return state.fitting(lasting, given, f"The state of {self._name}")
+        without_slots = [*self._lasting_entries(), *self._own_entries()]
+        if not is_begun and given.keys() <= {each.name for each in without_slots}:
+            # It was saved before the first step, or by an optimizer that has no slots.
+            return state.fitting(without_slots, given, f"The state of {self._name}")
         if not chosen:
             raise FailedPreconditionError(
                 f"{self._name} has no slots before its first step. Give the variables:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.step import TrainingStep
+from thalweg.v1.train.wrapping import WrappingOptimizer
 
 _AVERAGE = "grads_ema"
 
@@ -29,9 +30,10 @@ def is_training(opt: object) -> bool:
 
 
 def inner_of(opt: Any) -> Any:
-    """The optimizer inside a wrapper; anything else is returned as it is."""
-    while is_training(opt):
-        opt = opt.optimizer
+    """Return the optimizer inside all wrappers; anything else is returned unchanged."""
+    while is_training(opt) or isinstance(opt, WrappingOptimizer):
+        attribute = "_opt" if isinstance(opt, WrappingOptimizer) else "optimizer"
+        opt = getattr(cast(object, opt), attribute)
     return opt
 
 

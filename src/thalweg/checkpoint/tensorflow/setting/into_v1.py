@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from thalweg.checkpoint.steps import power_after, steps_of
+from thalweg.checkpoint.tensorflow.placing.placed import Placed
+from thalweg.checkpoint.tensorflow.setting.into_training import inner_of
 from thalweg.core import state
 from thalweg.core.hyperparameters import is_number
 from thalweg.v1 import train
+from thalweg.v1.contrib.opt import MovingAverageOptimizer
 from thalweg.v1.train.wrapping import WrappingOptimizer
 
 Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
@@ -44,11 +47,25 @@ def loading_v1(
     return optimizer._loading(own, variables)
 
 
+def with_moving_averages(optimizer: object, slots: Slots, placed: Placed) -> Slots:
+    """Return slots with the file's averages, for a `MovingAverageOptimizer` among the wrappers."""
+    averaging: Any = optimizer
+    while not isinstance(averaging, MovingAverageOptimizer):
+        if not isinstance(averaging, WrappingOptimizer):
+            return slots
+        averaging = cast(Any, averaging)._opt
+    kind: str = cast(Any, averaging)._ema.name
+    own = {id(var): (var, dict(kinds)) for var, kinds in slots}
+    for name, average in placed.file.averages.items():
+        if name in placed.places:
+            var = placed.target(name)
+            own.setdefault(id(var), (var, {}))[1][kind] = placed.permute_like(name, average)
+    return [*own.values()]
+
+
 def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
     """The betas that are numbers, by the names of their powers."""
-    inner: object = optimizer
-    while isinstance(inner, WrappingOptimizer):
-        inner = cast(Any, inner)._opt
+    inner: object = inner_of(optimizer)
     if not isinstance(inner, train.AdamOptimizer):
         return {}
     given = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
 
 from thalweg.checkpoint.tensorflow.sorting.families import Family
 from thalweg.checkpoint.tensorflow.sorting.numbers import shortest_decimal
+from thalweg.core.hyperparameters import is_number
 from thalweg.errors import InvalidConfigError
 from thalweg.keras import optimizers
+from thalweg.rules import nadam
 from thalweg.schedules import deserialize
+from thalweg.storage.stored import of_tensor
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
+    from thalweg.storage.stored import Stored
 
 # Where the numbers of Keras since 2.11 are not those of OptimizerV2.
 INSIDE = (
@@ -21,6 +28,7 @@ INSIDE = (
     " epsilon make other steps"
 )
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+_MOST_STEPS = 10_000
 _AROUND = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
@@ -40,10 +48,11 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
     known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
     if isinstance(config.get("learning_rate"), Mapping):
         known["learning_rate"] = _make_schedule(config["learning_rate"])
-    if "decay" in config and is_legacy(file):
+    if "decay" in config and _is_optimizer_v2(file):
         known["decay"] = config["decay"]
     if family.cls == "Nadam" and not is_legacy(file):
-        known["decay"] = 1.0  # psi: there the momentum's schedule has no factor
+        # psi: in Keras the momentum's schedule has no factor.
+        known["decay"] = config.get("schedule_decay", 1.0)
     return {**family.options, **known}
 
 
@@ -55,13 +64,38 @@ def is_legacy(file: KerasFile) -> bool:
 def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
     """What its user should know of going on with it."""
     plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
-    return (INSIDE,) if plain and not is_legacy(file) else ()
+    return (INSIDE,) if plain and not _is_optimizer_v2(file) else ()
+
+
+def _is_optimizer_v2(file: KerasFile) -> bool:
+    """Return whether the optimizer has the formulas and options of OptimizerV2."""
+    return is_legacy(file) or file.package == "thalweg"
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:
     """What the optimizer did around its updates and none here does."""
     config = file.config or {}
     return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
+
+
+def momentum_product(file: KerasFile, steps: int) -> dict[str, Stored]:
+    """Return Nadam's "momentum_cache" after some steps, recomputed from its configuration.
+
+    Keras 2.11 to 2.15 does not save it, and begins at 1 again after loading; the uninterrupted
+    training goes on with the value returned here. The result is empty if beta_1 is not a number.
+    """
+    beta = (file.config or {}).get("beta_1", 0.9)
+    if not is_number(beta) or not 0 <= beta < 1:
+        return {}
+    schedule: Any = cast(Any, nadam).schedule
+    product, beta_1 = np.float32(1), np.float32(beta)
+    for step in range(1, min(steps, _MOST_STEPS) + 1):
+        product = product * schedule(beta_1, np.float32(1), np.float32(step))
+        if product == 0:
+            break
+    # The later factors are beta_1, as powers of 0.96 are 0 by then.
+    product = product * beta_1 ** np.float32(max(steps - _MOST_STEPS, 0))
+    return {"momentum_cache": of_tensor(torch.tensor(float(product), device="cpu"))}
 
 
 def _make_schedule(config: Mapping[str, object]) -> object:

@@ -1,4 +1,7 @@
-"""Sorts a file of Keras: the optimizer's arrays are numbered, or named as they were in Keras 2."""
+"""Sorts a file of Keras: the optimizer's arrays are numbered, or named as in Keras 2.
+
+OptimizerV2 names a slot "Adam/dense/kernel/m", Keras 2.11 to 2.15 "Adam/m/dense/kernel".
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ from thalweg.checkpoint.tensorflow.sorting.contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.sorting.families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_classes import OTHERS, SCALING, keras_class
 from thalweg.checkpoint.tensorflow.sorting.keras_config import (
     hyperparameters_of,
+    momentum_product,
     notes_of,
     refused_of,
 )
-from thalweg.checkpoint.tensorflow.sorting.keras_objects import OTHERS
+from thalweg.checkpoint.tensorflow.sorting.keras_objects import SLOT_KINDS
 from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
 from thalweg.checkpoint.tensorflow.sorting.loss_scales import SCALE, STEPS, if_usual, scaled_by
 from thalweg.checkpoint.tensorflow.sorting.numbers import INTEGERS, as_number, count_of
 from thalweg.storage.json_text import as_object
+from thalweg.storage.keras_files.config import optimizer_of
 
 if TYPE_CHECKING:
     from thalweg.storage.keras_files import KerasFile
@@ -29,28 +35,39 @@ if TYPE_CHECKING:
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
-_SCALING, _INNER = "LossScaleOptimizer", "/inner_optimizer/"
+# Slots of options around the update, which Keras creates before those of the update, by option.
+_AROUND = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
+_INNER = "/inner_optimizer/"
+_ITERATION = "iteration"  # the name of the count of steps since Keras 2.11
 
 
 def sorted_file(
     path: str, file: KerasFile, class_name: str | None = None, config: object = None
 ) -> TensorFlowCheckpoint:
-    """The checkpoint that a file is.
+    """Sort the arrays of a file into variables and the state of its optimizer.
 
     Args:
         path: Where it was read.
-        file: What it holds.
-        class_name: Optional. What the optimizer is known to be, if the file does not say it.
-        config: Optional. Its configuration, likewise.
+        file: The file.
+        class_name: Optional. The class of the optimizer, where the file names none of Keras.
+        config: Optional. Its configuration, where the file has none.
+
+    Returns:
+        The sorted checkpoint.
     """
-    given = file
+    package = file.package
+    if (file.class_name or "").startswith("thalweg>"):
+        package = "thalweg"
+    plain_name = keras_class(file.class_name) or file.class_name
+    source = file = replace(file, class_name=plain_name, package=package)
     file = _without_scale(file)
-    file = replace(file, class_name=file.class_name or class_name, config=file.config or config)
+    class_name = keras_class(file.class_name) or class_name or file.class_name
+    file = replace(file, class_name=class_name, config=file.config or config)
     optimizers: tuple[FoundOptimizer, ...] = ()
     unknown: dict[str, Stored] = {}
     if file.optimizer:
-        found = _by_name(file) or _by_number(file)
-        scale = _scale_of(given)
+        found = _by_name(file) or _sort_by_kind(file) or _by_number(file)
+        scale = _scale_of(source)
         notes = (*found.notes, *scaled_by(scale))
         found = replace(found, notes=notes, loss_scale=scale)
         optimizers = (found,)
@@ -62,31 +79,29 @@ def sorted_file(
         variables=dict(file.variables),
         optimizers=optimizers,
         unknown=unknown,
-        source=given,
+        source=source,
     )
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """The file with the optimizer inside of one that scales the loss."""
-    own = {name: each for name, each in file.optimizer.items() if _INNER in name}
-    inner = as_object(as_object(file.config).get("inner_optimizer"))
-    name, config = inner.get("class_name"), inner.get("config")
-    if file.kind == "h5" and isinstance(name, str):  # which has the arrays of the inner one alone
-        own = own or dict(file.optimizer)
-    if not own or file.class_name not in (None, _SCALING):
+    """Return the file with the optimizer inside one that scales the loss; others unchanged."""
+    if file.class_name not in (None, *SCALING):
         return file
-    return replace(
-        file,
-        class_name=name if isinstance(name, str) else None,
-        config=as_object(config) if isinstance(config, dict) else None,
-        optimizer=own,
-    )
+    arrays = {name: each for name, each in file.optimizer.items() if _INNER in name}
+    inner = as_object(as_object(file.config).get("inner_optimizer"))
+    class_name, config = optimizer_of(file.kind, inner or None)
+    # A .h5 file has the arrays of the inner optimizer alone.
+    if file.kind == "h5" and class_name is not None:
+        arrays = arrays or dict(file.optimizer)
+    if not arrays:
+        return file
+    return replace(file, class_name=class_name, config=config, optimizer=arrays)
 
 
 def _scale_of(file: KerasFile) -> dict[str, Stored]:
     """What the loss scale around the optimizer remembers."""
     outer = [each for name, each in file.optimizer.items() if _INNER not in name]
-    if file.class_name not in (None, _SCALING) or len(outer) == len(file.optimizer):
+    if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
         return {}
     # Its own count of steps and learning rate come first, and mean nothing.
     return if_usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
@@ -116,6 +131,27 @@ def _by_name(file: KerasFile) -> FoundOptimizer | None:
     )
 
 
+def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
+    """Sort the arrays of Keras 2.11 to 2.15, "Adam/m/dense/kernel"; None if any name differs."""
+    scope = f"{(file.config or {}).get('name')}/"
+    kinds = SLOT_KINDS.get(file.class_name or "", {})
+    scalars: dict[str, Stored] = {}
+    slots: Slots = {}
+    for name, value in file.optimizer.items():
+        kind, _, owner = name.removeprefix(scope).partition("/")
+        if name == _ITERATION:
+            scalars["iter"] = value
+        elif owner not in file.variables:
+            return None
+        elif kind not in _AROUND:
+            slots.setdefault(owner, {})[kinds.get(kind, kind)] = value
+    slot_kinds = {kind for owned in slots.values() for kind in owned}
+    families = [each for each in with_slots(slot_kinds, KERAS) if each.cls == file.class_name]
+    if not families:
+        return None
+    return _found_optimizer(file, families, slots, scalars, scope.removesuffix("/"))
+
+
 def _by_number(file: KerasFile) -> FoundOptimizer:
     """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
     scalars, arrays = _split_scalars(file)
@@ -139,16 +175,27 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
     scalars: dict[str, Stored] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
-    if file.class_name == "Nadam" and len(values) > 1 and not values[-1].shape:
-        scalars["momentum_cache"] = values.pop()
+    # Keras 3 keeps the product last, thalweg.integrations.keras3 behind the learning rate.
+    place = 1 if file.package == "thalweg" else -1
+    if file.class_name == "Nadam" and len(values) > 1 and not values[place].shape:
+        scalars["momentum_cache"] = values.pop(place)
     return scalars, values
 
 
 def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Family, Slots]]:
-    """The kinds of optimizer that the file may be of, and the slots that arrays are of each."""
-    families = [family for family in KERAS if _may_be(family, file)]
-    found = [(family, _slots_of(family, values, file)) for family in families]
-    return [(family, slots) for family, slots in found if slots is not None]
+    """Return the families that the arrays may be of, each with its slots.
+
+    Slots of options around the update are left out.
+    """
+    families = [family for family in KERAS if _may_be(family, file, has_arrays=bool(values))]
+    config = file.config or {}
+    around = tuple(kind for kind, option in _AROUND.items() if config.get(option))
+    for extra_kinds in dict.fromkeys((around, ())):
+        slots = [_slots_of(family, values, file, extra_kinds) for family in families]
+        fitting = [(f, own) for f, own in zip(families, slots, strict=True) if own is not None]
+        if fitting:
+            return fitting
+    return []
 
 
 def _ways_to_read(file: KerasFile, arrays: list[Stored]) -> list[tuple[list[Stored], list[Stored]]]:
@@ -168,12 +215,14 @@ def _ways_to_read(file: KerasFile, arrays: list[Stored]) -> list[tuple[list[Stor
 def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
     if file.class_name in OTHERS.values():
         return (f"nothing in thalweg.keras steps like {file.class_name}",)
+    if file.class_name is not None and keras_class(file.class_name) is None:
+        return (f"{file.class_name} is not a class of Keras",)
     kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
     return (f"its {count} arrays cannot be told to be slots of its variables, {kept}",)
 
 
-def _may_be(family: Family, file: KerasFile) -> bool:
-    """Whether the file's description allows this kind of optimizer."""
+def _may_be(family: Family, file: KerasFile, has_arrays: bool) -> bool:
+    """Return whether the file's description allows this kind of optimizer."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -181,22 +230,36 @@ def _may_be(family: Family, file: KerasFile) -> bool:
     config = file.config
     if config is None:
         return True
+    if family.cls == "SGD" and not config.get("momentum"):
+        # Keras 2.11 to 2.15 keeps the slots even if they have no effect.
+        return has_arrays or not family.slots
     if "momentum" in family.hypers:
         wanted = bool(config.get("momentum")), bool(config.get("centered"))
         return wanted == ("momentum" in family.slots, "mg" in family.slots)
     return "amsgrad" not in config or bool(config["amsgrad"]) == ("vhat" in family.slots)
 
 
-def _slots_of(family: Family, values: Sequence[Stored], file: KerasFile) -> Slots | None:
-    """The slots, if the optimizer is of this kind; None if it cannot be."""
+def _slots_of(
+    family: Family, values: Sequence[Stored], file: KerasFile, extra_kinds: Sequence[str]
+) -> Slots | None:
+    """Return the slots of an optimizer of this family; None if the arrays do not fit.
+
+    Args:
+        family: The family.
+        values: The arrays of the optimizer, without its scalars.
+        file: The file.
+        extra_kinds: Kinds of slots before those of the family, which are not returned.
+    """
+    together = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
-        group for group in _GROUPS if group[0] in family.slots and set(group) <= set(family.slots)
+        group for group in together if group[0] in family.slots and set(group) <= set(family.slots)
     ]
     grouped = {kind for group in groups for kind in group}
     groups += [(kind,) for kind in family.slots if kind not in grouped]
+    groups = [*((kind,) for kind in extra_kinds), *groups]
     if not groups:
         return {} if not values else None
-    count, rest = divmod(len(values), len(family.slots))
+    count, rest = divmod(len(values), sum(map(len, groups)))
     if rest:
         return None
     shapes = [each.shape for each in values[: count * len(groups[0]) : len(groups[0])]]
@@ -214,7 +277,8 @@ def _slots_of(family: Family, values: Sequence[Stored], file: KerasFile) -> Slot
         for name, own in slots.items()
         for each in own.values()
     )
-    return slots if alike else None
+    kept_kinds = {name: {k: own[k] for k in family.slots} for name, own in slots.items()}
+    return kept_kinds if alike else None
 
 
 def _found_optimizer(
@@ -225,6 +289,10 @@ def _found_optimizer(
     name: str,
 ) -> FoundOptimizer:
     family = families[0] if len(families) == 1 else None
+    steps = count_of(scalars.get("iter"))
+    if family is not None and "momentum_cache" in family.powers:
+        product = {} if steps is None else momentum_product(file, steps)
+        scalars = {**product, **scalars}
     known = {} if family is None else hyperparameters_of(family, file)
     if family is not None and "learning_rate" in scalars:
         known["learning_rate"] = as_number(scalars["learning_rate"])
@@ -240,7 +308,7 @@ def _found_optimizer(
         slots=slots,
         scalars={key: each for key, each in scalars.items() if key != "learning_rate"},
         hyperparameters=known,
-        steps=count_of(scalars.get("iter")),
+        steps=steps,
         notes=notes_of(family, file),
         refused=refused_of(file),
     )

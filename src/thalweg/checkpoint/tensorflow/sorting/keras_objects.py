@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, Slots
 from thalweg.checkpoint.tensorflow.sorting.families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.sorting.keras_classes import OTHERS
 from thalweg.checkpoint.tensorflow.sorting.keras_config import INSIDE
 from thalweg.checkpoint.tensorflow.sorting.keras_order import Owner, owners_of
 from thalweg.checkpoint.tensorflow.sorting.numbers import as_number, count_of
@@ -25,8 +26,9 @@ MARKS = ("_variables", "_iterations")  # children by which such an optimizer is 
 TRAINED = "_trainable_variables"  # of Keras 3
 _SCALARS = {"_iterations": "iter", "_u_product": "momentum_cache"}
 _RATE = "_learning_rate"
-# By class: what slots are called in their names, and what the attributes are that list them.
-_KINDS = {
+# By class: the kinds of slots by the words in their names, where these differ, and by the
+# attributes that list them.
+SLOT_KINDS = {
     "SGD": {"m": "momentum"},
     "Adamax": {"u": "v"},
     "RMSprop": {"velocity": "rms", "average_gradient": "mg"},
@@ -42,8 +44,6 @@ _LISTS = {
     "RMSprop": {"_velocities": "rms", "_momentums": "momentum", "_average_gradients": "mg"},
     "Ftrl": {"_accumulators": "accumulator", "_linears": "linear"},
 }
-# Classes of Keras whose names are known, and nothing more.
-OTHERS = {each.lower(): each for each in ("AdamW", "Adafactor", "Lamb", "Lion", "Muon")}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _by_names(own: Listed, owners: Sequence[Owner]) -> Sorted:
         scope, _, rest = full.partition("/")
         kind, _, owner = rest.partition("/")
         titles.add(scope)
-        kinds.setdefault(_KINDS.get(scope, {}).get(kind, kind), []).append((owner, value))
+        kinds.setdefault(SLOT_KINDS.get(scope, {}).get(kind, kind), []).append((owner, value))
     lost: list[str] = []
     for kind, slots in kinds.items():
         wanted = [(owner, value.shape) for owner, value in slots]

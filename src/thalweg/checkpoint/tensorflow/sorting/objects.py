@@ -87,28 +87,6 @@ def sorted_objects(
     )
 
 
-def only_tensors(graph: ObjectGraph, tensors: Mapping[str, Stored]) -> ObjectGraph:
-    """A graph of these tensors alone."""
-    kept = [
-        replace(node, attributes=tuple(each for each in node.attributes if each.key in tensors))
-        for node in graph.nodes
-    ]
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(
-                node,
-                slots=tuple(
-                    slot
-                    for slot in node.slots
-                    if kept[slot.original].attributes and kept[slot.slot].attributes
-                ),
-            )
-            for node in kept
-        ),
-    )
-
-
 class _View:
     """An object graph, with the names of its nodes.
 

@@ -57,11 +57,7 @@ def sorted_names(
     groups = _by_stem(beside)
     averages = groups.pop(AVERAGE, {})
     optimizers = with_powers(_optimizers_in(groups, families, beside, path), powers, counters)
-    scale = scale_in(rest) if len(optimizers) == 1 else {}
-    if scale:
-        own = optimizers[0]
-        notes = (*own.notes, *scaled_by(scale))
-        optimizers = [replace(own, loss_scale=scale, notes=notes)]
+    optimizers, scale = _with_loss_scale(optimizers, families, rest)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
@@ -76,6 +72,21 @@ def sorted_names(
         mixed=mixed,
         source=dict(tensors),
     )
+
+
+def _with_loss_scale(
+    optimizers: list[FoundOptimizer], families: Sequence[Family], rest: Mapping[str, Stored]
+) -> tuple[list[FoundOptimizer], dict[str, Stored]]:
+    """Return the optimizers with the loss scale around the only one, and the scale's tensors."""
+    scale = scale_in(rest)
+    if scale and not optimizers:
+        # An optimizer without slots shows only by the scale of its loss, if its class is known.
+        plain = [family for family in families if not family.slots]
+        optimizers = [_found_optimizer(family, (), {}) for family in plain[:1]]
+    if not scale or len(optimizers) != 1:
+        return optimizers, {}
+    notes = (*optimizers[0].notes, *scaled_by(scale))
+    return [replace(optimizers[0], loss_scale=scale, notes=notes)], scale
 
 
 def _optimizers_in(

@@ -128,8 +128,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             undo = calls(putting_back(own))
             try:
                 _, should_apply = self._loss_scale.update(gradients)
-                if should_apply:
+                if should_apply and self._opt.takes_transforms():
                     self._opt._apply(given, global_step, name, captured, sharing, how)
+                elif should_apply:
+                    self._opt.apply_gradients(given, global_step=global_step, name=name)
             except BaseException as error:
                 if not says_taken(error):
                     drain(undo)
