@@ -136,6 +136,19 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
     return to_tensor(whole).to(wanted)
 
 
+def operand_like(value: object, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an array or a list beside `tensor` in an operator, in its dtype and on its device.
+
+    As in TensorFlow, arrays of floats beside integers lose their fractions.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: See `as_asked`.
+    """
+    if isinstance(value, np.ndarray | np.generic) and tensor.dtype == torch.bool:
+        value = np.asarray(value, bool)
+    return as_asked(value, tensor.dtype).to(tensor.device)
+
+
 def _from_numbers(value: object) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
@@ -258,7 +271,8 @@ class Variable(torch.nn.Parameter):
     Differs from:
         torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
         updates do not change, and operators take arrays and lists on either side, as in
-        TensorFlow. Those of a tensor that was computed from a variable are torch's and do not.
+        TensorFlow. Operators of a tensor that was computed from a variable take arrays as
+        TensorFlow does where `thalweg.tf` is imported.
     """
 
     if TYPE_CHECKING:  # given by `tensorflow_names`, which needs variables
@@ -477,7 +491,7 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
                 return forward(other, self)
         if not isinstance(other, np.ndarray | list):
             return plain(self, other)
-        operand = to_tensor(other, self.dtype).to(self.device)
+        operand = operand_like(other, self)
         return forward(operand, self) if reflects else forward(self, operand)
 
     return apply

@@ -149,14 +149,16 @@ _QUOTIENTS = {
 }
 
 
-def _divide(x: Tensor, y: Tensor) -> Tensor:
+def divide_tensors(x: Tensor, y: Tensor) -> Tensor:
+    """Return `x / y`, for integers in the dtype in which TensorFlow divides them."""
     kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
     return x / y if kind is None else x.to(kind) / y.to(kind)
 
 
-divide = truediv = binary(_divide, "divide")
+divide = truediv = binary(divide_tensors, "divide")
 divide_no_nan = binary(
-    lambda x, y: torch.where(y == 0, 0, _divide(x, torch.where(y == 0, 1, y))), "divide_no_nan"
+    lambda x, y: torch.where(y == 0, 0, divide_tensors(x, torch.where(y == 0, 1, y))),
+    "divide_no_nan",
 )
 equal = binary(torch.eq, "equal")
 floordiv = binary(torch.floor_divide, "floordiv")
