@@ -146,15 +146,17 @@ def test_other_functions_of_numpy_work_as_with_torch_alone() -> None:
     np.add.at(target, [0, 0], tensor)
     assert target.tolist() == [6.0, 2.0]
     with pytest.raises(InvalidTypeError, match="out= of a NumPy function"):
-        np.sqrt(target, out=tensor)
+        np.sqrt(target, out=tensor)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def test_torchs_own_operators_come_back() -> None:
     tensor, array = torch.tensor([0.1, 0.2]), np.array([0.1, 0.2])
     with take_back_names():
         assert "__array_ufunc__" not in vars(torch.Tensor)
-        assert (tensor == array).tolist() == [False, False]
-    assert (tensor == array).tolist() == [True, True]
+        unequal: Any = tensor == array
+        assert unequal.tolist() == [False, False]
+    equal: Any = tensor == array
+    assert equal.tolist() == [True, True]
     assert (tensor * array).dtype == torch.float32
 
 
