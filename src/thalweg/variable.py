@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.ground.added_dtypes import added_type, bits_of
 from thalweg.ground.showing import holds_elements, show_value
 from thalweg.ground.static_shape import Shape, UnknownShape
 from thalweg.ground.switches import no_grad
@@ -234,6 +235,22 @@ def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
 
 
+def numpy_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return `numpy_copy` of a tensor, with the dtypes of ml_dtypes where NumPy has none.
+
+    Raises:
+        TypeError: Neither NumPy nor ml_dtypes, if it is installed, has the dtype.
+        LayoutError: The storage of the tensor was cut.
+    """
+    try:
+        return numpy_copy(tensor)
+    except TypeError:
+        added = added_type(tensor.dtype)
+        if added is None:
+            raise
+    return numpy_copy(bits_of(tensor.detach())).view(added)
+
+
 def numpy_value(tensor: torch.Tensor) -> Any:
     """The same, as a NumPy scalar where the shape is (); bfloat16 as float32."""
     plain = tensor.detach()
@@ -415,16 +432,19 @@ class Variable(torch.nn.Parameter):
         `force` is torch's and has no effect: devices and gradients are no obstacle either way.
 
         Raises:
-            InvalidTypeError: NumPy lacks the dtype (bfloat16, float8).
+            InvalidTypeError: NumPy lacks the dtype (bfloat16, float8), and ml_dtypes is not
+                installed.
         """
         return self.__array__()[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         try:
-            own = numpy_copy(self)
+            own = numpy_array(self)
         except TypeError as error:
             what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
-            raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
+            raise InvalidTypeError(
+                f"{what}. Call .float() on the variable first, or install ml_dtypes."
+            ) from error
         return np.asarray(own, dtype=dtype)
 
     def __float__(self) -> float:
