@@ -329,6 +329,7 @@ def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
                 heapq.heappush(ready, (priority(follower), follower.index, follower))
     return ordered
 
+
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
     function, backward = op.function, derivatives.operations
