@@ -140,11 +140,10 @@ with warnings.catch_warnings(record=True) as caught, tf.Session() as session:
     tf.summary.FileWriter(sys.argv[1] + "/more", session.graph).close()
     writer.flush()
     writer.close()
-    for values in ([np.nan, 1.0], [1.0, 2.0, 3.0]):
-        try:
-            session.run(merged, {x: values})
-        except tf.errors.InvalidArgumentError as error:
-            print(str(error)[:24])
+    try:
+        session.run(merged, {x: [np.nan, 1.0]})
+    except tf.errors.InvalidArgumentError as error:
+        print(str(error)[:24])
 print([(warning.category.__name__, str(warning.message)) for warning in caught])
 """
 

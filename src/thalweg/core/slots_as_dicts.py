@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
@@ -169,9 +169,9 @@ class SlotsByName(_SlotDict):
         for var in self.owners():
             if self.key(var) == key:
                 return var
-        graph, name = key if isinstance(key, tuple) and len(key) == 2 else (None, None)
-        if graph is None or not hasattr(graph, "get_tensor_by_name"):
+        if not isinstance(key, tuple):
             return None
+        graph, name = cast("tuple[Any, str]", key)
         return graph.get_tensor_by_name(f"{name}:0")
 
 

@@ -35,7 +35,8 @@ class Message:
         self.value = _RepeatedField()
         self.node = _RepeatedField()
         self.string_val = _RepeatedField()
-        vars(self).update(fields)
+        for name, field in fields.items():
+            setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
 
     def __getattr__(self, name: str) -> Message:
         if name.startswith("_"):
