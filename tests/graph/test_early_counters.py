@@ -33,7 +33,7 @@ COUNTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], bool]] = {
     "float": ({"dtype": tf.float32}, lambda step: step.assign(step + 1), False),
     "trained": ({"trainable": True}, lambda step: step.assign(step + 1), False),
     "constant": ({}, lambda step: step.assign(1), False),
-    "fed": ({}, lambda step: step.assign(step + tf.placeholder(tf.int64, (), "by")), False),
+    "fed": ({}, lambda step: step.assign(step + tf.placeholder(tf.int64, (), "by")), True),
     "ordered": ({}, _assigned_after_another, False),
 }  # fmt: skip
 

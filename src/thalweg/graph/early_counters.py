@@ -48,11 +48,11 @@ def _is_counter(variable: object) -> bool:
 def _computed_alone(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return an operation and all that computes its inputs, if variables and constants do.
+    """Return an operation and all that computes its inputs from variables, constants and feeds.
 
     Returns:
         The operations; an empty set if one of them is ordered after another by a control
-        dependency, is part of an optimizer's update or reads a placeholder.
+        dependency, updates a variable or is part of an optimizer's update.
     """
     found: set[Operation] = set()
     stack = [op]
