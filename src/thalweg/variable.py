@@ -215,11 +215,11 @@ class Value(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
-        return numpy_copy(self)[()]
+        """Return a copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
+        return numpy_array(self)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(numpy_copy(self), dtype=dtype)
+        return np.asarray(numpy_array(self), dtype=dtype)
 
 
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
@@ -490,6 +490,23 @@ class Variable(torch.nn.Parameter):
         return {key: value for key, value in self.__dict__.items() if key != "_uid"}
 
 
+# The dtypes in which TensorFlow divides integers.
+_QUOTIENTS = {
+    torch.int8: torch.float32,
+    torch.uint8: torch.float32,
+    torch.int16: torch.float32,
+    torch.uint16: torch.float32,
+    torch.int32: torch.float64,
+    torch.int64: torch.float64,
+}
+
+
+def divide_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return `x / y`, for integers in the dtype in which TensorFlow divides them."""
+    kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
+    return x / y if kind is None else x.to(kind) / y.to(kind)
+
+
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("lt", "le", "gt", "ge")
 
@@ -512,7 +529,8 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
         if not isinstance(other, np.ndarray | list):
             return plain(self, other)
         operand = operand_like(other, self)
-        return forward(operand, self) if reflects else forward(self, operand)
+        function = divide_tensors if name == "truediv" else forward
+        return function(operand, self) if reflects else function(self, operand)
 
     return apply
 

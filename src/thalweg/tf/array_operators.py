@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidTypeError
-from thalweg.tf.elementwise import divide_tensors
-from thalweg.variable import operand_like
+from thalweg.variable import divide_tensors, operand_like
 
 _OPERATORS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     np.add: torch.add,
