@@ -209,3 +209,34 @@ def test_layers_of_version_1_load_the_facade_when_they_are_asked_for() -> None:
         "    print(session.run(step, {x: [[1.0, 2.0, 3.0]]}) >= 0)\n"
     )
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+SCRIPT = """
+import thalweg
+thalweg.install_as_tensorflow(1)
+import numpy as np
+import tensorflow as tf
+
+xs = np.array([[0.0], [1.0], [2.0], [3.0]], np.float32)
+x, y = tf.train.slice_input_producer([xs, 2 * xs + 1], num_epochs=50, seed=1)
+w, b = tf.get_variable("w", [1]), tf.get_variable("b", [1])
+loss = tf.reduce_mean(tf.square(w * x + b - y))
+step = tf.train.get_or_create_global_step()
+train = tf.contrib.layers.optimize_loss(loss, step, 0.05, "SGD", clip_gradients=5.0)
+with tf.Session() as session:
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    coord = tf.train.Coordinator()
+    threads = tf.train.start_queue_runners(session, coord)
+    try:
+        while not coord.should_stop():
+            session.run(train)
+    except tf.errors.OutOfRangeError:
+        print(session.run(step), np.round(session.run([w, b]), 1).ravel().tolist())
+    coord.request_stop()
+    coord.join(threads)
+"""
+
+
+def test_a_script_of_version_1_trains_on_slices() -> None:
+    done = fresh.run(SCRIPT)
+    assert done.stdout == "200 [2.0, 1.0]\n", done.stderr
