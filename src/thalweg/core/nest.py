@@ -34,9 +34,7 @@ def mapped(function: Callable[[Any], object], nest: object) -> Any:
         named = cast("Mapping[Any, Any]", nest)
         # A copy keeps other attributes of a subclass.
         copied: MutableMapping[Any, Any] = (
-            copy.copy(cast("MutableMapping[Any, Any]", named))
-            if isinstance(named, MutableMapping)
-            else {}
+            copy.copy(named) if isinstance(named, MutableMapping) else {}
         )
         copied.update({key: mapped(function, item) for key, item in named.items()})
         return copied
