@@ -4,6 +4,7 @@ import copy
 import io
 import operator
 import pickle
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -285,7 +286,8 @@ def test_memory_that_was_read_remains_torchs_own():
     assert var.untyped_storage().resizable()
 
 
-def test_numpy_of_bfloat16_says_what_to_do():
+def test_numpy_of_bfloat16_without_ml_dtypes_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(InvalidTypeError, match=r"no bfloat16, the dtype of 'w:0'. Call .float()"):
         Variable([1.0], name="w", dtype=torch.bfloat16).numpy()
 
@@ -431,9 +433,11 @@ def test_arrays_are_operands_in_the_dtype_of_the_variable(name, is_left, dtype):
         assert torch.equal(w.grad, plain.grad)
 
 
-def test_an_array_of_fractions_is_no_operand_of_an_integer_variable():
-    with pytest.raises(InvalidTypeError, match="Cannot convert float64 values to int32"):
-        Variable([1, 2]) * np.array([0.5, 1.5])
+def test_an_array_of_fractions_beside_an_integer_variable_loses_them():
+    """As in TensorFlow 2.21."""
+    variable, array = Variable([3, 2]), np.array([0.5, 2.5])
+    for product in (variable * array, array * variable):
+        assert (product.dtype, product.tolist()) == (torch.int32, [0, 4])
 
 
 def test_tensors_and_numbers_are_divided_by_a_variable_itself() -> None:
@@ -442,3 +446,15 @@ def test_tensors_and_numbers_are_divided_by_a_variable_itself() -> None:
     assert torch.equal(x // Variable(y), x // y)
     assert torch.equal(0.1 / Variable(y), torch.full_like(y, 0.1) / y)
     assert torch.equal(0.5 / Variable([2]), torch.tensor([0.25]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
+def test_dtypes_that_numpy_lacks_are_those_of_ml_dtypes(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = Variable(torch.tensor([1.5, -2.0]).to(getattr(torch, dtype)), name="w")
+    for array in (variable.numpy(), np.asarray(variable), variable.read_value().numpy()):
+        assert (array.dtype.name, array.astype("float32").tolist()) == (dtype, [1.5, -2.0])
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(InvalidTypeError, match=f"NumPy has no {dtype}, .*or install ml_dtypes"):
+        variable.numpy()

@@ -44,6 +44,7 @@ from thalweg.formula import (
     sqrt,
     where,
 )
+from thalweg.ground.lazily import UPPER_PACKAGES as _UPPER_PACKAGES
 from thalweg.indexed_slices import IndexedSlices, embedding_lookup
 from thalweg.variable import (
     Variable,
@@ -152,3 +153,4 @@ def __dir__() -> list[str]:
 
 # Those whose optimizers files describe, in the order in which they are asked for a name.
 _faces.update({face: partial(__getattr__, face) for face in ("keras", "v1", "openseq2seq")})
+_UPPER_PACKAGES["tf"] = partial(__getattr__, "tf")

@@ -10,7 +10,7 @@ import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.ground.running import is_symbolic
-from thalweg.variable import REDUCED, check_held, dtype_name, numpy_copy, to_tensor
+from thalweg.variable import REDUCED, check_held, dtype_name, numpy_array, numpy_copy, to_tensor
 
 
 def assert_in_range(indices: torch.Tensor, rows: int) -> None:
@@ -410,9 +410,10 @@ class IndexedSlicesValue(NamedTuple):
 
 
 def exported(value: object) -> Any:
-    """A copy of a value as sessions return it: a NumPy array or scalar.
+    """Return a copy of a value as sessions return it: a NumPy array or scalar.
 
-    A dtype that NumPy lacks remains a torch tensor; what is no tensor is returned as it is.
+    A dtype that NumPy lacks is that of ml_dtypes, as in TensorFlow, or float32 where ml_dtypes is
+    not installed. A value that is not a tensor is returned as it is.
     """
     if isinstance(value, IndexedSlices):
         shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)
@@ -423,6 +424,6 @@ def exported(value: object) -> Any:
     if value.layout != torch.strided:
         return value.clone()
     try:
-        return numpy_copy(value)[()]
+        return numpy_array(value)[()]
     except TypeError:
-        return torch.Tensor.clone(value)
+        return numpy_copy(value.float())[()]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.ground.added_dtypes import added_type, bits_of
 from thalweg.ground.showing import holds_elements, show_value
 from thalweg.ground.static_shape import Shape, UnknownShape
 from thalweg.ground.switches import no_grad
@@ -136,6 +137,19 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
     return to_tensor(whole).to(wanted)
 
 
+def operand_like(value: object, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an array or a list beside `tensor` in an operator, in its dtype and on its device.
+
+    As in TensorFlow, arrays of floats beside integers lose their fractions.
+
+    Raises:
+        InvalidTypeError, InvalidArgumentError: See `as_asked`.
+    """
+    if isinstance(value, np.ndarray | np.generic) and tensor.dtype == torch.bool:
+        value = np.asarray(value, bool)
+    return as_asked(value, tensor.dtype).to(tensor.device)
+
+
 def _from_numbers(value: object) -> torch.Tensor:
     try:
         array = np.array(value, order="C")
@@ -201,11 +215,11 @@ class Value(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
-        return numpy_copy(self)[()]
+        """Return a copy as a NumPy array, or as a NumPy scalar where the shape is ()."""
+        return numpy_array(self)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(numpy_copy(self), dtype=dtype)
+        return np.asarray(numpy_array(self), dtype=dtype)
 
 
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
@@ -219,6 +233,22 @@ def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
     """
     check_held(tensor)
     return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
+
+
+def numpy_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return `numpy_copy` of a tensor, with the dtypes of ml_dtypes where NumPy has none.
+
+    Raises:
+        TypeError: Neither NumPy nor ml_dtypes, if it is installed, has the dtype.
+        LayoutError: The storage of the tensor was cut.
+    """
+    try:
+        return numpy_copy(tensor)
+    except TypeError:
+        added = added_type(tensor.dtype)
+        if added is None:
+            raise
+    return numpy_copy(bits_of(tensor.detach())).view(added)
 
 
 def numpy_value(tensor: torch.Tensor) -> Any:
@@ -258,7 +288,8 @@ class Variable(torch.nn.Parameter):
     Differs from:
         torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
         updates do not change, and operators take arrays and lists on either side, as in
-        TensorFlow. Those of a tensor that was computed from a variable are torch's and do not.
+        TensorFlow. Operators of a tensor that was computed from a variable take arrays as
+        TensorFlow does where `thalweg.tf` is imported.
     """
 
     if TYPE_CHECKING:  # given by `tensorflow_names`, which needs variables
@@ -401,16 +432,19 @@ class Variable(torch.nn.Parameter):
         `force` is torch's and has no effect: devices and gradients are no obstacle either way.
 
         Raises:
-            InvalidTypeError: NumPy lacks the dtype (bfloat16, float8).
+            InvalidTypeError: NumPy lacks the dtype (bfloat16, float8), and ml_dtypes is not
+                installed.
         """
         return self.__array__()[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         try:
-            own = numpy_copy(self)
+            own = numpy_array(self)
         except TypeError as error:
             what = f"NumPy has no {dtype_name(self.dtype)}, the dtype of '{self.name}'"
-            raise InvalidTypeError(f"{what}. Call .float() on the variable first.") from error
+            raise InvalidTypeError(
+                f"{what}. Call .float() on the variable first, or install ml_dtypes."
+            ) from error
         return np.asarray(own, dtype=dtype)
 
     def __float__(self) -> float:
@@ -456,6 +490,23 @@ class Variable(torch.nn.Parameter):
         return {key: value for key, value in self.__dict__.items() if key != "_uid"}
 
 
+# The dtypes in which TensorFlow divides integers.
+_QUOTIENTS = {
+    torch.int8: torch.float32,
+    torch.uint8: torch.float32,
+    torch.int16: torch.float32,
+    torch.uint16: torch.float32,
+    torch.int32: torch.float64,
+    torch.int64: torch.float64,
+}
+
+
+def divide_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return `x / y`, for integers in the dtype in which TensorFlow divides them."""
+    kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
+    return x / y if kind is None else x.to(kind) / y.to(kind)
+
+
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("lt", "le", "gt", "ge")
 
@@ -477,8 +528,9 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
                 return forward(other, self)
         if not isinstance(other, np.ndarray | list):
             return plain(self, other)
-        operand = to_tensor(other, self.dtype).to(self.device)
-        return forward(operand, self) if reflects else forward(self, operand)
+        operand = operand_like(other, self)
+        function = divide_tensors if name == "truediv" else forward
+        return function(operand, self) if reflects else function(self, operand)
 
     return apply
 

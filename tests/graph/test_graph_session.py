@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import sys
 import threading
+import types
 import weakref
 from collections import defaultdict, namedtuple
 from collections.abc import Callable
@@ -16,6 +19,7 @@ import torch
 import thalweg.graph as tf
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.v1 import train
 from workers import together
 
 Pair = namedtuple("Pair", "first second")
@@ -88,10 +92,63 @@ def test_values_are_numpy(make: Callable[[], Any], expected: Any) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def test_bfloat16_stays_a_torch_tensor() -> None:
-    got = tf.Session().run(tf.constant([1.0], torch.bfloat16))
-    assert isinstance(got, torch.Tensor)
-    assert got.dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
+@pytest.mark.parametrize("is_installed", [True, False])
+@pytest.mark.parametrize("values", [1.5, [[1.5, -2.0], [0.5, 0.0]]])
+def test_dtypes_that_numpy_lacks_are_fetched_as_arrays(
+    dtype: torch.dtype, is_installed: bool, values: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    fetched = tf.Session().run(tf.constant(values).to(dtype))
+    expected = str(dtype).removeprefix("torch.") if is_installed else "float32"
+    assert fetched.dtype.name == expected
+    assert isinstance(fetched, np.generic if values == 1.5 else np.ndarray)
+    np.testing.assert_array_equal(np.asarray(fetched, np.float32), values)
+
+
+def test_rows_of_bfloat16_are_fetched_as_arrays() -> None:
+    rows = tf.constant([[1.5], [2.0]], torch.bfloat16)
+    fetched = tf.Session().run(tf.SymbolicSlices(rows, tf.constant([0, 2])))
+    assert (fetched.values.dtype.name, fetched.values.tolist()) == ("bfloat16", [[1.5], [2.0]])
+
+
+class Ordered(collections.UserDict[str, Any]):
+    """A mapping that is not a dict."""
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda a, b: {"a": a, "b": {"c": (a, [b])}}, dict),
+        (lambda a, b: collections.OrderedDict(a=a, b={"c": (a, [b])}), collections.OrderedDict),
+        (
+            lambda a, b: collections.defaultdict(list, a=a, b={"c": (a, [b])}),
+            collections.defaultdict,
+        ),
+        (lambda a, b: Ordered(a=a, b=Ordered(c=(a, [b]))), Ordered),
+        (lambda a, b: types.MappingProxyType({"a": a, "b": {"c": (a, [b])}}), dict),
+        (lambda a, b: collections.ChainMap({"a": a, "b": {"c": (a, [b])}}), collections.ChainMap),
+    ],
+)
+def test_mappings_of_any_kind_are_fetched(make: Callable[..., Any], kind: type[Any]) -> None:
+    fetched = tf.Session().run(make(tf.constant(1.0), tf.constant(2.0)))
+    assert type(fetched) is kind
+    assert list(fetched) == ["a", "b"]
+    assert (fetched["a"], dict(fetched["b"])) == (1.0, {"c": (1.0, [2.0])})
+
+
+def test_slots_of_an_optimizer_are_fetched() -> None:
+    w = tf.Variable([1.0, 2.0], name="w")
+    optimizer = train.AdamOptimizer(0.1)
+    step = optimizer.minimize(tf.convert_to_tensor((w * w).sum()))
+    session = initialized()
+    session.run(step)
+    fetched = session.run(optimizer._slots)
+    assert type(fetched) is dict
+    key = (w.graph, "w")
+    assert {name: list(slots) for name, slots in fetched.items()} == {"m": [key], "v": [key]}
+    np.testing.assert_allclose(fetched["m"][key], [0.2, 0.4], rtol=1e-6)
 
 
 def test_what_is_fetched_is_a_copy() -> None:

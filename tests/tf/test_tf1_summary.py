@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fresh
 import thalweg.tf as newer
 import thalweg.tf.compat.v1 as tf
 
@@ -113,15 +113,50 @@ def test_summaries_belong_to_a_graph() -> None:
         tf.summary.merge_all()
 
 
-def test_it_is_said_that_tensorboard_is_missing(
-    graph: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in [each for each in sys.modules if each.partition(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    for use in (lambda: tf.summary.scalar("a", 1.0), lambda: tf.summary.FileWriter(tmp_path)):
-        with pytest.raises(ModuleNotFoundError, match=r"thalweg\[summary\]"):
-            use()
+WITHOUT_TENSORBOARD = """
+import sys, warnings
+sys.modules["tensorboard"] = None
+import numpy as np
+import thalweg.tf.compat.v1 as tf
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float32, [None])
+tf.summary.scalar("mean", tf.reduce_mean(x))
+tf.summary.histogram("x", x)
+tf.summary.image("image", tf.reshape(x, [1, 1, 2, 1]))
+tf.summary.text("words", ["one", "two"])
+merged = tf.summary.merge_all()
+writer = tf.summary.FileWriter(sys.argv[1] + "/logs")
+with warnings.catch_warnings(record=True) as caught, tf.Session() as session:
+    warnings.simplefilter("always")
+    print(len(caught), session.run(merged, {x: [1.0, 3.0]}))
+    for step in range(3):
+        writer.add_summary(session.run(merged, {x: [1.0, 3.0]}), step)
+        own = tf.Summary(value=[tf.Summary.Value(tag="a", simple_value=2.0)])
+        own.value.add(tag="b", simple_value=3.0)
+        writer.add_summary(own, step)
+    print([value.tag for value in own.value], own.value[1].simple_value)
+    writer.add_graph(tf.get_default_graph())
+    writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), 1)
+    tf.summary.FileWriter(sys.argv[1] + "/more", session.graph).close()
+    writer.flush()
+    writer.close()
+    try:
+        session.run(merged, {x: [np.nan, 1.0]})
+    except tf.errors.InvalidArgumentError as error:
+        print(str(error)[:24])
+print([(warning.category.__name__, str(warning.message)) for warning in caught])
+"""
+
+
+def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) -> None:
+    done = fresh.run(WITHOUT_TENSORBOARD, str(tmp_path))
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], done.stderr
+    assert lines[2] == "An element is NaN or inf"
+    assert lines[-1].startswith("[('UserWarning', 'Summaries are not written, because TensorBoard")
+    assert "thalweg[summary]" in lines[-1]
+    assert lines[-1].count("UserWarning") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["logs", "more"]
 
 
 def test_a_loss_that_is_trained_has_its_summary(graph: Any) -> None:

@@ -65,6 +65,66 @@ def test_app_run_leaves_unknown_flags_to_main() -> None:
     assert (done.stdout, done.returncode) == ("['--unknown=1', 'file']\n", 0), done.stderr
 
 
+# Flags of absl.app, absl.logging and absl.flags, with what a script may define under their names.
+ABSL_FLAGS = {
+    "log_dir": "logs",
+    "logtostderr": "none",
+    "alsologtostderr": "none",
+    "stderrthreshold": "none",
+    "showprefixforinfo": "none",
+    "logger_levels": "none",
+    "verbosity": 3,
+    "v": 2,
+    "run_with_pdb": "yes",
+    "pdb": "yes",
+    "pdb_post_mortem": "yes",
+    "run_with_profiling": "yes",
+    "profile_file": "profile.out",
+    "use_cprofile_for_profiling": "yes",
+    "only_check_args": "yes",
+    "help": "me",
+    "helpshort": "me",
+    "helpfull": "me",
+    "helpxml": "me",
+    "undefok": "yes",
+}
+REPLACING = """
+import sys
+import thalweg.tf.compat.v1 as tf
+
+VALUES = {values}
+for name, value in VALUES.items():
+    define = tf.flags.DEFINE_integer if isinstance(value, int) else tf.flags.DEFINE_string
+    define(flag_name=name, default_value=value, docstring="Mine.")
+
+
+def main(rest):
+    from absl import logging
+    logging.error("to stderr")
+    logging.set_verbosity(logging.INFO)
+    print({{name: getattr(tf.flags.FLAGS, name) for name in VALUES}})
+    try:
+        tf.flags.DEFINE_string(list(VALUES)[0], "again", "Twice.")
+    except tf.flags.DuplicateFlagError:
+        print("defined twice")
+
+
+tf.app.run(main)
+"""
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_flag_replaces_one_of_absls(is_given: bool) -> None:
+    # absl interprets --undefok before it looks for a flag of this name.
+    names = [name for name in ABSL_FLAGS if is_given and name != "undefok"]
+    given = {name: 7 if isinstance(ABSL_FLAGS[name], int) else "given" for name in names}
+    script = REPLACING.format(values=ABSL_FLAGS)
+    done = fresh.run(script, *(f"--{name}={value}" for name, value in given.items()))
+    expected = f"{ABSL_FLAGS | given}\ndefined twice\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert "to stderr" in done.stderr
+
+
 @pytest.mark.parametrize(
     "call", [lambda: v1.flags.DEFINE_string, lambda: v1.flags.FLAGS.x, lambda: v1.app.run(print)]
 )

@@ -34,7 +34,7 @@ MISSING = {
     "contrib.slim": "use thalweg.tf.layers",
     "contrib.nothing": "for the rest call torch",
     "contrib.opt.AdamwOptimizer": r"Did you mean 'AdamWOptimizer'\?$",
-    "contrib.layers.xavier_initializer": "thalweg.tf.contrib.layers has it",
+    "contrib.layers.nothing": "for the rest call torch",
     "contrib.layers.l2_regulariser": r"Did you mean 'l2_regularizer'\?$",
 }
 

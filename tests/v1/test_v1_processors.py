@@ -123,8 +123,114 @@ def test_slots_are_found_by_the_key_of_their_variable() -> None:
     opt.apply_gradients([([1.0], w)])
     found = opt._slot_dict("momentum")
     assert found[base._var_key(w)] is opt.get_slot(w, "momentum")
-    with pytest.raises(TypeError):
-        found[base._var_key(w)] = w  # pyright: ignore[reportIndexIssue]
+    assert (len(found), list(found)) == (1, [base._var_key(w)])
+
+
+class Accumulating(train.Optimizer):
+    """Keeps its slots by itself, in the dict that `_slot_dict` returns."""
+
+    def __init__(self) -> None:
+        super().__init__(False, "Accumulating")
+
+    def _create_slots(self, var_list: Any) -> None:
+        slots = self._slot_dict("acc")
+        for var in var_list:
+            if base._var_key(var) not in slots:
+                slots[base._var_key(var)] = train.slot_creator.create_zeros_slot(var, "acc")
+
+    def _apply_dense(self, grad: Any, var: Any) -> Any:
+        total = self.get_slot(var, "acc").assign_add(grad)
+        return var.assign_sub(total)
+
+
+@pytest.mark.parametrize("mode", ["eager", "resource", "reference"])
+def test_slots_are_put_under_the_key_of_their_variable(mode: str) -> None:
+    optimizer, gradients = Accumulating(), [[1.0, 2.0], [3.0, 4.0]]
+    if mode == "eager":
+        variables = [Variable([0.0, 0.0], name="a"), Variable([0.0, 0.0], name="b")]
+        for _ in range(2):
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+        values = [var.tolist() for var in variables]
+        slots = [optimizer.get_slot(var, "acc").tolist() for var in variables]
+    else:
+        with tf.Graph().as_default(), tf.Session() as session:
+            variables = [
+                tf.get_variable(name, initializer=[0.0, 0.0], use_resource=mode == "resource")
+                for name in "ab"
+            ]
+            pairs = [(tf.constant(grad), var) for grad, var in zip(gradients, variables)]
+            step = optimizer.apply_gradients(pairs)
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(step)
+            values = [value.tolist() for value in session.run(variables)]
+            fetched = session.run(optimizer._slot_dict("acc"))
+            slots = [fetched[base._var_key(var)].tolist() for var in variables]
+    assert values == [[-3.0, -6.0], [-9.0, -12.0]]
+    assert slots == [[2.0, 4.0], [6.0, 8.0]]
+    assert optimizer.get_slot_names() == ["acc"]
+
+
+def test_slots_are_written_to_and_deleted_as_in_a_dict() -> None:
+    w, optimizer = Variable([1.0]), train.MomentumOptimizer(0.1, 0.9)
+    key, slots = base._var_key(w), optimizer._slot_dict("momentum")
+    slots[key] = Variable([2.0], trainable=False)
+    assert (len(slots), key in slots, key in optimizer._slots["momentum"]) == (1, True, True)
+    optimizer.apply_gradients([([1.0], w)])
+    assert optimizer.get_slot(w, "momentum") is slots[key]
+    assert slots[key].numpy() == pytest.approx([2.8])
+    slots[key] = other = Variable([0.0], trainable=False)
+    assert optimizer.get_slot(w, "momentum") is other
+    del slots[key]
+    assert optimizer.get_slot(w, "momentum") is None
+    for action in (lambda: slots[key], lambda: slots.pop(key), lambda: optimizer._slots["no"]):
+        with pytest.raises(KeyError):
+            action()
+
+
+def _overriding(*names: str, over: type[Any] = train.GradientDescentOptimizer) -> Any:
+    """Return an optimizer whose hooks of these names note their calls and change nothing."""
+    calls: list[str] = []
+
+    def hook_named(name: str) -> Any:
+        return lambda self, grad, var, *rest: calls.append(name) or tf.no_op()
+
+    cls: Any = type("Overriding", (over,), {name: hook_named(name) for name in names})
+    made = cls(0.5) if over is not train.Optimizer else cls(False, "Overriding")
+    return made, calls
+
+
+DENSE = ("_apply_dense", "_resource_apply_dense")
+SPARSE = ("_apply_sparse", "_resource_apply_sparse")
+# What TensorFlow calls for a reference variable; "" for the update of the class itself.
+HOOKS_OF_REFERENCES = [
+    (DENSE, train.GradientDescentOptimizer, "_apply_dense"),
+    (DENSE[:1], train.GradientDescentOptimizer, "_apply_dense"),
+    (DENSE[1:], train.GradientDescentOptimizer, ""),
+    (DENSE, train.Optimizer, "_apply_dense"),
+    (SPARSE, train.AdamOptimizer, "_apply_sparse"),
+    (SPARSE[1:], train.AdamOptimizer, ""),
+    (SPARSE, train.Optimizer, "_apply_sparse"),
+]
+
+
+@pytest.mark.parametrize(("names", "over", "called"), HOOKS_OF_REFERENCES)
+@pytest.mark.parametrize("is_resource", [False, True])
+def test_reference_variables_are_updated_by_plain_hooks(
+    names: tuple[str, ...], over: type[Any], called: str, is_resource: bool
+) -> None:
+    optimizer, calls = _overriding(*names, over=over)
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.get_variable("w", initializer=[[1.0], [1.0]], use_resource=is_resource)
+        dense = tf.constant([[1.0], [1.0]])
+        sparse = tf.IndexedSlices(dense, tf.constant([0, 1]), tf.constant([2, 1]))
+        step = optimizer.apply_gradients([(dense if names[0] in DENSE else sparse, w)])
+        session.run(tf.global_variables_initializer())
+        session.run(step)
+        value = session.run(w).ravel().tolist()
+    expected = names[-1] if is_resource else called
+    assert calls == [expected] * bool(expected)
+    assert value == ([1.0, 1.0] if expected else pytest.approx([0.5, 0.5]))
 
 
 def test_tensors_have_gradients_and_cannot_be_updated() -> None:

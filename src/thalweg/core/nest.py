@@ -1,4 +1,4 @@
-"""Nests: lists, tuples, named tuples and dicts of anything, taken apart and put together.
+"""Nests: lists, tuples, named tuples and mappings of anything, taken apart and put together.
 
 By hand, as optree and torch's own trees take subclasses of list and dict for leaves.
 """
@@ -6,30 +6,36 @@ By hand, as optree and torch's own trees take subclasses of list and dict for le
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, cast
 
 
 def leaves_of(nest: object) -> Iterator[Any]:
-    """What a nest holds, in order; dicts in the order of their items."""
+    """Yield the leaves of a nest in order, those of mappings in the order of their items."""
     if isinstance(nest, (list, tuple)):
         for item in cast("list[Any]", nest):
             yield from leaves_of(item)
-    elif isinstance(nest, dict):
-        for item in cast("dict[Any, Any]", nest).values():
+    elif isinstance(nest, Mapping):
+        for item in cast("Mapping[Any, Any]", nest).values():
             yield from leaves_of(item)
     else:
         yield nest
 
 
 def mapped(function: Callable[[Any], object], nest: object) -> Any:
-    """The same nest with `function` applied to each leaf."""
+    """Return a copy of a nest with `function` applied to each leaf.
+
+    A mapping that cannot be written to becomes a dict.
+    """
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)
         return _nest_like(items, [mapped(function, item) for item in items])
-    if isinstance(nest, dict):
-        named = cast("dict[Any, Any]", nest)
-        copied = copy.copy(named)  # keeps what a subclass has besides
+    if isinstance(nest, Mapping):
+        named = cast("Mapping[Any, Any]", nest)
+        # A copy keeps other attributes of a subclass.
+        copied: MutableMapping[Any, Any] = (
+            copy.copy(named) if isinstance(named, MutableMapping) else {}
+        )
         copied.update({key: mapped(function, item) for key, item in named.items()})
         return copied
     return function(nest)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
 
 from thalweg.core.slots import SlotStore
 from thalweg.ground.running import handle_of, is_symbolic, resolve
 from thalweg.ground.tensorflow_names import unique_id
+from thalweg.variable import Variable, tensor_of
 
 
 def variable_key(var: object) -> str:
@@ -24,7 +27,7 @@ def variable_key_in_graph(var: object) -> Any:
 
 
 class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
-    """A store that can be read as a dict of dicts, and is not written to as one."""
+    """A store that can be read as a dict of dicts."""
 
     BY_NAME: ClassVar[bool]
 
@@ -62,14 +65,114 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
 
+class SlotsOfName(MutableMapping[Any, Any]):
+    """The slots of one name, by the key of their variable, as `_slot_dict` returns them.
+
+    A slot that is put under the key of a variable is that variable's slot from then on.
+    """
+
+    def __init__(self, store: SlotsByName, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def _slots(self) -> Mapping[Any, Any]:
+        return self._store.slots_of(self._name)
+
+    def __getitem__(self, key: object) -> Any:
+        slot = self._slots()[key]
+        self._store.handed_out([slot])
+        return slot
+
+    def __setitem__(self, key: object, slot: Any) -> None:
+        self._store.put_by_key(key, self._name, slot)
+
+    def __delitem__(self, key: object) -> None:
+        self._store.forget_by_key(key, self._name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._slots())
+
+    def __len__(self) -> int:
+        return len(self._slots())
+
+    def __repr__(self) -> str:
+        return repr(dict(self._slots()))
+
+
 class SlotsByName(_SlotDict):
     """Those of TensorFlow 1: by the slot's name, then by its variable."""
 
     BY_NAME = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Slots under keys of variables of eager mode that have not been met yet.
+        self._unclaimed: dict[tuple[str, object], Any] = {}
+
     def key(self, var: object) -> Any:
         """See `variable_key_in_graph`."""
         return variable_key_in_graph(var)
+
+    def get(self, var: Any, name: Any = None) -> Any:
+        """See `_SlotDict.get`; the variable claims the slots that were put under its key."""
+        if self._unclaimed and not isinstance(var, str):
+            self._claim(tensor_of(var))
+        return super().get(var, name)
+
+    def all_of(self, var: Tensor) -> dict[str, Variable]:
+        """See `SlotStore.all_of`; the variable claims the slots that were put under its key."""
+        if self._unclaimed:
+            self._claim(var)
+        return super().all_of(var)
+
+    def _claim(self, var: Tensor) -> None:
+        own = self.key(var)
+        for name in [name for name, key in self._unclaimed if key == own]:
+            self.put(var, name, self._unclaimed.pop((name, own)))
+
+    def __getitem__(self, key: Any) -> Mapping[Any, Any]:
+        if not self.slots_of(key):
+            raise KeyError(key)
+        return SlotsOfName(self, key)
+
+    def slots_of(self, name: object) -> dict[Any, Any]:
+        """Return the slots of a name by the keys of their variables."""
+        return self._nested().get(name, {})
+
+    def _nested(self) -> dict[object, dict[object, object]]:
+        nested = super()._nested()
+        for (name, key), slot in self._unclaimed.items():
+            nested.setdefault(name, {})[key] = slot
+        return nested
+
+    def put_by_key(self, key: Any, name: str, slot: Any) -> None:
+        """Remember a slot under the key of its variable."""
+        var = self._owner_of(key)
+        if var is None:
+            self._unclaimed[name, key] = slot
+        else:
+            self.put(var, name, slot)
+
+    def forget_by_key(self, key: Any, name: str) -> None:
+        """Forget the slot under a key.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if key not in self.slots_of(name):
+            raise KeyError(key)
+        if self._unclaimed.pop((name, key), None) is None:
+            self.forget(self._owner_of(key), name)
+
+    def _owner_of(self, key: Any) -> Any:
+        """Return the variable with a key, if it has slots or is of a graph; otherwise None."""
+        for var in self.owners():
+            if self.key(var) == key:
+                return var
+        if not isinstance(key, tuple):
+            return None
+        graph, name = cast("tuple[Any, str]", key)
+        return graph.get_tensor_by_name(f"{name}:0")
 
 
 class SlotsByVariable(_SlotDict):

@@ -15,6 +15,7 @@ from types import (
 )
 from typing import Any
 
+from thalweg.graph.early_counters import find_early_operations
 from thalweg.graph.gradients import Backward, as_differentiable
 from thalweg.graph.locks import EXCLUSIVE, SHARED
 from thalweg.graph.nodes import Operation, Subgraph, SymbolicTensor
@@ -136,9 +137,9 @@ class SubgraphRun:
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     """Plan the run of `fetches` when `fed` are fed.
 
-    All that only reads comes before all that updates, unless data or control dependencies say
-    otherwise, or it is the fetch of a variable that is no resource variable, which comes last;
-    apart from that operations keep the order of their creation.
+    Operations that only read come before all that update, unless data or control dependencies say
+    otherwise. Fetches of reference variables come last, and assignments that count steps in one
+    come first (see `early_counters`). Apart from that operations keep the order of their creation.
 
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
@@ -306,12 +307,17 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 
 def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
     waits = {op: needed.intersection(_predecessors_of(op, fed)) for op in needed}
+    early = find_early_operations(needed, partial(_predecessors_of, fed=fed))
+
+    def priority(op: Operation) -> int:
+        return -1 if op in early else int(op.kind in ("update", "blocking"))
+
     followers: dict[Operation, list[Operation]] = {op: [] for op in needed}
     for op, before in waits.items():
         for other in before:
             followers[other].append(op)
     counts = {op: len(before) for op, before in waits.items()}
-    ready = [(_kind_priority(op), op.index, op) for op in needed if not counts[op]]
+    ready = [(priority(op), op.index, op) for op in needed if not counts[op]]
     heapq.heapify(ready)
     ordered = []
     while ready:
@@ -320,12 +326,8 @@ def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
         for follower in followers[op]:
             counts[follower] -= 1
             if not counts[follower]:
-                heapq.heappush(ready, (_kind_priority(follower), follower.index, follower))
+                heapq.heappush(ready, (priority(follower), follower.index, follower))
     return ordered
-
-
-def _kind_priority(op: Operation) -> int:
-    return int(op.kind in ("update", "blocking"))
 
 
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:

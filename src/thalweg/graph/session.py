@@ -92,7 +92,7 @@ class Session:
 
         Args:
             fetches: An operation, tensor, variable, `SymbolicSlices`, their name, or nested
-                lists, tuples, named tuples and dicts of these.
+                lists, tuples, named tuples and mappings of these.
             feed_dict: Optional. Values that replace those of tensors in this run.
             options: Ignored, as is `run_metadata`.
 

@@ -16,6 +16,10 @@ from thalweg.ground.locks import importing
 
 T = TypeVar("T")
 
+# Packages that lower layers offer names of, and functions that import them. `thalweg` registers
+# them, so that a lower layer imports nothing from a higher one.
+UPPER_PACKAGES: dict[str, Callable[[], Any]] = {}
+
 
 class lazy(Generic[T]):
     """As `functools.cached_property`, without a lock: two threads may both compute it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +16,7 @@ from thalweg.ground.locks import Lock
 from thalweg.ground.tensorflow_names import NAMES, OVER_TORCHS
 
 _NOTHING = object()
+_IS_MUTABLE = 1 << 9  # CPython's flag of classes on the heap, which are those made by Python
 
 
 class _Borrower:
@@ -27,6 +29,8 @@ _PROGRAM = _Borrower()
 _lock = Lock()
 _borrowers: set[_Borrower] = set()
 _before: dict[tuple[type, str], object] = {}  # what the classes themselves had where a name is lent
+# Names that replace torch's own as long as any are lent: those of `thalweg.tf`, if it is imported.
+_replacements: list[tuple[type, str, Any]] = []
 
 
 def lend_names() -> ExitStack:
@@ -54,9 +58,14 @@ def lend_names() -> ExitStack:
     return lent
 
 
-def lend_for_good() -> None:
-    """`lend_names` to the whole program."""
-    if _PROGRAM not in _borrowers:
+def lend_for_good(replacements: Sequence[tuple[type, str, Any]] = ()) -> None:
+    """Lend the names to the whole program.
+
+    Args:
+        replacements: Further names (class, name, value), lent even where torch has them.
+    """
+    if _PROGRAM not in _borrowers or replacements:
+        _replacements.extend(replacements)
         _lend(_PROGRAM)
 
 
@@ -95,7 +104,8 @@ def _lend(*borrowers: _Borrower) -> None:
         if _borrowers:
             for cls, name, value in _names():
                 own = vars(cls).get(name, _NOTHING)
-                if own is not value and ((cls, name) in OVER_TORCHS or not hasattr(cls, name)):
+                is_over = (cls, name) in OVER_TORCHS or (cls, name, value) in _replacements
+                if own is not value and (is_over or not hasattr(cls, name)):
                     _before[cls, name] = own
                     _put(cls, name, value)
 
@@ -116,15 +126,19 @@ def _take_back() -> None:
 
 
 def _names() -> list[tuple[type, str, Any]]:
-    return [(cls, name, value) for cls, names in NAMES for name, value in names.items()]
+    own = [(cls, name, value) for cls, names in NAMES for name, value in names.items()]
+    return [*own, *_replacements]
 
 
 def _put(cls: type, name: str, value: object) -> None:
-    """Set an attribute of a class, or delete it: also of one in C, which takes none.
+    """Set an attribute of a class, or delete it, also of a class in C, which takes none.
 
-    CPython lets attributes into the dictionary behind such a class, and has to be told to forget
-    what it looked up before.
+    CPython lets attributes into the dictionary behind a class in C, and has to be told to forget
+    what it looked up before. Operators of other classes need an assignment, which sets their slot.
     """
+    if cls.__flags__ & _IS_MUTABLE:
+        delattr(cls, name) if value is _NOTHING else setattr(cls, name, value)
+        return
     (own,) = (each for each in gc.get_referents(vars(cls)) if type(each) is dict)
     if value is _NOTHING:
         del own[name]

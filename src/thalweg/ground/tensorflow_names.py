@@ -7,7 +7,6 @@ the names that they lack, see `lending`; `Variable`, which is ours, has them in 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.ground.added_dtypes import added_type
 from thalweg.ground.running import TensorReference, handle_of, process
 from thalweg.ground.scattering import UPDATES, scatter
 from thalweg.ground.static_shape import Shape
@@ -23,14 +23,18 @@ from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of
 
 
 def _numpy_type(dtype: torch.dtype) -> type[Any]:
+    """Return NumPy's scalar type for a dtype.
+
+    Raises:
+        InvalidTypeError: Neither NumPy nor ml_dtypes, if it is installed, has one.
+    """
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.type
     except TypeError:
-        pass
-    try:  # where NumPy has none, TensorFlow's are those of ml_dtypes
-        return getattr(importlib.import_module("ml_dtypes"), dtype_name(dtype))
-    except (ImportError, AttributeError):
-        raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.") from None
+        added = added_type(dtype)
+    if added is None:
+        raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.")
+    return added
 
 
 def _limits(dtype: torch.dtype) -> tuple[object, object]:

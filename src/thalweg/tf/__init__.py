@@ -48,6 +48,7 @@ from thalweg.tf import (
     train,
     version,
 )
+from thalweg.tf.array_operators import NAMES as _array_operators
 from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
@@ -70,4 +71,4 @@ __version__ = VERSION
 newaxis = None
 
 _finders["v2"] = lambda: _sys.modules[__name__]
-_lend_for_good()
+_lend_for_good(_array_operators)

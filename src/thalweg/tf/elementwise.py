@@ -17,7 +17,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary
-from thalweg.variable import as_dtype, numpy_copy
+from thalweg.variable import as_dtype, divide_tensors, numpy_copy
 
 __all__ = [
     "abs",
@@ -138,25 +138,10 @@ tanh = unary(torch.tanh, "tanh")
 
 add = binary(torch.add, "add")
 atan2 = binary(torch.atan2, "atan2")
-# The dtypes in which TensorFlow divides integers.
-_QUOTIENTS = {
-    torch.int8: torch.float32,
-    torch.uint8: torch.float32,
-    torch.int16: torch.float32,
-    torch.uint16: torch.float32,
-    torch.int32: torch.float64,
-    torch.int64: torch.float64,
-}
-
-
-def _divide(x: Tensor, y: Tensor) -> Tensor:
-    kind = _QUOTIENTS.get(torch.promote_types(x.dtype, y.dtype))
-    return x / y if kind is None else x.to(kind) / y.to(kind)
-
-
-divide = truediv = binary(_divide, "divide")
+divide = truediv = binary(divide_tensors, "divide")
 divide_no_nan = binary(
-    lambda x, y: torch.where(y == 0, 0, _divide(x, torch.where(y == 0, 1, y))), "divide_no_nan"
+    lambda x, y: torch.where(y == 0, 0, divide_tensors(x, torch.where(y == 0, 1, y))),
+    "divide_no_nan",
 )
 equal = binary(torch.eq, "equal")
 floordiv = binary(torch.floor_divide, "floordiv")

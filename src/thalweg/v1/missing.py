@@ -12,7 +12,6 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "use thalweg.tf.layers, or call a torch.nn layer on the symbolic tensor"
-_CONTRIB = "thalweg.tf.contrib.layers has it"
 _BUILT_ANEW = "build the graph anew: it is Python"
 _NO_REWRITE = (
     "no graph is rewritten: cast what is to be of 16 bits, or use torch.autocast, and put"
@@ -43,7 +42,7 @@ INSTEAD = {
     "clip_by_value": "use torch.clamp",
     "concat": "use torch.cat(values, dim)",
     "config": "use torch.cuda and torch.set_num_threads",
-    "contrib": "thalweg.v1.contrib has framework and opt, and thalweg.tf.contrib layers, too",
+    "contrib": "thalweg.v1.contrib has framework, layers and opt",
     "data": _READER,
     "device": _FACADE,
     "distribute": "use thalweg.distribute",
@@ -114,11 +113,6 @@ INSTEAD = {
     "contrib.distribute": "use thalweg.distribute",
     "contrib.estimator": "call Session.run in a loop",
     "contrib.framework": "thalweg.v1 has get_variable and variable_scope",
-    "contrib.layers.batch_norm": _CONTRIB,
-    "contrib.layers.conv2d": _CONTRIB,
-    "contrib.layers.fully_connected": _CONTRIB,
-    "contrib.layers.optimize_loss": "thalweg.openseq2seq.optimizers has optimize_loss",
-    "contrib.layers.xavier_initializer": _CONTRIB,
     "contrib.learn": "call Session.run in a loop",
     "contrib.lookup": "use a dict",
     "contrib.losses": "use thalweg.tf.compat.v1.losses",

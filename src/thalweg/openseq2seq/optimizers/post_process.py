@@ -31,7 +31,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
 )
 from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
-from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected, collect
+from thalweg.openseq2seq.optimizers.summaries_in_graph import collect
 from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
 
 
@@ -261,7 +261,7 @@ def post_process_gradients(
         return journal.sent(0).write
 
     wanted = OF_GRADIENTS.intersection(how.summaries) and is_deferred(*gradients, *variables, lr)
-    if wanted and can_be_collected(summaries, summary_writer):
+    if wanted:
         collect(tell, [gradients, variables, lr])
     made = each(
         process,

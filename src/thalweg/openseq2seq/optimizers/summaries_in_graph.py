@@ -14,7 +14,7 @@ from thalweg.ground.running import thread
 from thalweg.openseq2seq.optimizers.rate import called
 from thalweg.v1 import summary
 from thalweg.v1.summary import values
-from thalweg.v1.summary.protos import is_installed, message
+from thalweg.v1.summary.protos import message
 
 
 class Collected:
@@ -44,22 +44,6 @@ class Collected:
     def serialized(self) -> bytes:
         """What it was told."""
         return message("Summary")(value=self._values).SerializeToString()
-
-
-def can_be_collected(summaries: Sequence[str] | None, writer: object) -> bool:
-    """Whether summaries go to the collection.
-
-    Without TensorBoard they do not, where nobody asked for them or a writer gets them.
-
-    Raises:
-        ModuleNotFoundError: They are asked for, TensorBoard is not installed, and nobody else
-            gets them.
-    """
-    if not is_installed() and (summaries is None or writer is not None):
-        return False
-    if summaries is None or len(summaries):
-        message("Summary")
-    return summaries is None or len(summaries) > 0
 
 
 def collect_scalar(name: str, value: object) -> None:

@@ -26,7 +26,6 @@ from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
-from thalweg.openseq2seq.optimizers.summaries_in_graph import can_be_collected
 from thalweg.openseq2seq.optimizers.tables import optimizer_class
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
@@ -156,7 +155,7 @@ def optimize_loss(
             f"loss must be a callable that returns the loss in eager mode, not {show_value(loss)}."
         )
     collected: tuple[str, ...] = ()
-    if in_graph and can_be_collected(summaries, summary_writer):
+    if in_graph:
         collected = ("loss", *post.summaries) if summaries is None else post.summaries
     outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
     how = Treatment(

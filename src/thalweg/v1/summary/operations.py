@@ -26,7 +26,6 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
 
     Raises:
         RuntimeError: In eager mode.
-        ModuleNotFoundError: TensorBoard is not installed.
     """
     return _summary_operation(
         name, tensor, collections, family, lambda *given: [values.scalar(*given)]
@@ -115,7 +114,6 @@ def _summary_operation(
 ) -> object:
     """An operation that gives what `describe` says of a tensor."""
     _check_mode()
-    message("Summary")  # is it installed?
     given = given if kind is str else graph.convert_to_tensor(given)
 
     def summarize_value(value: object) -> bytes:

@@ -1,11 +1,14 @@
-"""TensorBoard's messages, which it brings without TensorFlow."""
+"""TensorBoard's messages, which it brings without TensorFlow, or stand-ins for them."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
-from types import ModuleType
+import sys
 from typing import Any
+
+from thalweg.v1.summary.unwritten import EventFileWriter, Message
 
 PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
 _MESSAGES = {
@@ -17,29 +20,36 @@ _MESSAGES = {
     "Summary": "summary_pb2",
     "SummaryMetadata": "summary_pb2",
     "TensorProto": "tensor_pb2",
+    "TensorShapeProto": "tensor_shape_pb2",
 }
 
 
 def is_installed() -> bool:
-    """Whether there is TensorBoard."""
+    """Return whether TensorBoard is installed."""
+    if "tensorboard" in sys.modules:
+        return sys.modules["tensorboard"] is not None
+    return _can_be_imported()
+
+
+@functools.cache
+def _can_be_imported() -> bool:
     return importlib.util.find_spec("tensorboard") is not None
 
 
-def tensorboard(path: str) -> ModuleType:
-    """A module of TensorBoard.
+def message(name: str) -> Any:
+    """Return a class of messages, such as `Summary`; without TensorBoard a stand-in."""
+    if not is_installed():
+        return Message
+    return getattr(importlib.import_module(f"tensorboard.compat.proto.{_MESSAGES[name]}"), name)
+
+
+def event_file_writer(folder: str, *options: Any) -> Any:
+    """Return TensorBoard's writer of events for a folder; without TensorBoard a stand-in.
 
     Raises:
-        ModuleNotFoundError: It is not installed; says how to.
+        OSError: No file can be written in the folder, or no folder made.
     """
-    try:
-        return importlib.import_module(f"tensorboard.{path}")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Summaries are written with TensorBoard, which is not installed:"
-            " pip install tensorboard, or thalweg[summary]."
-        ) from error
-
-
-def message(name: str) -> Any:
-    """A class of messages, such as `Summary`."""
-    return getattr(tensorboard(f"compat.proto.{_MESSAGES[name]}"), name)
+    if not is_installed():
+        return EventFileWriter(folder)
+    module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    return module.EventFileWriter(folder, *options)

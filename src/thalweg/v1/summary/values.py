@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.summary.protos import message, tensorboard
+from thalweg.v1.summary.protos import message
 
 
 def scalar(value: torch.Tensor, tag: str) -> Any:
@@ -112,9 +112,7 @@ def text(value: object, tag: str) -> Any:
     found = np.asarray(value, dtype=object)
     proto = message("TensorProto")(dtype="DT_STRING")
     proto.tensor_shape.CopyFrom(
-        tensorboard("compat.proto.tensor_shape_pb2").TensorShapeProto(
-            dim=[{"size": size} for size in found.shape]
-        )
+        message("TensorShapeProto")(dim=[{"size": size} for size in found.shape])
     )
     proto.string_val.extend(
         each if isinstance(each, bytes) else str(each).encode() for each in found.reshape(-1)

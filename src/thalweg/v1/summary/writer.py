@@ -9,11 +9,13 @@ from typing import Any
 from thalweg import graph as graphs
 from thalweg.errors import CheckpointWriteError, InvalidTypeError
 from thalweg.v1.seconds import check_seconds, wait_seconds
-from thalweg.v1.summary.protos import message, tensorboard
+from thalweg.v1.summary.protos import event_file_writer, message
 
 
 class FileWriter:
     """Writes summaries and the graph to a new file of events in a folder.
+
+    Without TensorBoard nothing is written, and the first event causes a warning.
 
     Args:
         logdir: The folder, made if it is not there.
@@ -25,7 +27,6 @@ class FileWriter:
         session: Ignored.
 
     Raises:
-        ModuleNotFoundError: TensorBoard is not installed.
         CheckpointWriteError: No file can be written in the folder.
     """
 
@@ -102,9 +103,8 @@ class FileWriter:
     def reopen(self) -> None:
         """Go on in a new file, if this one is closed."""
         if self._events is None:
-            module = tensorboard("summary.writer.event_file_writer")
             try:
-                self._events = module.EventFileWriter(self._logdir, *self._how)
+                self._events = event_file_writer(self._logdir, *self._how)
             except OSError as error:
                 text = f"{self._logdir}: no file of events can be written here: {error.strerror}."
                 raise CheckpointWriteError(error.errno, text) from error

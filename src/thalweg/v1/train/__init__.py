@@ -30,6 +30,12 @@ from thalweg.v1.train.global_step import (
     global_step,
 )
 from thalweg.v1.train.gradient_descent import GradientDescentOptimizer
+from thalweg.v1.train.input_producers import (
+    input_producer,
+    limit_epochs,
+    range_input_producer,
+    slice_input_producer,
+)
 from thalweg.v1.train.looper_thread import LooperThread
 from thalweg.v1.train.momentum import MomentumOptimizer
 from thalweg.v1.train.monitored.basic_session_run_hooks import (
@@ -147,8 +153,10 @@ __all__ = [
     "get_or_create_global_step",
     "global_step",
     "init_from_checkpoint",
+    "input_producer",
     "inverse_time_decay",
     "latest_checkpoint",
+    "limit_epochs",
     "linear_cosine_decay",
     "list_variables",
     "load_checkpoint",
@@ -158,7 +166,9 @@ __all__ = [
     "piecewise_constant",
     "piecewise_constant_decay",
     "polynomial_decay",
+    "range_input_producer",
     "remove_checkpoint",
+    "slice_input_producer",
     "slot_creator",
     "start_queue_runners",
     "update_checkpoint_state",

@@ -46,7 +46,7 @@ from thalweg.graph import (
 from thalweg.graph.either import IndexedSlices as EitherSlices
 from thalweg.ground.counters import Move, number_of
 from thalweg.ground.locks import Lock, importing
-from thalweg.ground.running import is_deferred, is_ours, thread
+from thalweg.ground.running import handle_of, is_deferred, is_ours, thread
 from thalweg.ground.switches import Sections, Within
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
@@ -701,30 +701,36 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return []
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
-        """Call the hook for one pair; what it returns."""
+        """Call the hook for one pair of gradient and variable, and return what it returns."""
         if isinstance(grad, EitherSlices):
             return self._apply_slices(grad, var)
-        hook = self._choose_hook(("_resource_apply_dense",), ("_apply_dense",))
-        return getattr(self, hook)(grad, var)
+        if self._calls_resource_hook(var, ("_resource_apply_dense",), ("_apply_dense",)):
+            return self._resource_apply_dense(grad, var)
+        return self._apply_dense(grad, var)
 
     def _apply_slices(self, grad: Any, var: Any) -> Any:
-        repeated = "_resource_apply_sparse_duplicate_indices", "_apply_sparse_duplicate_indices"
-        hook = self._choose_hook(
-            (repeated[0], "_resource_apply_sparse"), (repeated[1], "_apply_sparse")
-        )
-        if hook == repeated[0]:
+        resource = ("_resource_apply_sparse_duplicate_indices", "_resource_apply_sparse")
+        plain = ("_apply_sparse_duplicate_indices", "_apply_sparse")
+        if self._calls_resource_hook(var, resource, plain):
             return self._resource_apply_sparse_duplicate_indices(grad.values, var, grad.indices)
         return self._apply_sparse_duplicate_indices(grad, var)
 
-    def _choose_hook(self, resource: Sequence[str], plain: Sequence[str]) -> str:
-        """Which of two kinds of hook the most derived class defines; resource hooks go first."""
-        for cls in type(self).__mro__:
-            if cls is Optimizer:
-                break
+    def _calls_resource_hook(self, var: Any, resource: Sequence[str], plain: Sequence[str]) -> bool:
+        """Return whether a variable is updated by hooks for resource variables.
+
+        As in TensorFlow, reference variables, made by `use_resource=False`, are updated by the
+        plain hooks, if any class defines one. All other variables are updated by the kind of hook
+        that the most derived class defines, by those for resource variables if it defines both.
+        """
+        classes = type(self).__mro__[: type(self).__mro__.index(Optimizer)]
+        is_reference = getattr(handle_of(var), "is_resource", True) is False
+        if is_reference and any(name in vars(cls) for cls in classes for name in plain):
+            return False
+        for cls in classes:
             for names in (resource, plain):
                 if any(name in vars(cls) for name in names):
-                    return names[0]
-        return resource[0]
+                    return names is resource
+        return True
 
     def _written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         """What hooks may write to."""

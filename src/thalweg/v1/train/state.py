@@ -9,7 +9,7 @@ from typing import Any
 from thalweg import distribute
 from thalweg.core.hyperparameters import is_function
 from thalweg.core.meshes import is_imported
-from thalweg.core.slots_as_dicts import SlotsByName
+from thalweg.core.slots_as_dicts import SlotsByName, SlotsOfName
 from thalweg.core.state import Entry
 from thalweg.core.trackable import TrackableSlots
 from thalweg.formula import Slot
@@ -86,9 +86,9 @@ class State(TrackableSlots):
     def _var_key(self, var: object) -> Any:
         return self._slots.key(var)
 
-    def _slot_dict(self, slot_name: str) -> Mapping[Any, Any]:
-        """The slots of a name by `_var_key` of their variable; not to be written to."""
-        return self._slots.get(slot_name, MappingProxyType({}))
+    def _slot_dict(self, slot_name: str) -> SlotsOfName:
+        """Return the slots of a name by `_var_key` of their variable; it can be written to."""
+        return SlotsOfName(self._slots, slot_name)
 
     def _zeros_slot(self, var: object, slot_name: str, op_name: str) -> Any:
         """The slot of a variable; made of zeros, of its shape and dtype, if there is none."""

@@ -7,24 +7,11 @@ Functions that define flags take the names that TensorFlow gave their arguments,
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
-
-def absl(module: str) -> ModuleType:
-    """`absl.flags` or `absl.app`.
-
-    Raises:
-        ImportError: absl-py is not installed.
-    """
-    try:
-        return importlib.import_module(f"absl.{module}")
-    except ModuleNotFoundError as error:
-        message = f"tf.{module} needs absl-py. Install it with: pip install 'thalweg[tf]'"
-        raise ImportError(message, name="absl") from error
+from thalweg.tf.compat.v1.absl_flags import absl, make_room_for_flag
 
 
 class _Flags:
@@ -75,15 +62,28 @@ FLAGS: Any = _Flags()
 _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
-def _with_older_names(define: Callable[..., object]) -> Callable[..., object]:
-    """A function that defines a flag, with the older names of its arguments."""
+def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that defines a flag, and also takes the older names of its arguments.
+
+    The flag replaces one of the same name that a module of absl has defined.
+    """
 
     @functools.wraps(define)
-    def apply(*args: object, **kwargs: object) -> object:
+    def apply(*args: Any, **kwargs: Any) -> Any:
         absl("flags").disclaim_key_flags()  # the flag is of the module that calls
-        return define(*args, **{_OLDER.get(name, name): each for name, each in kwargs.items()})
+        named = {_OLDER.get(name, name): value for name, value in kwargs.items()}
+        for name in _names_of_flag(args, named):
+            make_room_for_flag(name)
+        return define(*args, **named)
 
     return apply
+
+
+def _names_of_flag(args: tuple[Any, ...], named: dict[str, Any]) -> list[str]:
+    """Return the name and the short name of a flag, given the arguments that define it."""
+    first = args[0] if args else named.get("name", named.get("flag"))
+    names = [getattr(first, "name", first), getattr(first, "short_name", named.get("short_name"))]
+    return [name for name in names if isinstance(name, str)]
 
 
 def __getattr__(name: str) -> Any:

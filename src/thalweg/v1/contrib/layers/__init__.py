@@ -1,13 +1,52 @@
-"""What people used of `tf.contrib.layers` around training."""
+"""`tf.contrib.layers`: layers, initial values, penalties and `optimize_loss`.
 
+All but `l2_regularizer` are those of `thalweg.tf.contrib.layers`, which is imported when the first
+of them is asked for, with `thalweg.tf`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.ground.lazily import UPPER_PACKAGES
 from thalweg.v1.contrib.layers.regularizers import l2_regularizer
 from thalweg.v1.missing import attribute_of
 
-__all__ = ["l2_regularizer"]
+_OF_FACADE = (
+    "OPTIMIZER_CLS_NAMES",
+    "OPTIMIZER_SUMMARIES",
+    "apply_regularization",
+    "avg_pool2d",
+    "batch_norm",
+    "conv2d",
+    "conv2d_transpose",
+    "convolution2d",
+    "convolution2d_transpose",
+    "dropout",
+    "flatten",
+    "fully_connected",
+    "l1_regularizer",
+    "layer_norm",
+    "linear",
+    "max_pool2d",
+    "optimize_loss",
+    "relu",
+    "sum_regularizer",
+    "variance_scaling_initializer",
+    "xavier_initializer",
+    "xavier_initializer_conv2d",
+)
+
+__all__ = [*_OF_FACADE, "l2_regularizer"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+_missing = attribute_of("contrib.layers")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__getattr__ = attribute_of("contrib.layers")
+def __getattr__(name: str) -> Any:
+    if name in _OF_FACADE:
+        return getattr(UPPER_PACKAGES["tf"]().compat.v1.contrib.layers, name)
+    return _missing(name)

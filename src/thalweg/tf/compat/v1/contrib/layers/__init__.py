@@ -17,6 +17,11 @@ from thalweg.tf.compat.v1.contrib.layers.initializers import (
     variance_scaling_initializer,
     xavier_initializer,
 )
+from thalweg.tf.compat.v1.contrib.layers.optimizers import (
+    OPTIMIZER_CLS_NAMES,
+    OPTIMIZER_SUMMARIES,
+    optimize_loss,
+)
 from thalweg.tf.compat.v1.contrib.layers.regularizers import (
     apply_regularization,
     l1_regularizer,

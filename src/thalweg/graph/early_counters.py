@@ -1,0 +1,66 @@
+"""Counters that a run raises before other operations read them, as TensorFlow's executor does.
+
+`step.assign(step + 1)`, for a reference variable and without control dependencies, is not ordered
+with other readers of the variable. TensorFlow's executor takes the newest operation that is ready
+in its own thread, so that the assignment almost always comes first. BERT's `create_optimizer` is
+written in this way: its learning rate is that of the step after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from thalweg.graph.nodes import Operation
+from thalweg.graph.variables import GraphVariable
+
+_COMPUTED = ("pure", "variable")
+
+
+def find_early_operations(
+    needed: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
+) -> set[Operation]:
+    """Return assignments that count steps, and the operations that compute their values.
+
+    Args:
+        needed: The operations of a run.
+        predecessors: Returns the operations that must have run before one.
+    """
+    early: set[Operation] = set()
+    for op in needed:
+        if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
+            inputs = _computed_alone(op, predecessors)
+            if op.written[0].op in inputs:
+                early |= inputs
+    return early
+
+
+def _is_counter(variable: object) -> bool:
+    """Return whether a variable is a scalar integer reference variable that is not trained."""
+    return (
+        isinstance(variable, GraphVariable)
+        and not (variable.is_resource or variable.trainable)
+        and variable.shape == ()
+        and variable.dtype is not None
+        and not variable.dtype.is_floating_point
+    )
+
+
+def _computed_alone(
+    op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
+) -> set[Operation]:
+    """Return an operation and all that computes its inputs from variables, constants and feeds.
+
+    Returns:
+        The operations; an empty set if one of them is ordered after another by a control
+        dependency, updates a variable or is part of an optimizer's update.
+    """
+    found: set[Operation] = set()
+    stack = [op]
+    while stack:
+        current = stack.pop()
+        is_plain = current is op or current.kind in _COMPUTED
+        if not is_plain or current.control_inputs or current.unit or current.block:
+            return set()
+        found.add(current)
+        stack += [other for other in predecessors(current) if other not in found]
+    return found

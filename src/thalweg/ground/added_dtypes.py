@@ -1,0 +1,23 @@
+"""Dtypes that NumPy lacks, such as bfloat16, as the package ml_dtypes adds them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+_BITS = {1: torch.uint8, 2: torch.int16}
+
+
+def added_type(dtype: torch.dtype) -> type[Any] | None:
+    """Return the scalar type of ml_dtypes for a dtype; None without one, or without ml_dtypes."""
+    try:
+        return getattr(importlib.import_module("ml_dtypes"), str(dtype).removeprefix("torch."))
+    except (ImportError, AttributeError):
+        return None
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each element of a tensor of 8 or 16 bits per element, as integers."""
+    return tensor.contiguous().view(_BITS[tensor.itemsize])

@@ -1,0 +1,99 @@
+"""Operators between eager tensors and NumPy arrays, which convert the array as TensorFlow does.
+
+NumPy passes each operator that has an array or a NumPy scalar on one side to `__array_ufunc__` of
+the tensor on the other side. Only `tensor == array` is answered by torch itself. Operators between
+two tensors never reach this module, so that they are as fast as without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.errors import InvalidTypeError
+from thalweg.variable import divide_tensors, operand_like
+
+_OPERATORS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    np.add: torch.add,
+    np.subtract: torch.sub,
+    np.multiply: torch.mul,
+    np.divide: divide_tensors,
+    np.floor_divide: torch.floor_divide,
+    np.remainder: torch.remainder,
+    np.power: torch.pow,
+    np.matmul: torch.matmul,
+    np.less: torch.lt,
+    np.less_equal: torch.le,
+    np.greater: torch.gt,
+    np.greater_equal: torch.ge,
+    np.equal: torch.eq,
+    np.not_equal: torch.ne,
+    np.bitwise_and: torch.bitwise_and,
+    np.bitwise_or: torch.bitwise_or,
+    np.bitwise_xor: torch.bitwise_xor,
+}
+_torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
+
+
+def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    """Return the result of an operator, or of any other NumPy function, of a tensor and an array.
+
+    The array of an operator takes the dtype and the device of the tensor, and autograd records the
+    operation. As in TensorFlow, `array += tensor` makes a new tensor and leaves the array alone.
+    All other functions work as torch lets them: on the tensor's memory, for a new tensor.
+    """
+    function = _OPERATORS.get(ufunc) if method == "__call__" and len(inputs) == 2 else None
+    is_augmented = options.keys() == {"out"} and options["out"][0] is inputs[0]
+    if function is not None and (is_augmented or not options):
+        x, y = inputs
+        if isinstance(x, Tensor) and isinstance(y, np.ndarray | np.generic):
+            return _operate(function, x, operand_like(y, x))
+        if isinstance(y, Tensor) and isinstance(x, np.ndarray | np.generic):
+            return _operate(function, operand_like(x, y), y)
+    return _call_numpy(tensor, getattr(ufunc, method), inputs, options)
+
+
+def equal_to(tensor: Tensor, other: Any) -> Any:
+    """Return `tensor == other`, where an array takes the dtype of the tensor."""
+    if isinstance(other, np.ndarray):
+        return _operate(torch.eq, tensor, operand_like(other, tensor))
+    return _torch_equal(tensor, other)
+
+
+def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Return `function(x, y)`; tensors whose shapes do not broadcast are unequal."""
+    if function in (torch.eq, torch.ne):
+        try:
+            torch.broadcast_shapes(x.shape, y.shape)
+        except RuntimeError:
+            return torch.tensor(function is torch.ne, device=x.device)
+    return function(x, y)
+
+
+def _call_numpy(
+    tensor: Tensor, function: Callable[..., Any], inputs: Any, options: dict[str, Any]
+) -> Any:
+    """Call a function of NumPy on the memory of tensors, and return its arrays as tensors.
+
+    Raises:
+        InvalidTypeError: `out` is a tensor.
+    """
+    out = options.get("out", ())
+    if any(isinstance(target, Tensor) for target in out):
+        raise InvalidTypeError(
+            "out= of a NumPy function must be a NumPy array, not a tensor. Assign the result to"
+            " the tensor instead."
+        )
+    result = function(*(np.asarray(x) if isinstance(x, Tensor) else x for x in inputs), **options)
+    if out or result is None:
+        return result
+    if isinstance(result, tuple):
+        return tuple(tensor.__array_wrap__(np.asarray(part)) for part in result)
+    return tensor.__array_wrap__(np.asarray(result))
+
+
+NAMES = ((torch.Tensor, "__array_ufunc__", apply_ufunc), (torch.Tensor, "__eq__", equal_to))

@@ -1,0 +1,239 @@
+"""`tf.contrib.layers.optimize_loss`: a training step by the names of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph import GraphKeys
+from thalweg.graph.either import IndexedSlices
+from thalweg.ground.showing import show_value
+from thalweg.tf.clipping import clip_by_global_norm, global_norm
+from thalweg.tf.convert import is_tensor, tensor
+from thalweg.v1 import summary, train
+
+OPTIMIZER_CLS_NAMES: dict[str, Callable[..., Any]] = {
+    "Adagrad": train.AdagradOptimizer,
+    "Adam": train.AdamOptimizer,
+    "Ftrl": train.FtrlOptimizer,
+    "Momentum": partial(train.MomentumOptimizer, momentum=0.9),
+    "RMSProp": train.RMSPropOptimizer,
+    "SGD": train.GradientDescentOptimizer,
+}
+OPTIMIZER_SUMMARIES = [
+    "learning_rate",
+    "loss",
+    "gradients",
+    "gradient_norm",
+    "global_gradient_norm",
+]
+_DEFAULT_SUMMARIES = ("loss", "learning_rate", "global_gradient_norm")
+
+Pairs = list[tuple[Any, Any]]
+
+
+def optimize_loss(
+    loss: Any,
+    global_step: Any,
+    learning_rate: Any,
+    optimizer: Any,
+    gradient_noise_scale: float | None = None,
+    gradient_multipliers: Mapping[Any, Any] | None = None,
+    clip_gradients: Any = None,
+    learning_rate_decay_fn: Callable[[Any, Any], Any] | None = None,
+    update_ops: Sequence[Any] | None = None,
+    variables: Sequence[Any] | None = None,
+    name: str | None = None,
+    summaries: Sequence[str] | None = None,
+    colocate_gradients_with_ops: bool = False,
+    increment_global_step: bool = True,
+) -> Any:
+    """Return the loss as a tensor of the graph whose evaluation takes a training step.
+
+    Args:
+        loss: A scalar of the graph.
+        global_step: The variable that counts steps; None for that of the graph, if it has one.
+        learning_rate: A float, which becomes the variable `learning_rate`, a scalar of the graph,
+            or None where the optimizer has its own.
+        optimizer: A name in `OPTIMIZER_CLS_NAMES`, a class of optimizer, an optimizer, or a
+            function of the learning rate that returns one.
+        gradient_noise_scale: Optional. The deviation of random numbers added to gradients.
+        gradient_multipliers: Optional. Factors of gradients, by variable or its name.
+        clip_gradients: Optional. A float, the largest common norm of all gradients, or a function
+            that takes and returns pairs of gradient and variable.
+        learning_rate_decay_fn: Optional. Returns the rate, given the learning rate and the step.
+        update_ops: What runs before the loss is computed; by default the collection UPDATE_OPS.
+        variables: What is trained; by default all trainable variables.
+        name: Optional. Names the variable scope.
+        summaries: Those to add, of `OPTIMIZER_SUMMARIES`.
+        colocate_gradients_with_ops: Ignored.
+        increment_global_step: Whether the step is counted.
+
+    Raises:
+        ValueError: An argument is none of these, or a gradient multiplier leaves no gradients.
+        RuntimeError: In eager mode.
+    """
+    loss = tensor(loss)
+    step = train.get_global_step() if global_step is None else global_step
+    if step is not None:
+        train.assert_global_step(step)
+    chosen = _check_summaries(summaries)
+    with graph.variable_scope(name, "OptimizeLoss"):
+        loss = _after(graph.get_collection(GraphKeys.UPDATE_OPS), update_ops, loss)
+        rate = _make_rate(learning_rate, learning_rate_decay_fn, step, chosen)
+        opt = _make_optimizer(optimizer, rate)
+        pairs = opt.compute_gradients(
+            loss,
+            graph.trainable_variables() if variables is None else variables,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+        )
+        if gradient_noise_scale is not None:
+            pairs = [(_add_noise(grad, gradient_noise_scale), var) for grad, var in pairs]
+        if gradient_multipliers is not None:
+            pairs = [(_multiply(grad, var, gradient_multipliers), var) for grad, var in pairs]
+            if not pairs:
+                raise InvalidArgumentError("There is no gradient that gradient_multipliers keeps.")
+        pairs = _clip_and_summarize(pairs, clip_gradients, chosen, loss)
+        counted = step if increment_global_step else None
+        update = opt.apply_gradients(pairs, global_step=counted, name="train")
+        with graph.control_dependencies([update]):
+            return graph.identity(loss)
+
+
+def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
+    """Return the names of the summaries to add.
+
+    Raises:
+        ValueError: A name is not in `OPTIMIZER_SUMMARIES`.
+    """
+    for title in summaries or ():
+        if title not in OPTIMIZER_SUMMARIES:
+            expected = ", ".join(OPTIMIZER_SUMMARIES)
+            raise InvalidArgumentError(f"Summaries should be one of [{expected}], not {title}.")
+    return _DEFAULT_SUMMARIES if summaries is None else summaries
+
+
+def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) -> Any:
+    """Return the loss, computed after the update operations that were given or collected."""
+    updates = collected if update_ops is None else update_ops
+    if not updates:
+        return loss
+    with graph.control_dependencies(list(dict.fromkeys(updates))):
+        return graph.identity(loss)
+
+
+def _make_rate(
+    learning_rate: Any,
+    decay: Callable[[Any, Any], Any] | None,
+    step: Any,
+    summaries: Sequence[str],
+) -> Any:
+    """Return the learning rate as a variable or tensor, decayed and summarized; None for None."""
+    if learning_rate is None:
+        return None
+    if is_tensor(learning_rate) and len(learning_rate.shape) == 0:
+        rate = learning_rate
+    elif isinstance(learning_rate, float) and learning_rate >= 0:
+        start = graph.constant_initializer(learning_rate)
+        rate = graph.get_variable("learning_rate", [], trainable=False, initializer=start)
+    else:
+        raise InvalidArgumentError(
+            "learning_rate must be a float of at least 0 or a tensor of shape (), not"
+            f" {show_value(learning_rate)}."
+        )
+    if decay is not None:
+        if step is None:
+            raise InvalidArgumentError("global_step is required for learning_rate_decay_fn.")
+        rate = decay(rate, step)
+        if "learning_rate" in summaries:
+            summary.scalar("learning_rate", rate)
+    return rate
+
+
+def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
+    """Return the optimizer that a name, a class, a function or an optimizer stands for."""
+    if isinstance(optimizer, train.Optimizer):
+        return optimizer
+    make: Any = optimizer
+    is_class = isinstance(optimizer, type) and issubclass(optimizer, train.Optimizer)
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZER_CLS_NAMES:
+            names = ", ".join(OPTIMIZER_CLS_NAMES)
+            raise InvalidArgumentError(
+                f"Optimizer name should be one of [{names}], not {optimizer}."
+            )
+        make = OPTIMIZER_CLS_NAMES[optimizer]
+    if is_class or isinstance(optimizer, str):
+        if rate is None:
+            raise InvalidArgumentError(
+                "Learning rate is None, but is needed to make the optimizer"
+                f" {show_value(optimizer)}."
+            )
+        return make(learning_rate=rate)
+    made = None
+    if callable(make):
+        made = make() if rate is None else make(rate)
+    if not isinstance(made, train.Optimizer):
+        what = optimizer if made is None else made
+        raise InvalidArgumentError(
+            "optimizer must be a name, a class of optimizer, an optimizer, or a function of the"
+            f" learning rate that returns one, not {show_value(what)}."
+        )
+    return made
+
+
+def _add_noise(grad: Any, scale: float) -> Any:
+    """Return a gradient with random numbers of a deviation added; slices become dense."""
+    if grad is None:
+        return None
+    dense = tensor(grad)
+    return dense + graph.truncated_normal(dense.shape, dtype=dense.dtype) * scale
+
+
+def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
+    """Return a gradient multiplied by the factor of its variable or of the variable's name."""
+    factor = multipliers.get(var, multipliers.get(var.name))
+    if grad is None or factor is None:
+        return grad
+    if isinstance(grad, IndexedSlices):
+        return IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
+    return grad * factor
+
+
+def _clip_and_summarize(
+    pairs: Pairs, clip: Any, summaries: Sequence[str], loss: Any
+) -> list[tuple[Any, Any]]:
+    """Return the pairs with clipped gradients, and add the summaries of loss and gradients."""
+    has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
+    if has_norms:
+        summary.scalar("global_norm/gradient_norm", global_norm([grad for grad, _ in pairs]))
+    if isinstance(clip, float):
+        clipped, _ = clip_by_global_norm([grad for grad, _ in pairs], clip)
+        pairs = [(grad, var) for grad, (_, var) in zip(clipped, pairs, strict=True)]
+    elif callable(clip):
+        clipping: Any = clip
+        pairs = list(clipping(pairs))
+    elif clip is not None:
+        raise InvalidArgumentError(
+            f"clip_gradients must be a float or a function, not {show_value(clip)}."
+        )
+    if "loss" in summaries:
+        summary.scalar("loss", loss)
+    for grad, var in pairs:
+        if grad is not None:
+            _summarize_gradient(grad, var.name.replace(":", "_"), summaries)
+    if clip is not None and has_norms:
+        norm = global_norm([grad for grad, _ in pairs])
+        summary.scalar("global_norm/clipped_gradient_norm", norm)
+    return pairs
+
+
+def _summarize_gradient(grad: Any, title: str, summaries: Sequence[str]) -> None:
+    values = grad.values if isinstance(grad, IndexedSlices) else grad
+    if "gradients" in summaries:
+        summary.histogram(f"gradients/{title}", values)
+    if "gradient_norm" in summaries:
+        summary.scalar(f"gradient_norm/{title}", global_norm([values]))

@@ -1,0 +1,170 @@
+"""Queues of training data that are in the graph: `slice_input_producer` and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thalweg import graph
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.graph import GraphKeys, Output
+from thalweg.v1 import summary
+from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner
+from thalweg.v1.train.queues import FIFOQueue
+
+
+def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
+    """Return a tensor that can be evaluated `num_epochs` times.
+
+    The times are counted in the local variable `epochs`, which has to be initialized.
+
+    Args:
+        tensor: The tensor.
+        num_epochs: A positive number; None for any number of times.
+        name: Optional. Names the scope of the operations.
+
+    Raises:
+        ValueError: `num_epochs` is not positive.
+        OutOfRangeError: In a run, when the tensor has been evaluated so many times.
+    """
+    if num_epochs is None:
+        return tensor
+    if num_epochs <= 0:
+        raise InvalidArgumentError(f"num_epochs must be > 0 not {num_epochs}.")
+    with graph.name_scope(name or "limit_epochs"):
+        start = torch.zeros((), dtype=torch.int64, device="cpu")
+        keys = [GraphKeys.LOCAL_VARIABLES]
+        epochs = graph.Variable(start, trainable=False, collections=keys, name="epochs")
+        with graph.control_dependencies([epochs.count_up_to(num_epochs)]):
+            return graph.identity(tensor)
+
+
+def input_producer(
+    input_tensor: Any,
+    element_shape: object = None,
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    capacity: int = 32,
+    shared_name: str | None = None,
+    summary_name: str | None = None,
+    name: str | None = None,
+    cancel_op: object = None,
+) -> FIFOQueue:
+    """Return a queue of the rows of a tensor, which a queue runner fills.
+
+    Args:
+        input_tensor: A tensor of at least one dimension, or an array.
+        element_shape: Ignored: rows have the shape that the tensor gives them.
+        num_epochs: Optional. How often each row comes; see `limit_epochs`.
+        shuffle: Whether rows come in a new random order each time.
+        seed: Optional. Repeats the order.
+        capacity: How many rows the queue holds.
+        shared_name: Ignored.
+        summary_name: Optional. Names a summary of the share of the queue that is filled.
+        name: Optional. Names the scope of the operations.
+        cancel_op: Optional. The operation that cancels the queue.
+
+    Raises:
+        RuntimeError: In eager mode.
+        ValueError: The tensor has no rows, or `num_epochs` is not positive.
+    """
+    if graph.executing_eagerly():
+        raise FailedPreconditionError(
+            "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
+        )
+    with graph.name_scope(name or "input_producer") as scope:
+        rows = graph.convert_to_tensor(input_tensor)
+        if not rows.shape:
+            raise InvalidArgumentError(f"'{rows.name}' must have rows, not shape {rows.shape}.")
+        queue = FIFOQueue(capacity, [rows.dtype], [rows.shape[1:]], name=scope)
+        shuffled = _shuffle_rows(rows, seed) if shuffle else rows
+        enqueue = queue.enqueue_many([limit_epochs(shuffled, num_epochs)])
+        add_queue_runner(QueueRunner(queue, [enqueue], cancel_op=cancel_op))
+        if summary_name is not None:
+            summary.scalar(summary_name, graph.cast(queue.size(), torch.float32) * (1.0 / capacity))
+        return queue
+
+
+def _shuffle_rows(rows: Any, seed: int | None) -> Any:
+    """Return the rows of a tensor in a new random order in each run."""
+    numbers = graph.numbers_of(seed)
+
+    def shuffle(values: torch.Tensor) -> torch.Tensor:
+        return values[torch.randperm(len(values), generator=numbers(), device="cpu")]
+
+    known = Output(rows.dtype, rows.shape, ())
+    return graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=known)
+
+
+def range_input_producer(
+    limit: int,
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    capacity: int = 32,
+    shared_name: str | None = None,
+    name: str | None = None,
+) -> FIFOQueue:
+    """Return a queue of the integers from 0 up to `limit`; otherwise as `input_producer`."""
+    with graph.name_scope(name or "input_producer") as scope:
+        title = f"fraction_of_{capacity}_full"
+        own = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
+        return input_producer(_arange(limit), *own, name=scope)
+
+
+def slice_input_producer(
+    tensor_list: Sequence[Any],
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    capacity: int = 32,
+    shared_name: str | None = None,
+    name: str | None = None,
+) -> list[Any]:
+    """Return one row of each tensor in a list, of the same place, and another one in each run.
+
+    `start_queue_runners` fills the queue of places. With `num_epochs`, run
+    `local_variables_initializer()` first.
+
+    Args:
+        tensor_list: Tensors or arrays of as many rows.
+        num_epochs: Optional. How often each row comes; then a run raises OutOfRangeError.
+        shuffle: Whether rows come in a new random order each time.
+        seed: Optional. Repeats the order.
+        capacity: How many places the queue holds.
+        shared_name: Ignored.
+        name: Optional. Names the scope of the operations.
+
+    Raises:
+        RuntimeError: In eager mode.
+        ValueError: There are no tensors, or `num_epochs` is not positive.
+    """
+    if not tensor_list:
+        raise InvalidArgumentError("Expected at least one tensor in slice_input_producer().")
+    if graph.executing_eagerly():
+        raise FailedPreconditionError(
+            "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
+        )
+    with graph.name_scope(name or "input_producer"):
+        tensors = [graph.convert_to_tensor(tensor) for tensor in tensor_list]
+        rows = (tensors[0].shape or (None,))[0]
+        places = _arange(rows) if rows is not None else _places_of(tensors[0])
+        title = f"fraction_of_{capacity}_full"
+        own = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
+        place = input_producer(places, *own).dequeue()
+        return [graph.gather(tensor, place) for tensor in tensors]
+
+
+def _arange(limit: int) -> torch.Tensor:
+    return torch.arange(limit, dtype=torch.int32, device="cpu")
+
+
+def _places_of(tensor: Any) -> Any:
+    """Return the places of the rows of a tensor whose number only a run knows."""
+    known = Output(torch.int32, (None,), ())
+    return graph.operation(
+        lambda value: _arange(len(value)), [tensor], "range", kind="pure", outputs=known
+    )

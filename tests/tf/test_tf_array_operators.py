@@ -1,0 +1,167 @@
+"""Operators between eager tensors and NumPy arrays behave as in TensorFlow."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.tf as tf
+from thalweg import take_back_names
+from thalweg.errors import InvalidTypeError
+
+OPERATORS = (
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.matmul, operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
+    operator.ne,
+)  # fmt: skip
+LOGICAL = (operator.and_, operator.or_, operator.xor)
+SQUARE = np.array([[0.1, 0.75], [2.5, 3.0]], np.float32)
+ARRAYS = {
+    "float64": np.array([[0.1, 1.5], [2.0, 0.3]]),
+    "float32": np.array([[0.1, 1.5], [2.0, 0.3]], np.float32),
+    "float16": np.array([[0.1, 1.5], [2.0, 0.3]], np.float16),
+    "int64": np.array([[1, 2], [3, 4]]),
+    "number": np.float64(0.75),
+    "shapeless": np.array(0.75),
+    "row": np.array([1.5, 2.5]),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (function, kind)
+        for function in OPERATORS
+        for kind, array in ARRAYS.items()
+        if function is not operator.matmul or np.ndim(array) == 2
+    ],
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_an_array_takes_the_dtype_of_the_tensor(
+    function: Callable[[Any, Any], Any], kind: str, requires_grad: bool
+) -> None:
+    tensor = torch.from_numpy(SQUARE.copy()).requires_grad_(requires_grad)
+    array = ARRAYS[kind]
+    converted = np.asarray(array, np.float32)
+    for left, right, expected in (
+        (tensor, array, function(SQUARE, converted)),
+        (array, tensor, function(converted, SQUARE)),
+    ):
+        result = function(left, right)
+        assert isinstance(result, torch.Tensor)
+        assert result.dtype == torch.from_numpy(expected).dtype
+        np.testing.assert_allclose(result.detach().numpy(), expected, rtol=1e-6)
+
+
+# What TensorFlow 2.21 gives for tf.constant([3, 2]) and an array.
+INTEGERS = [
+    (operator.add, [0.5, 2.5], [3, 4], [3, 4]),
+    (operator.sub, [0.5, 2.5], [3, 0], [-3, 0]),
+    (operator.mul, [0.5, 2.5], [0, 4], [0, 4]),
+    (operator.truediv, [1, 2], [3.0, 1.0], [1 / 3, 1.0]),
+    (operator.floordiv, [-1, 1], [-3, 2], [-1, 0]),
+    (operator.eq, [0.5, 2.5], [False, True], [False, True]),
+    (operator.and_, [1, 2], [1, 2], [1, 2]),
+    (operator.xor, [1, 2], [2, 0], [2, 0]),
+]
+
+
+@pytest.mark.parametrize(("function", "values", "forward", "reflected"), INTEGERS)
+def test_floats_beside_integers_lose_their_fractions(
+    function: Callable[[Any, Any], Any], values: Any, forward: Any, reflected: Any
+) -> None:
+    for tensor in (tf.constant([3, 2]), tf.Variable([3, 2])):
+        array = np.array(values)
+        for result, expected in (
+            (function(tensor, array), forward),
+            (function(array, tensor), reflected),
+        ):
+            kind = {float: tf.float64, int: tf.int32, bool: tf.bool}[type(expected[0])]
+            assert result.dtype == kind
+            assert result.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("function", LOGICAL)
+def test_an_array_beside_booleans_becomes_boolean(function: Callable[[Any, Any], Any]) -> None:
+    tensor, array = tf.constant([True, True, False]), np.array([2.0, 0.0, 1.0])
+    expected = function(np.array([True, True, False]), array != 0).tolist()
+    assert function(tensor, array).tolist() == function(array, tensor).tolist() == expected
+
+
+@pytest.mark.parametrize("other", [np.array([1.0, 2.0, 3.0]), np.ones((3, 2))])
+def test_arrays_of_other_shapes_are_unequal(other: Any) -> None:
+    tensor = tf.ones((2, 2))
+    for left, right in ((tensor, other), (other, tensor)):
+        assert (left == right).tolist() is False
+        assert (left != right).tolist() is True
+    with pytest.raises(RuntimeError, match="must match"):
+        tensor + other
+
+
+def test_gradients_flow_through_operators_with_arrays() -> None:
+    inputs, targets = np.array([3.3, 4.4, 5.5]), np.array([1.7, 2.76, 2.09])
+    weight, bias = tf.Variable(0.5), tf.Variable(0.1)
+    with tf.GradientTape() as tape:
+        error = targets - (inputs * weight + bias)
+        loss = tf.reduce_sum(tf.square(error)) / 6
+    gradients = tape.gradient(loss, [weight, bias])
+    residual = (0.5 * inputs + 0.1) - targets
+    expected = [(residual * inputs).sum() / 3, residual.sum() / 3]
+    assert [gradient.item() for gradient in gradients] == pytest.approx(expected, rel=1e-5)
+    assert error.dtype == tf.float32
+
+
+def test_an_augmented_assignment_to_an_array_makes_a_tensor() -> None:
+    array = before = np.array([1.0, 2.0])
+    array -= tf.constant([0.5, 0.5])
+    assert isinstance(array, torch.Tensor)
+    assert (array.dtype, array.tolist()) == (tf.float32, [0.5, 1.5])
+    assert before.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([1j, 2.0])])
+def test_an_array_that_does_not_fit_the_dtype_raises(array: Any) -> None:
+    for function in (operator.add, operator.sub, operator.eq):
+        with pytest.raises(InvalidTypeError, match="Cannot convert"):
+            function(tf.ones(2), array)
+        with pytest.raises(InvalidTypeError, match="Cannot convert"):
+            function(array, tf.ones(2))
+
+
+def test_other_functions_of_numpy_work_as_with_torch_alone() -> None:
+    tensor, target = torch.tensor([1.0, 4.0]), np.zeros(2, np.float32)
+    assert np.sqrt(tensor).tolist() == [1.0, 2.0]
+    assert isinstance(np.sqrt(tensor), torch.Tensor)
+    assert np.add.reduce(tensor).item() == 5.0
+    assert [part.tolist() for part in np.modf(tensor)] == [[0.0, 0.0], [1.0, 4.0]]
+    assert np.sqrt(tensor, out=target) is target
+    assert target.tolist() == [1.0, 2.0]
+    np.add.at(target, [0, 0], tensor)
+    assert target.tolist() == [6.0, 2.0]
+    with pytest.raises(InvalidTypeError, match="out= of a NumPy function"):
+        np.sqrt(target, out=tensor)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_torchs_own_operators_come_back() -> None:
+    tensor, array = torch.tensor([0.1, 0.2]), np.array([0.1, 0.2])
+    with take_back_names():
+        assert "__array_ufunc__" not in vars(torch.Tensor)
+        unequal: Any = tensor == array
+        assert unequal.tolist() == [False, False]
+    equal: Any = tensor == array
+    assert equal.tolist() == [True, True]
+    assert (tensor * array).dtype == torch.float32
+
+
+def test_operators_between_tensors_are_torchs() -> None:
+    for function in OPERATORS:
+        name = f"__{function.__name__.rstrip('_')}__"
+        if name != "__eq__":
+            with take_back_names():
+                before = getattr(torch.Tensor, name)
+            assert getattr(torch.Tensor, name) is before
