@@ -214,7 +214,7 @@ def _check_reuse(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
             f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
         )
-    if shape is not None and found.shape is not None and not found.shape.accepts(tuple(shape)):
+    if shape is not None and not found.shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
             f"Trying to share variable {name}, but specified shape {tuple(shape)} and found shape "
             f"{tuple(found.shape)}."

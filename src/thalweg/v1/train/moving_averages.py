@@ -207,7 +207,7 @@ class ExponentialMovingAverage(StateDict):
             self._put_slot(source, _AVERAGE, make_variable(source.initialized_value(), title))
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
-        if source.shape is None or None in source.shape:
+        if not source.shape.is_fully_defined():
             raise InvalidTypeError(
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )

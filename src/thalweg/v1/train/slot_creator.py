@@ -13,6 +13,7 @@ import torch
 
 from thalweg.graph import get_default_graph, get_variable_scope, make_variable
 from thalweg.ground.running import executing_eagerly, handle_of, is_symbolic, resolve
+from thalweg.ground.static_shape import Shape
 from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 
@@ -62,9 +63,9 @@ def create_slot_with_initializer(
     kind = as_dtype(dtype)
     if not callable(initializer):
         return _make_slot(primary, initializer, name, kind)
-    size = None if shape is None else tuple(shape)
-    if size is not None and None not in size:
-        return _make_slot(primary, initializer(size, dtype=kind), name, kind)
+    size = Shape(shape)
+    if size.is_fully_defined():
+        return _make_slot(primary, initializer(tuple(size), dtype=kind), name, kind)
 
     def initial_value() -> object:
         return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)

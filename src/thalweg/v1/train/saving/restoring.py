@@ -57,7 +57,7 @@ def _describe_misfit(
 ) -> str | None:
     """Why a value does not fit its variable, or None."""
     own = variable.shape
-    if not (own is None or own.accepts(shape) or (reshape and _has_as_many(own, shape))):
+    if not (own.accepts(shape) or (reshape and _has_as_many(own, shape))):
         what = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(own)}"
         return f"'{name}' {what}"
     if variable.dtype not in (None, dtype):
@@ -73,7 +73,7 @@ def _has_as_many(own: Sequence[int | None], shape: Sequence[int]) -> bool:
 
 def _reshape_like(value: Tensor, variable: GraphVariable) -> Tensor:
     own = variable.shape
-    return value if own is None or own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
+    return value if own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
 
 
 def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:
