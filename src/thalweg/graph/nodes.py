@@ -281,6 +281,7 @@ class Nodes(Scopes, Collections, ABC):
             are kept alive so that their ids stay theirs.
         symbols: Those of objects that know theirs, see `symbol_of`, kept in the same way.
         variable_store: Variables by the names that `get_variable` was given.
+        partitioned_store: Partitioned variables by these names.
         seed: That of the graph, on which random operations depend.
     """
 
@@ -291,6 +292,7 @@ class Nodes(Scopes, Collections, ABC):
         self.stand_ins: dict[int, tuple[torch.Tensor, Any]] = {}
         self.symbols: dict[int, tuple[object, object]] = {}
         self.variable_store: dict[str, Any] = {}
+        self.partitioned_store: dict[str, Any] = {}
         self.seed: int | None = None
 
     @abstractmethod

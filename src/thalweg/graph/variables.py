@@ -16,6 +16,7 @@ from thalweg.graph.arguments import Reference, Target, densify
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.ground.running import SymbolicVariable, current_session, is_symbolic, process, resolve
 from thalweg.ground.scattering import scatter
@@ -58,6 +59,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     is_resource: bool
     synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
     aggregation = VariableAggregation.NONE
+    _save_slice_info: Any = None  # where a part is in a partitioned variable
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -235,7 +237,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create_variable(
+        slot = create_variable(
             self.graph,
             initial,
             name,
@@ -244,6 +246,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             absolute=True,
             use_resource=self.is_resource,
         )
+        mark_slice_like(slot, self)
+        return slot
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
         """The value in `session` or the default one; a variable's takes the session first."""

@@ -122,7 +122,7 @@ def ones_like(input: object, dtype: object = None, name: str | None = None) -> T
 
 def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
-    if isinstance(given, graph.SymbolicTensor) and given.shape.is_fully_defined():
+    if isinstance(given, graph.SymbolicTensor) and graph.Shape(given.shape).is_fully_defined():
         kind = kind or given.dtype
         if kind is not None:  # the value need not be known
             empty = torch.empty((), dtype=kind, device=torch.get_default_device())

@@ -87,8 +87,9 @@ _add_places(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
     " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
-    " init_ops linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops"
-    " resources state_ops tensor_array_ops variable_scope variable_v1 variables",
+    " init_ops linalg_ops math_ops nn nn_impl nn_ops partitioned_variables random_ops ref_variable"
+    " resource_variable_ops resources state_ops tensor_array_ops variable_scope variable_v1"
+    " variables",
     _PUBLIC,
 )
 _add_places(
@@ -151,6 +152,12 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
+def _bfloat16_type() -> Any:
+    """Return the scalar type that NumPy arrays of bfloat16 have."""
+    bfloat16: Any = torch.bfloat16
+    return bfloat16.as_numpy_dtype
+
+
 _OWN: dict[str, dict[str, object]] = {
     "eager.context": {
         "DEVICE_PLACEMENT_SILENT": 2,
@@ -168,6 +175,8 @@ _OWN: dict[str, dict[str, object]] = {
         "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
         "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
     },
+    "lib.core._pywrap_bfloat16": {"TF_bfloat16_type": _bfloat16_type},
+    "pywrap_tensorflow": {"TF_bfloat16_type": _bfloat16_type},
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
@@ -224,7 +233,9 @@ def _of_resources() -> dict[str, Any]:
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
         "ResourceVariable": old.Variable,
-        "is_resource_variable": lambda var: isinstance(var, Variable),
+        "is_resource_variable": lambda var: (
+            isinstance(var, Variable) and getattr(var, "is_resource", True)
+        ),
         **scatters,
     }
 

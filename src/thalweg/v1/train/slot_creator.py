@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thalweg.graph import get_default_graph, get_variable_scope, make_variable
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.ground.running import executing_eagerly, handle_of, is_symbolic, resolve
 from thalweg.ground.static_shape import Shape
 from thalweg.variable import Variable, as_dtype, name_of, to_tensor
@@ -100,7 +101,9 @@ def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
         with primary.graph.as_default():
-            return make_variable(value, scoped_name(primary, title), dtype=dtype)
+            slot = make_variable(value, scoped_name(primary, title), dtype=dtype)
+        mark_slice_like(slot, primary)
+        return slot
     if not executing_eagerly():
         return make_variable(value, title, dtype=dtype)
     return Variable(value, title, trainable=False, dtype=dtype)
@@ -112,4 +115,6 @@ def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype
     title = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):
         return Variable(begin(), title, trainable=False)
-    return make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)
+    slot = make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)
+    mark_slice_like(slot, primary)
+    return slot
