@@ -364,8 +364,6 @@ def test_the_scope_around_all_others_opens_no_name_scope() -> None:
 def test_a_scope_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError, match="name_or_scope must be a string or a VariableScope, not 3"):
         tf.variable_scope(3).__enter__()  # pyright: ignore
-    with pytest.raises(NotImplementedError, match="Variables cannot be partitioned"):
-        tf.variable_scope("v", partitioner=len).__enter__()
 
 
 def test_a_custom_getter_decides_about_a_scope() -> None:

@@ -227,15 +227,28 @@ def module(fullname: str) -> Gathered:
     return Gathered(fullname, list(_candidates_for(name)), own)
 
 
+def _is_resource(var: object) -> bool:
+    """Return whether `var` is what TensorFlow calls a resource variable; eager ones are."""
+    return isinstance(var, Variable) and getattr(var, "is_resource", True)
+
+
+class _Resources(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return _is_resource(instance)
+
+
 def _of_resources() -> dict[str, Any]:
     """What is done with handles: ours are the variables themselves."""
     old = _attribute_at("compat.v1")
+
+    class ResourceVariable(metaclass=_Resources):
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            return old.Variable(*args, **kwargs, use_resource=True)
+
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
-        "ResourceVariable": old.Variable,
-        "is_resource_variable": lambda var: (
-            isinstance(var, Variable) and getattr(var, "is_resource", True)
-        ),
+        "ResourceVariable": ResourceVariable,
+        "is_resource_variable": _is_resource,
         **scatters,
     }
 
