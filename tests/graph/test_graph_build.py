@@ -17,6 +17,7 @@ from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeEr
 from thalweg.errors import NotFoundError
 from thalweg.ground.running import eagerly
 from thalweg.ground.static_shape import UNKNOWN
+from thalweg.v1 import train
 
 F = torch.nn.functional
 
@@ -138,6 +139,16 @@ def test_an_unknown_shape_has_the_methods_of_a_tensor_shape() -> None:
     for function, text in ((len, "length"), (list, "iterate"), (lambda x: x.as_list(), "as_list")):
         with pytest.raises(ValueError, match=text):
             function(shape)
+
+
+def test_a_learning_rate_of_unknown_rank_is_a_scalar_in_the_run() -> None:
+    rate = tf.placeholder("float32")
+    var = tf.Variable([1.0, 2.0])
+    step = train.GradientDescentOptimizer(rate).apply_gradients([(tf.constant([1.0, 1.0]), var)])
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    session.run(step, {rate: 0.5})
+    assert session.run(var).tolist() == [0.5, 1.5]
 
 
 def test_shape_has_the_methods_of_a_tensor_shape() -> None:
