@@ -21,6 +21,13 @@ DTYPES = ("float16", "bfloat16")
 _L1L2 = {"l1_regularization_strength": 0.2, "l2_regularization_strength": 0.05}
 _SHRINKING = {"beta": 0.3, "l2_shrinkage_regularization_strength": 0.1}
 _POWER = {"learning_rate": 0.3, "learning_rate_power": -0.7}
+# The differences of two powers cancel most where the accumulator begins low.
+_CANCELLING = {
+    "learning_rate": 1.0,
+    "learning_rate_power": -0.7,
+    "initial_accumulator_value": 0.01,
+    "l2_shrinkage_regularization_strength": 0.1,
+}
 _KERAS_BETAS = {"beta_1": 0.5, "beta_2": 0.95, "epsilon": 0.05}
 # Row of the table in docs/numbers.md: (face, class, settings of it).
 RULES: list[tuple[str, str, str, list[dict[str, Any]]]] = [
@@ -66,9 +73,11 @@ RULES: list[tuple[str, str, str, list[dict[str, Any]]]] = [
         {"learning_rate": 0.01, "epsilon": 0.001, "centered": True},
         {"learning_rate": 0.1, "rho": 0.5, "momentum": 0.5, "epsilon": 0.03, "centered": True}]),
     ("Ftrl", "v1", "FtrlOptimizer", [
-        {"learning_rate": 0.5}, {"learning_rate": 0.1, **_L1L2, **_SHRINKING}, _POWER]),
+        {"learning_rate": 0.5}, {"learning_rate": 0.1, **_L1L2, **_SHRINKING}, _POWER,
+        _CANCELLING]),
     ("Ftrl", "keras", "Ftrl", [
-        {"learning_rate": 0.5}, {"learning_rate": 0.1, **_L1L2, **_SHRINKING}, _POWER]),
+        {"learning_rate": 0.5}, {"learning_rate": 0.1, **_L1L2, **_SHRINKING}, _POWER,
+        _CANCELLING]),
 ]  # fmt: skip
 
 

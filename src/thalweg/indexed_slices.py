@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -284,6 +284,9 @@ def table_of(params: object) -> Any:
     Raises:
         InvalidTypeError: It is a list of several, or of none.
     """
+    if hasattr(params, "partition_axes"):
+        # TensorFlow looks up the parts of a partitioned variable as several tables.
+        params = list(cast(Any, params))
     if not isinstance(params, list | tuple):
         return params
     if len(params) != 1:

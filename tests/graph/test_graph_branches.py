@@ -14,6 +14,7 @@ import thalweg.tf as tf
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, graph
 from thalweg.core.nest import leaves_of
+from thalweg.ground.static_shape import UNKNOWN
 from workers import together
 
 v1 = tf.compat.v1
@@ -404,7 +405,7 @@ def test_names_and_static_shapes(graph: Any) -> None:
     p, x = v1.placeholder(tf.bool, []), v1.placeholder(tf.float32, [None, 3])
     chosen = tf.cond(p, lambda: x, lambda: tf.zeros([2, 3]))
     assert (chosen.name, chosen.shape, chosen.dtype) == ("cond/Merge:0", (None, 3), tf.float32)
-    assert tf.cond(p, lambda: x[0], lambda: tf.zeros([2, 3]), name="own").shape is None
+    assert tf.cond(p, lambda: x[0], lambda: tf.zeros([2, 3]), name="own").shape is UNKNOWN
     assert "own/Merge" in graph.operations
     assert tf.map_fn(lambda row: row[:2], x).shape == (None, 2)
     assert tf.scan(lambda a, row: a + row, x).shape == (None, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ import thalweg.graph as tf
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.errors import NotFoundError
 from thalweg.ground.running import eagerly
+from thalweg.ground.static_shape import UNKNOWN
+from thalweg.v1 import train
 
 F = torch.nn.functional
 
@@ -79,7 +82,7 @@ def test_expression_has_the_value_torch_gives(
     got = run(result, {x: X, y: Y})
     np.testing.assert_array_equal(got, expected)
     assert got.dtype == expected.dtype
-    if isinstance(shape, str) and result.shape is not None:
+    if isinstance(shape, str):
         assert result.shape.accepts(expected.shape)
         assert str(result.dtype) == f"torch.{expected.dtype}"
 
@@ -109,8 +112,8 @@ SHAPES = {
     "flattened": (lambda x: x.flatten(1), (None, 3, 4), (None, 12)),
     "reshaped": (lambda x: x.reshape(-1, 6), (None, 3), (None, 6)),
     "convolved": (lambda x: F.conv2d(x, torch.ones(2, 1, 3, 3)), (None, 1, 8, 8), (None, 2, 6, 6)),
-    "size depends on data": (lambda x: x[x > 0], (2, 3), None),
-    "unknown rank": (lambda x: x * 2, None, None),
+    "size depends on data": (lambda x: x[x > 0], (2, 3), UNKNOWN),
+    "unknown rank": (lambda x: x * 2, None, UNKNOWN),
     "scalar of unknown rank": (lambda x: (x * 2).mean(), None, ()),
 }
 
@@ -120,6 +123,32 @@ def test_static_shape(function: Callable[[Any], Any], shape: Any, expected: Any)
     result = function(tf.placeholder("float32", shape))
     assert result.shape == expected
     assert result.dtype == torch.float32
+
+
+def test_an_unknown_shape_has_the_methods_of_a_tensor_shape() -> None:
+    shape = tf.placeholder("float32").shape
+    assert not shape
+    assert (shape.ndims, shape.rank, shape.dims, shape.num_elements()) == (None,) * 4
+    assert not shape.is_fully_defined()
+    assert shape.is_compatible_with([2, 3])
+    assert shape[0] is None
+    assert all(other is shape for other in (shape[1:], shape.concatenate([2]), UNKNOWN))
+    assert all(
+        other is shape for other in (copy.deepcopy(shape), pickle.loads(pickle.dumps(shape)))
+    )
+    for function, text in ((len, "length"), (list, "iterate"), (lambda x: x.as_list(), "as_list")):
+        with pytest.raises(ValueError, match=text):
+            function(shape)
+
+
+def test_a_learning_rate_of_unknown_rank_is_a_scalar_in_the_run() -> None:
+    rate = tf.placeholder("float32")
+    var = tf.Variable([1.0, 2.0])
+    step = train.GradientDescentOptimizer(rate).apply_gradients([(tf.constant([1.0, 1.0]), var)])
+    session = tf.Session()
+    session.run(tf.global_variables_initializer())
+    session.run(step, {rate: 0.5})
+    assert session.run(var).tolist() == [0.5, 1.5]
 
 
 def test_shape_has_the_methods_of_a_tensor_shape() -> None:

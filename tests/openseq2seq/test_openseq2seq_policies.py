@@ -53,6 +53,114 @@ def test_numbers_of_sessions_are_the_recorded_bits(case: Case) -> None:
             assert_bits(got, recorded, f"step {number}")
 
 
+# TensorFlow 2.21 computed these values: the published functions of OpenSeq2Seq in sessions with the
+# default configuration, whose graph optimizer rewrites powers, divisions and constants.
+SESSION_VALUES: list[tuple[str, dict[str, Any], dict[int, float]]] = [
+    (
+        "transformer_policy",
+        {"learning_rate": 0.3, "d_model": 1024, "warmup_steps": 400, "coefficient": 0.002},
+        {2: 7.031250248701326e-09, 4: 1.171875130268063e-08, 6: 1.6406250580303094e-08},
+    ),
+    (
+        "transformer_policy",
+        {"learning_rate": 0.7, "d_model": 300, "warmup_steps": 25},
+        {0: 0.0003233161405660212, 1: 0.0006466322811320424, 50: 0.005659164395183325},
+    ),
+    (
+        "transformer_policy",
+        {
+            "learning_rate": 0.1,
+            "d_model": 512,
+            "warmup_steps": 4000,
+            "max_lr": 0.001,
+            "coefficient": 0.7,
+        },
+        {6: 8.55994812809513e-08, 10: 1.3451347058435204e-07, 13: 1.711989625619026e-07},
+    ),
+    (
+        "inv_poly_decay",
+        {"learning_rate": 0.1, "decay_steps": 180, "min_lr": 0.01, "power": 0.5},
+        {3: 0.06142950803041458, 11: 0.03766217827796936, 20: 0.028867512941360474},
+    ),
+    (
+        "inv_poly_decay",
+        {"learning_rate": 0.001, "decay_steps": 77777, "min_lr": 0.0, "power": 0.5},
+        {3: 1.6101428172987653e-06, 4: 1.3944251122666174e-06, 7: 1.0540866242081393e-06},
+    ),
+    (
+        "inv_poly_decay",
+        {"learning_rate": 0.02, "decay_steps": 1000, "min_lr": 1e-05, "power": 2.0},
+        {7: 0.011724940501153469, 999: 1.0019581168307923e-05},
+    ),
+    (
+        "inv_poly_decay",
+        {"learning_rate": 0.02, "decay_steps": 1000, "min_lr": 1e-05, "power": 3.0},
+        {7: 0.015824081376194954, 999: 1.0027670214185491e-05},
+    ),
+    (
+        "poly_decay",
+        {"learning_rate": 0.3, "decay_steps": 77777, "power": 3.0},
+        {3: 0.2999653220176697, 12: 0.2998611629009247, 22: 0.29974547028541565},
+    ),
+    (
+        "poly_decay",
+        {
+            "learning_rate": 0.1,
+            "decay_steps": 77777,
+            "power": 3.0,
+            "min_lr": 0.01,
+            "begin_decay_at": 30,
+        },
+        {37: 0.09997570514678955, 40: 0.09996528923511505, 48: 0.09993752092123032},
+    ),
+    (
+        "poly_decay",
+        {
+            "learning_rate": 0.1,
+            "decay_steps": 77777,
+            "power": 3.0,
+            "min_lr": 0.01,
+            "warmup_steps": 20,
+        },
+        {37: 0.09987162798643112, 999: 0.09657635539770126},
+    ),
+    (
+        "poly_decay",
+        {"learning_rate": 0.1, "decay_steps": 77777, "power": 2.0, "warmup_steps": 20},
+        {1159: 0.09704189002513885, 2234: 0.09433787316083908},
+    ),
+    (
+        "poly_decay",
+        {"learning_rate": 0.1, "decay_steps": 77777, "power": 0.5, "min_lr": 0.01},
+        {752: 0.0995638519525528, 1425: 0.0991717129945755},
+    ),
+    (
+        "poly_decay",
+        {"learning_rate": 0.1, "decay_steps": 77777, "power": -1.0, "min_lr": 0.01},
+        {2167: 0.10257941484451294, 2715: 0.10325530171394348},
+    ),
+    (
+        "transformer_policy",
+        {"learning_rate": 0.3, "d_model": 300, "warmup_steps": 25, "dtype": "float16"},
+        {6: 0.0009708404541015625, 99: 0.00173187255859375},
+    ),
+    (
+        "transformer_policy",
+        {"learning_rate": 0.3, "d_model": 300, "warmup_steps": 25, "dtype": "float64"},
+        {6: 0.0009699484522385713, 10: 0.0015242047106606119},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "values"), SESSION_VALUES)
+def test_policies_have_the_bits_of_default_sessions(
+    name: str, params: dict[str, Any], values: dict[int, float]
+) -> None:
+    case: Case = {"policy": name, "params": params}
+    for step, expected in values.items():
+        assert policy(case, step)().item() == expected, f"step {step}"
+
+
 @by_case("lr/exp", "lr/poly", "lr/cos", "lr/trans", "lr/inv")
 def test_the_result_is_a_float32_tensor(case: Case) -> None:
     rate = policy(case, 3)()

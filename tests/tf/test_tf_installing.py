@@ -79,7 +79,7 @@ SAID = [
     " names that are public elsewhere too are found in it. Look for a function of tf.compat.v1,"
     " or of torch.",
     "Cannot import tensorflow.square: tensorflow.square is no module, but a name of one.",
-    "None 2.16.0",
+    "<unknown> 2.16.0",
 ]
 
 

@@ -219,6 +219,50 @@ def test_slices_shards_and_old_formats_are_restored(folder: str) -> None:
             assert session.run(var).tobytes() == train.load_variable(prefix, name).tobytes()
 
 
+def test_a_checkpoint_of_tensorflow_restores_partitioned_variables(tmp_path: Path) -> None:
+    prefix = str(GOLDENS.parent / "bundles" / "partitioned" / "model.ckpt")
+    with tf.Graph().as_default():
+        rows = tf.get_variable("rows", [7, 3], partitioner=tf.fixed_size_partitioner(3))
+        columns = tf.get_variable("columns", [4, 5], partitioner=tf.fixed_size_partitioner(2, 1))
+        optimizer = train.AdamOptimizer(0.1)
+        optimizer.minimize((rows * rows).sum() + (columns * columns).sum())
+        session, saver = initialized(), train.Saver()
+        saver.restore(session, prefix)
+        for var, axis in ((rows, 0), (columns, 1)):
+            for name, slot in (("", None), ("/Adam", "m"), ("/Adam_1", "v")):
+                parts = [part if slot is None else optimizer.get_slot(part, slot) for part in var]
+                got = np.concatenate(session.run(parts), axis)
+                assert got.tobytes() == train.load_variable(prefix, var.name + name).tobytes()
+        saved = saver.save(session, tmp_path / "m")
+    named_shapes = dict(train.list_variables(saved))
+    assert named_shapes["rows/Adam"] == [7, 3]
+    assert not any("part_" in name for name in named_shapes)
+
+
+def test_parts_are_saved_as_one_where_all_are_there(graph: tf.Graph, tmp_path: Path) -> None:
+    v = tf.get_variable("v", [4], initializer=None, partitioner=tf.fixed_size_partitioner(2))
+    session = initialized()
+    first, second = v
+    whole = train.Saver([v]).save(session, tmp_path / "whole")
+    alone = train.Saver([first]).save(session, tmp_path / "alone")
+    named = train.Saver({"x": [first, second]}).save(session, tmp_path / "named")
+    listed = [dict(train.list_variables(prefix)) for prefix in (whole, alone, named)]
+    assert listed == [{"v": [4]}, {"v/part_0": [2]}, {"x": [4]}]
+    before = session.run(v)
+    session.run([var.assign(torch.zeros(2)) for var in v])
+    train.Saver([second]).restore(session, whole)
+    assert session.run(v).tolist() == [0.0, 0.0, *before[2:]]
+    train.Saver([first]).restore(session, alone)
+    assert session.run(v).tolist() == before.tolist()
+    train.Saver({"x": v}).restore(session, named)
+    with pytest.raises(NotFoundError, match="v"):
+        train.Saver([v]).restore(session, alone)
+    with tf.Graph().as_default():
+        other = tf.get_variable("v", [6], partitioner=tf.fixed_size_partitioner(3))
+        with pytest.raises(CheckpointMismatchError, match="v/part_0"):
+            train.Saver([other]).restore(initialized(), named.replace("named", "whole"))
+
+
 # --- Which variables ------------------------------------------------------------------------------
 
 

@@ -172,8 +172,8 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
         InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
         LayoutError: It is a tensor whose storage was cut.
     """
-    shape = getattr(value, "shape", None)
-    if shape is not None and tuple(shape):
+    # An unknown shape of a graph's tensor is false, as that of a scalar.
+    if shape := getattr(value, "shape", None):
         raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
     if is_symbolic(value):
         return

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thalweg.distribute.message import Doing, Message, compare_lines
 from thalweg.distribute.ranks import Ranks
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.variable import dtype_name, titles_of
 
 EVERY = 1000  # steps
@@ -180,7 +181,9 @@ def _sum_bits(var: Tensor) -> int:
 
 
 def _shape_of(var: Tensor) -> Any:
-    return None if var.shape is None else tuple(var.shape)  # of a graph's variable
+    shape: Any = var.shape
+    # A variable of a graph may have an unknown shape.
+    return None if shape is UNKNOWN else tuple(shape)
 
 
 def _strides_of(var: object) -> str:

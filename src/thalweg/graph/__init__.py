@@ -86,6 +86,11 @@ from thalweg.graph.ops import (
     stop_gradient,
     zeros,
 )
+from thalweg.graph.partitioners import (
+    fixed_size_partitioner,
+    min_max_variable_partitioner,
+    variable_axis_size_partitioner,
+)
 from thalweg.graph.rows import deduplicated
 from thalweg.graph.session import InteractiveSession, Session
 from thalweg.graph.shapes import Output
@@ -150,6 +155,7 @@ __all__ = [
     "enable_eager_execution",
     "executing_eagerly",
     "explain_errors",
+    "fixed_size_partitioner",
     "foldl",
     "foldr",
     "gather",
@@ -179,6 +185,7 @@ __all__ = [
     "made_of_gradients",
     "make_variable",
     "map_fn",
+    "min_max_variable_partitioner",
     "moving_average_variables",
     "must_hold",
     "name_scope",
@@ -213,6 +220,7 @@ __all__ = [
     "tuple_",
     "update_of",
     "updates_since",
+    "variable_axis_size_partitioner",
     "variable_scope",
     "variables_initializer",
     "while_loop",

@@ -78,7 +78,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
     """What a value is fed as that needs no conversion; None if it does, or cannot be fed."""
     kind, shape = type(value), tensor.shape
-    if shape is None or kind not in (np.ndarray, torch.Tensor):
+    if kind not in (np.ndarray, torch.Tensor):
         return None
     if tuple.__eq__(value.shape, shape) is not True:
         return None
@@ -109,7 +109,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
     except InvalidTypeError as error:
         what = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
         raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{what}: {error}") from error
-    if tensor.shape is not None and not tensor.shape.accepts(fed.shape):
+    if not tensor.shape.accepts(fed.shape):
         raise InvalidArgumentError(
             f"Cannot feed value of shape {tuple(fed.shape)} for Tensor '{tensor.name}', which has "
             f"shape {tuple(tensor.shape)}"

@@ -15,9 +15,11 @@ from thalweg.graph.creation import create_variable
 from thalweg.graph.default import get_default_graph
 from thalweg.graph.graph import Graph
 from thalweg.graph.initializers import GlorotUniform, Zeros
-from thalweg.graph.variable_scopes import Getter, check_getter, check_whole, get_variable_scope
+from thalweg.graph.partitioned import get_partitioned
+from thalweg.graph.variable_scopes import Getter, check_callable, get_variable_scope
 from thalweg.graph.variables import GraphVariable, needs_arguments
 from thalweg.ground.running import current_session, executing_eagerly
+from thalweg.ground.static_shape import Shape
 from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
 from thalweg.variable import Variable as EagerVariable
 
@@ -59,21 +61,23 @@ def get_variable(
         use_resource: As for `Variable`; by default that of the scope.
         caching_device: Ignored.
         synchronization, aggregation: As for `Variable`.
-        partitioner: None: there are no partitioned variables.
+        partitioner: Optional; by default that of the scope. A function of a shape and a dtype that
+            returns the number of parts along each axis; graph mode alone has such variables.
         custom_getter: Optional, in place of that of the scope; see `variable_scope`.
 
     Returns:
         The variable, or what a custom getter returns.
 
     Raises:
-        NotImplementedError: There is a partitioner.
-        InvalidArgumentError: A custom getter is no function.
+        NotImplementedError: There is a partitioner in eager mode.
+        InvalidArgumentError: A custom getter or partitioner is not callable.
         InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
             round, or it exists with another shape.
         InvalidTypeError: It exists with another dtype.
     """
-    check_whole(partitioner, f"'{name}'")
     scope = get_variable_scope()
+    partitioner = scope.partitioner if partitioner is None else partitioner
+    check_callable(partitioner, "partitioner")
     full = f"{scope.name}/{name}" if scope.name else name
     initializer = scope.initializer if initializer is None else initializer
     options: dict[str, Any] = {
@@ -87,16 +91,17 @@ def get_variable(
         "validate_shape": validate_shape,
         "constraint": scope.constraint if constraint is None else constraint,
         "use_resource": scope.use_resource if use_resource is None else use_resource,
+        "partitioner": partitioner,
     }
     custom = scope.custom_getter if custom_getter is None else custom_getter
-    check_getter(custom)
+    check_callable(custom, "custom_getter")
     if custom is None:
         return _get_whole_name(full, **options)
     if dtype is None:  # such functions compare it with others
         is_value = initializer is not None and not callable(initializer)
         known = getattr(initializer, "dtype", None) if is_value else scope.dtype
         options["dtype"] = to_tensor(initializer).dtype if known is None else known
-    ignored = {"caching_device": None, "partitioner": None}
+    ignored = {"caching_device": None}
     modes = {"synchronization": synchronization, "aggregation": aggregation}
     if not _takes_argument(custom, "constraint"):
         del options["constraint"]
@@ -120,10 +125,31 @@ def _get_whole_name(
     constraint: Constraint | None = None,
     synchronization: object = None,
     aggregation: object = None,
-) -> GraphVariable | EagerVariable:
-    """`get_variable` of a whole name, without the defaults of a scope."""
-    check_whole(partitioner, f"'{name}'")
+) -> Any:
+    """Return `get_variable` of a whole name, without the defaults of a scope."""
     graph = get_default_graph()
+    is_found = partitioner is None and reuse is True and name in graph.partitioned_store
+    if is_found or (partitioner is not None and (shape is None or len(Shape(shape)))):
+        return get_partitioned(
+            _get_whole_name,
+            name,
+            partitioner,
+            shape,
+            dtype,
+            initializer,
+            reuse,
+            regularizer=regularizer,
+            trainable=trainable,
+            collections=collections,
+            validate_shape=validate_shape,
+            use_resource=use_resource,
+            constraint=constraint,
+        )
+    if name in graph.partitioned_store:
+        raise InvalidArgumentError(
+            "No partitioner was provided, but a partitioned version of the variable was found:"
+            f" {name}/part_0. Give the partitioner of that, or reuse=True."
+        )
     kind = None if dtype is None else as_dtype(dtype)
     if isinstance(shape, int):
         shape = (shape,)
@@ -214,7 +240,7 @@ def _check_reuse(
             f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
             f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
         )
-    if shape is not None and found.shape is not None and not found.shape.accepts(tuple(shape)):
+    if shape is not None and not found.shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
             f"Trying to share variable {name}, but specified shape {tuple(shape)} and found shape "
             f"{tuple(found.shape)}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from thalweg.ground.running import is_symbolic
+from thalweg.ground.static_shape import UNKNOWN
 
 
 class Span(NamedTuple):
@@ -44,12 +44,12 @@ def item(whole: Any, index: Any) -> Any:
     return whole[index]
 
 
-def shape_of_item(shape: Sequence[int | None] | None, index: object) -> list[int | None] | None:
+def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
     """What is known of the sizes of `whole[index]`; None if the index has more than slices and
     places, or nothing is known.
     """
     parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
-    if shape is None or not all(_is_plain(part) for part in parts):
+    if shape is UNKNOWN or not all(_is_plain(part) for part in parts):
         return None
     taken = sum(part is not None and part is not ... for part in parts)
     rest = Span(None, None, None)

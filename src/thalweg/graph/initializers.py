@@ -225,7 +225,8 @@ class GlorotUniform(Initializer):
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> Any:
-        inputs, outputs = _fan_in_and_out(tuple(shape))
+        # The parts of a partitioned variable are drawn as those of the whole.
+        inputs, outputs = _fan_in_and_out(tuple(getattr(partition_info, "full_shape", shape)))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
         return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 

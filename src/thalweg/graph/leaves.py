@@ -14,6 +14,7 @@ from thalweg.core.state import readable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.graph.variables import GraphVariable
 from thalweg.ground.running import SessionVariable
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, with_values
 from thalweg.variable import check_held, to_tensor
@@ -118,7 +119,7 @@ class Leaves:
         known = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(known)
-        if len(known) == len(variables) and all(var.shape is not None for var in variables):
+        if len(known) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
             return values
         return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
 
@@ -145,7 +146,7 @@ def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         value = readable(value, f"The value for '{variable.name}'")
     tensor = to_tensor(value, variable.dtype).detach()
-    if variable.shape is not None and not variable.shape.accepts(tensor.shape):
+    if not variable.shape.accepts(tensor.shape):
         raise InvalidArgumentError(
             f"Cannot give '{variable.name}' of shape {tuple(variable.shape)} a value of shape "
             f"{tuple(tensor.shape)}."

@@ -16,7 +16,7 @@ from thalweg.graph.ops import convert_to_tensor, identity
 from thalweg.graph.shapes import Output
 from thalweg.graph.subgraphs import check_alike, flows_of, merged_output, run_by, trace_block
 from thalweg.ground.running import executing_eagerly
-from thalweg.ground.static_shape import Shape
+from thalweg.ground.static_shape import UNKNOWN, Shape
 
 Step = Callable[..., Any]
 
@@ -108,7 +108,7 @@ def _add_loop(
     flows = _find_flows(first, step) if back_prop else []
     outputs = []
     for before, after, shape in zip(step.parameters, step.results, declared, strict=True):
-        if shape is not None and after.shape is not None and not shape.accepts(after.shape):
+        if not shape.accepts(after.shape):
             raise InvalidTypeError(
                 f"A loop variable of shape {tuple(shape)} has shape {tuple(after.shape)} after one"
                 " time; shape_invariants says which sizes change."
@@ -311,11 +311,11 @@ def _output_like(tensor: SymbolicTensor) -> Output:
 
 def _row_of(elems: object) -> list[Output]:
     """What is known of one row."""
-    return [Output(x.dtype, None if x.shape is None else x.shape[1:]) for x in leaves_of(elems)]
+    return [Output(x.dtype, x.shape[1:]) for x in leaves_of(elems)]
 
 
 def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
     """What is known of one value for each row."""
     counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
     count = next((size for size in counts if size is not None), None)
-    return Output(dtype, None if shape is None else (count, *shape), tuple(flows))
+    return Output(dtype, None if shape is UNKNOWN else (count, *shape), tuple(flows))

@@ -139,7 +139,7 @@ class SymbolicTensor(Operators):
         op: The operation that gives it.
         name: The name of the operation and the place among its outputs: "add:0".
         dtype: A torch dtype, or None where only a run knows it.
-        shape: A tuple with None for unknown sizes, or None where even their number is unknown.
+        shape: A tuple with None for unknown sizes, or `UNKNOWN` where even their number is unknown.
         device: Where it is expected to be.
     """
 
@@ -155,7 +155,7 @@ class SymbolicTensor(Operators):
         self.op = op
         self.value_index = value_index
         self.dtype = dtype
-        self.shape = None if shape is None else Shape(shape)
+        self.shape = Shape(shape)
 
     @property
     def name(self) -> str:
@@ -184,7 +184,7 @@ class SymbolicTensor(Operators):
         """The static shape, of sizes that have a `value`; one without `ndims` where not even their
         number is known.
         """
-        return UNKNOWN if self.shape is None else DimensionShape(self.shape)
+        return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
     def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
         """Add what is known of the shape.
@@ -194,7 +194,7 @@ class SymbolicTensor(Operators):
         """
         if shape is None or isinstance(shape, UnknownShape):
             return
-        if self.shape is None:
+        if self.shape is UNKNOWN:
             self.shape = Shape(shape)
             return
         if not self.shape.accepts(tuple(shape)):
@@ -262,7 +262,7 @@ class SymbolicTensor(Operators):
 
     def _dtype_and_shape(self) -> str:
         dtype = None if self.dtype is None else dtype_name(self.dtype)
-        shape = "<unknown>" if self.shape is None else tuple(self.shape)
+        shape = "<unknown>" if self.shape is UNKNOWN else tuple(self.shape)
         return f"shape={shape} dtype={dtype}"
 
     def __deepcopy__(self, memo: object) -> SymbolicTensor:
@@ -281,6 +281,7 @@ class Nodes(Scopes, Collections, ABC):
             are kept alive so that their ids stay theirs.
         symbols: Those of objects that know theirs, see `symbol_of`, kept in the same way.
         variable_store: Variables by the names that `get_variable` was given.
+        partitioned_store: Partitioned variables by these names.
         seed: That of the graph, on which random operations depend.
     """
 
@@ -291,6 +292,7 @@ class Nodes(Scopes, Collections, ABC):
         self.stand_ins: dict[int, tuple[torch.Tensor, Any]] = {}
         self.symbols: dict[int, tuple[object, object]] = {}
         self.variable_store: dict[str, Any] = {}
+        self.partitioned_store: dict[str, Any] = {}
         self.seed: int | None = None
 
     @abstractmethod

@@ -17,6 +17,7 @@ from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidTypeError
 from thalweg.graph.indexing import item, shape_of_item, to_spans
 from thalweg.ground.running import Symbolic
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.variable import to_tensor
 
 # What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
@@ -105,7 +106,7 @@ class Operators(Symbolic):
     def __getitem__(self, index: object) -> Any:
         parts = to_spans(index)
         found = self.graph.call(item, (self, parts), name="strided_slice")
-        if found.shape is None:
+        if found.shape is UNKNOWN:
             known = shape_of_item(self.shape, parts)
             if known is not None:
                 found.set_shape(known)

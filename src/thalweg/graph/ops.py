@@ -18,7 +18,7 @@ from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, alias_node, scatter_node
 from thalweg.ground.running import executing_eagerly, resolve
 from thalweg.ground.scattering import UPDATES, scatter
-from thalweg.ground.static_shape import Shape
+from thalweg.ground.static_shape import UNKNOWN, Shape
 from thalweg.indexed_slices import embedding_lookup as eager_lookup
 from thalweg.indexed_slices import table_of
 from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
@@ -68,7 +68,7 @@ def placeholder_with_default(
     """A tensor that has the value `input` in runs in which it is not fed."""
     value = convert_to_tensor(input)
     default = alias_node(value, name or "PlaceholderWithDefault")
-    default.shape = None if shape is None else Shape(shape)
+    default.shape = Shape(shape)
     return default
 
 
@@ -225,7 +225,7 @@ def assign(
 ) -> Any:  # fmt: skip
     """`ref.assign(value)`; where `validate_shape` is False the variable may change its shape."""
     if validate_shape is False and isinstance(ref, GraphVariable):
-        ref.shape = None
+        ref.shape = UNKNOWN
     return ref.assign(value, name=name)
 
 

@@ -10,6 +10,7 @@ from thalweg.graph.either import IndexedSlices
 from thalweg.graph.operation import operation
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
+from thalweg.ground.static_shape import UNKNOWN
 
 
 def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
@@ -22,7 +23,7 @@ def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
     slices = IndexedSlices(values, indices)
     if not isinstance(slices, SymbolicSlices):
         return _sum_rows(slices)
-    rows = None if values.shape is None else (None, *values.shape[1:])
+    rows = None if values.shape is UNKNOWN else (None, *values.shape[1:])
     known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
     return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=known))
 

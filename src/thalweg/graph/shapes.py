@@ -20,6 +20,7 @@ from thalweg.graph.arguments import Reference
 from thalweg.graph.mismatch import Failure, describe_misfit
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.ground.running import eagerly
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import enable_grad
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
@@ -42,6 +43,10 @@ class Output:
     shape: Sequence[int | None] | None = None
     flows: tuple[SymbolicTensor, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.shape is UNKNOWN:
+            object.__setattr__(self, "shape", None)
+
 
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
     """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
@@ -59,7 +64,7 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
     unknown = _without_shape(inputs)
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
-    if any(tensor.shape is None for tensor in inputs):
+    if any(tensor.shape is UNKNOWN for tensor in inputs):
         return _without_ranks(function, arguments, inputs) or unknown
     is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
@@ -216,7 +221,7 @@ def _describe_inputs(arguments: Sequence[object]) -> str:
 
 
 def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
-    shape = (None,) * rank if tensor.shape is None else tensor.shape
+    shape = (None,) * rank if tensor.shape is UNKNOWN else tensor.shape
     sizes = [size if known is None else known for known in shape]
     requires_grad = tensor.is_differentiable()
     return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)

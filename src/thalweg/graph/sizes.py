@@ -12,6 +12,7 @@ from thalweg.core.nest import leaves_of, mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.ground.running import eagerly
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import no_grad
 
 # Of arithmetic on sizes that are not known a few results tell whether it is known all the same.
@@ -105,6 +106,6 @@ class _Trial(dict[SymbolicTensor, Any]):
         return found
 
     def _trial_shape(self, tensor: SymbolicTensor) -> list[int]:
-        if tensor.shape is None:
+        if tensor.shape is UNKNOWN:
             raise InvalidArgumentError(f"The shape of '{tensor.name}' is not known.")
         return [self.size if size is None else size for size in tensor.shape]

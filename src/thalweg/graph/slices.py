@@ -12,7 +12,7 @@ from thalweg.graph.adding import add
 from thalweg.graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg.graph.shapes import Output
 from thalweg.ground.running import SymbolicRows
-from thalweg.ground.static_shape import Shape
+from thalweg.ground.static_shape import UNKNOWN, Shape, UnknownShape
 from thalweg.indexed_slices import IndexedSlices, IndexedSlicesValue
 
 __all__ = ["IndexedSlicesValue", "SymbolicSlices"]
@@ -51,8 +51,8 @@ class SymbolicSlices(SymbolicRows):
         """The slices that `source` will be in a run."""
         slices = cls.__new__(cls)
         slices.source = source
-        rows = None if source.shape is None else (None, *source.shape[1:])
-        rank = None if source.shape is None else (len(source.shape),)
+        rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
+        rank = None if source.shape is UNKNOWN else (len(source.shape),)
         slices.values = _add_part(source, "values", Output(source.dtype, rows))
         slices.indices = _add_part(source, "indices", Output(torch.int64, (None,)))
         slices.dense_shape = _add_part(source, "dense_shape", Output(torch.int64, rank))
@@ -84,14 +84,14 @@ class SymbolicSlices(SymbolicRows):
         return self.source.device
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> Shape | UnknownShape:
         """The static shape of the dense tensor."""
         return self.source.shape
 
     def _scale_values(
         self, function: Callable[[Any, Any], object], factor: object
     ) -> SymbolicSlices:
-        if getattr(factor, "shape", None) not in ((), None):
+        if getattr(factor, "shape", UNKNOWN) not in ((), UNKNOWN):
             raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
         return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
 

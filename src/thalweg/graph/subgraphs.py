@@ -25,6 +25,7 @@ from thalweg.graph.scopes import Block
 from thalweg.graph.shapes import Output
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.graph.variables import GraphVariable, alias_node
+from thalweg.ground.static_shape import UNKNOWN
 
 
 def trace_block(
@@ -144,7 +145,7 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
 
 def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
     """The sizes that all shapes agree on; None if even their numbers differ."""
-    if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
+    if any(shape is UNKNOWN or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     columns = zip(*shapes, strict=True)
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in columns)

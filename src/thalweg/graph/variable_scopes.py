@@ -44,6 +44,7 @@ class VariableScope:
         regularizer: The default regularizer.
         constraint: The default constraint.
         custom_getter: What `get_variable` calls, with what makes or finds the variable; or None.
+        partitioner: The default partitioner, or None.
         dtype: The default dtype.
         use_resource: The default `use_resource`, or None.
         original_name_scope: The name scope that was opened with it first; ends with "/".
@@ -55,6 +56,7 @@ class VariableScope:
     regularizer: Any = None
     constraint: Constraint | None = None
     custom_getter: Getter | None = None
+    partitioner: Any = None
     dtype: Any = torch.float32
     use_resource: bool | None = None
     original_name_scope: str = ""
@@ -74,6 +76,11 @@ class VariableScope:
     def set_custom_getter(self, custom_getter: Getter | None) -> None:
         """Have `get_variable` call this, from now on."""
         self.custom_getter = custom_getter
+
+    def set_partitioner(self, partitioner: object) -> None:
+        """Set the default partitioner of variables made from now on."""
+        check_callable(partitioner, "partitioner")
+        self.partitioner = partitioner
 
     def set_dtype(self, dtype: object) -> None:
         """Set the default dtype of variables made from now on."""
@@ -157,7 +164,7 @@ def variable_scope(
         initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
             `use_resource` and `constraint`.
         caching_device: Ignored.
-        partitioner: None: there are no partitioned variables.
+        partitioner: Optional; the default of `get_variable`.
         custom_getter: Optional. What `get_variable` calls as `custom_getter(getter, name, ...)`,
             where `getter(name, ...)` does what it would do otherwise; around that of the scope
             outside.
@@ -167,15 +174,14 @@ def variable_scope(
     Raises:
         InvalidArgumentError: There is neither a name nor a default.
         InvalidTypeError: The name is of another type.
-        NotImplementedError: There is a partitioner.
-        InvalidArgumentError: The custom getter is no function.
+        InvalidArgumentError: The custom getter or the partitioner is not callable.
     """
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
         )
-    check_whole(partitioner, "Variables")
-    check_getter(custom_getter)
+    check_callable(partitioner, "partitioner")
+    check_callable(custom_getter, "custom_getter")
     graph = get_default_graph()
     place = _current.place_in(graph)
     outer = place.scope
@@ -188,7 +194,7 @@ def variable_scope(
         title = name_or_scope or _unused_name(place, default_name or "")
         scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
     scope.reuse = reuse or scope.reuse
-    given = {"initializer": initializer, "regularizer": regularizer}
+    given = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
     given |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
     scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
     scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
@@ -217,19 +223,11 @@ def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
     return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
 
 
-def check_getter(custom: object) -> None:
-    """Refuse a custom getter that is no function; InvalidArgumentError."""
-    if custom is not None and not callable(custom):
+def check_callable(function: object, argument: str) -> None:
+    """Raise InvalidArgumentError unless an optional argument is None or callable."""
+    if function is not None and not callable(function):
         raise InvalidArgumentError(
-            f"A custom_getter is a function, and this is not callable: {custom!r}."
-        )
-
-
-def check_whole(partitioner: object, what: str) -> None:
-    """Refuse a partitioner; NotImplementedError."""
-    if partitioner is not None:
-        raise NotImplementedError(
-            f"{what} cannot be partitioned: a variable is one tensor here. Leave partitioner out."
+            f"A {argument} is a function, and this is not callable: {show_value(function)}."
         )
 
 

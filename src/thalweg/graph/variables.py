@@ -16,10 +16,11 @@ from thalweg.graph.arguments import Reference, Target, densify
 from thalweg.graph.collections import GraphKeys
 from thalweg.graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
 from thalweg.graph.shapes import Output
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.graph.slices import SymbolicSlices
 from thalweg.ground.running import SymbolicVariable, current_session, is_symbolic, process, resolve
 from thalweg.ground.scattering import scatter
-from thalweg.ground.static_shape import Shape, UnknownShape
+from thalweg.ground.static_shape import UNKNOWN, Shape, UnknownShape
 from thalweg.variable import (
     Constraint,
     VariableAggregation,
@@ -58,6 +59,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     is_resource: bool
     synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
     aggregation = VariableAggregation.NONE
+    _save_slice_info: Any = None  # where a part is in a partitioned variable
 
     def read_value(self) -> SymbolicTensor:
         """A tensor that is read where control dependencies put it."""
@@ -201,7 +203,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
             raise InvalidTypeError(f"{what}{kinds}. Cast the value.")
         own, given = self.shape, value.shape
-        if own is not None and given is not None and not own.accepts(given):
+        if not own.accepts(given):
             shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
             raise InvalidArgumentError(f"{what}{shapes}.")
         return value
@@ -235,7 +237,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
-        return create_variable(
+        slot = create_variable(
             self.graph,
             initial,
             name,
@@ -244,6 +246,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
             absolute=True,
             use_resource=self.is_resource,
         )
+        mark_slice_like(slot, self)
+        return slot
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
         """The value in `session` or the default one; a variable's takes the session first."""
@@ -273,7 +277,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
 
 def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
-    if leaf is not None and variable.shape is not None and None not in variable.shape:
+    if leaf is not None and variable.shape.is_fully_defined():
         return leaf.assign(value)
     _initialize_in_session(variable, value)  # one without a static shape takes any that fits
     return resolve(variable)
@@ -334,16 +338,14 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 def _check_known(grad: object, var: GraphVariable) -> None:
     """Refuse what a run would refuse, where that is known before it."""
-    dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", None)
+    dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(
             f"Gradient of '{var.name}' is {dtype_name(dtype)} but the variable is"
             f" {dtype_name(var.dtype)}. Cast the gradient."
         )
     is_whole = isinstance(grad, SymbolicTensor | torch.Tensor)
-    if not is_whole or shape is None or var.shape is None:
-        return
-    if not var.shape.accepts(shape):
+    if is_whole and not var.shape.accepts(shape):
         raise InvalidArgumentError(
             f"Gradient of '{var.name}' has shape {tuple(shape)} but the variable has shape"
             f" {tuple(var.shape)}."
@@ -407,7 +409,7 @@ def create_variable(
         begin_with(variable, start)
     op.device = start.device
     static = start.shape if shape is None else declared_shape(shape, start.shape)
-    variable.dtype, variable.shape = start.dtype, static if validate_shape else None
+    variable.dtype, variable.shape = start.dtype, static if validate_shape else UNKNOWN
     variable.trainable, variable.constraint = bool(trainable), constraint
     chosen = process.resource_variables if use_resource is None else use_resource
     variable.is_resource = bool(chosen)
@@ -418,16 +420,14 @@ def create_variable(
     return variable
 
 
-def declared_shape(shape: object, known: Sequence[int | None] | None) -> Shape | None:
-    """The shape that a variable is to have; None if not even the number of sizes is given.
+def declared_shape(shape: object, known: Any) -> Shape | UnknownShape:
+    """Return the shape that a variable is to have.
 
     Raises:
         InvalidArgumentError: What is known of its value has another.
     """
     wanted = Shape(shape)
-    if isinstance(wanted, UnknownShape):
-        return None
-    if known is not None and not wanted.accepts(known):
+    if not wanted.accepts(known):
         raise InvalidArgumentError(
             f"In this `tf.Variable` creation, the initial value's shape ({tuple(known)}) is not"
             " compatible with the explicitly supplied `shape` argument"

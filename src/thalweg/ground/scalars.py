@@ -175,12 +175,18 @@ def reciprocal(constant: Any) -> Any:
 
 
 def raised(base: Any, exponent: float) -> Any:
-    """`base` to the power of a constant, in the dtype of `base`: float16, float32 or float64."""
+    """Return `base` to the power of a constant, in its dtype: float16, float32 or float64."""
     dtype = type(base)
+    if exponent == 2:
+        return base * base
     if exponent == 3:
         return base * (base * base)
+    if exponent == 0.5:
+        return np.sqrt(base)
     if exponent == -0.5:
         return reciprocal(np.sqrt(base))
+    if exponent == -1:
+        return reciprocal(base)
     if dtype is np.float16:
         return dtype(power(np.float32(base), np.float32(exponent)))
     return power(base, dtype(exponent))

@@ -117,14 +117,16 @@ class Shape(tuple[int | None, ...]):
         sizes = [size for size in _sizes(self) if size is not None]
         return math.prod(sizes) if len(sizes) == len(self) else None
 
-    def accepts(self, sizes: Sequence[int | None]) -> bool:
-        """Whether a tensor of `sizes` may have this shape."""
+    def accepts(self, sizes: Sequence[int | None] | UnknownShape) -> bool:
+        """Return whether a tensor of `sizes` may have this shape."""
+        if isinstance(sizes, UnknownShape):
+            return True
         pairs = zip(_sizes(self), _sizes(sizes), strict=False)
         return len(self) == len(sizes) and all(a == b or None in (a, b) for a, b in pairs)
 
     def is_compatible_with(self, other: Any) -> bool:
-        """Whether a tensor may have both shapes; None stands for a shape that is not known."""
-        return other is None or isinstance(other, UnknownShape) or Shape.accepts(self, other)
+        """Return whether a tensor may have both shapes; None stands for an unknown shape."""
+        return other is None or Shape.accepts(self, other)
 
     def assert_is_compatible_with(self, other: Any) -> None:
         """Raise ValueError unless a tensor may have both shapes."""
@@ -177,7 +179,10 @@ class DimensionShape(Shape):
 
 
 class UnknownShape:
-    """The shape of a tensor whose number of dimensions only a run knows."""
+    """The shape of a tensor whose number of dimensions only a run knows; `UNKNOWN` is the only one.
+
+    It has no length and no sizes to iterate over; both raise ValueError, as in TensorFlow.
+    """
 
     __slots__ = ()
 
@@ -208,18 +213,39 @@ class UnknownShape:
         raise ValueError("Shape <unknown> is not fully defined")
 
     def with_rank(self, rank: int) -> Shape:
-        """A shape of so many unknown sizes."""
+        """Return a shape of `rank` unknown sizes."""
         return Shape([None] * rank)
+
+    def concatenate(self, other: object) -> UnknownShape:
+        """Return this shape: the number of sizes stays unknown."""
+        return self
+
+    __add__ = __radd__ = concatenate
 
     def merge_with(self, other: object) -> UnknownShape | Shape:
         """The other shape."""
         return self if other is None or isinstance(other, UnknownShape) else Shape(other)
 
+    def __getitem__(self, key: object) -> Any:
+        return self if isinstance(key, slice) else None
+
+    def __len__(self) -> int:
+        raise ValueError("Cannot take the length of shape with unknown rank.")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError("Cannot iterate over a shape with unknown rank.")
+
     def __bool__(self) -> bool:
         return False
 
+    def __reduce__(self) -> str:
+        return "UNKNOWN"
+
     def __repr__(self) -> str:
         return "TensorShape(None)"
+
+    def __str__(self) -> str:
+        return "<unknown>"
 
 
 UNKNOWN = UnknownShape()

@@ -11,6 +11,7 @@ from typing import Any
 from thalweg.core.graph_mode import graph_mode, has_graphs
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.running import eagerly, is_symbolic
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import exported
 from thalweg.variable import name_of, tensor_of, to_tensor
@@ -74,7 +75,7 @@ def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
     given = [(tensor_of(x), value) for x, value in tuples]
     pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in given]
     for x, value in pairs:
-        if x.shape is not None and tuple(value.shape) != tuple(x.shape):
+        if x.shape is not UNKNOWN and tuple(value.shape) != tuple(x.shape):
             raise InvalidArgumentError(
                 f"Cannot give '{name_of(x)}' of shape {tuple(x.shape)} a value of shape"
                 f" {tuple(value.shape)}."

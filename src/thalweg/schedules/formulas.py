@@ -51,23 +51,30 @@ def polynomial(
     degree: Any,
     cycle: Any = None,
     folded: bool = False,
+    has_constant_rate: bool = False,
 ) -> Scalar:
-    """(rate - end) (1 - step / span)^degree + end, step at most span.
+    """Return (rate - end) (1 - step / span)^degree + end, step at most span.
 
     `cycle` is None, or `span` once more, but in the one rounding in which TensorFlow divides by it;
-    then `span` becomes its first multiple that is not below the step.
+    then `span` becomes its first multiple that is not below the step. `has_constant_rate` says
+    that the graph of a folded formula has `rate` as a constant.
     """
     if cycle is None:
         step = min(step, span)
     elif step != 0:
         span = span * np.ceil(step / cycle)
     remaining = 1 - _share(step, span, folded=folded)
+    if folded and has_constant_rate and degree == 3:
+        # A session multiplies the constant by one of the factors of the cube.
+        return (rate - end) * remaining * (remaining * remaining) + end
     return (rate - end) * (raised if folded else power)(remaining, degree) + end
 
 
 def inverse_polynomial(rate: Scalar, step: Scalar, slope: Scalar, degree: float) -> Scalar:
-    """rate / (1 + slope step)^degree, folded."""
-    return rate / raised(1 + slope * step, degree)
+    """Return rate / (1 + slope step)^degree, folded."""
+    growth = 1 + slope * step
+    # A session replaces the division by a square root with a product.
+    return rate * raised(growth, -0.5) if degree == 0.5 else rate / raised(growth, degree)
 
 
 def inverse_polynomial_slope(rate: float, end: float, span: float, degree: float) -> float:
@@ -149,10 +156,15 @@ def warm_up(rate: Scalar, step: Scalar, warmup_steps: Scalar | int, folded: bool
 def transformer(
     rate: Scalar, step: Scalar, warmup_steps: Any, width: Any, coefficient: Any
 ) -> Scalar:
-    """rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
-    scale = rate.dtype.type(coefficient * width**-0.5)  # of Python's floats, rounded once
+    """Return rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+    # Python computes this product in float64; it is rounded once.
+    scale = rate.dtype.type(coefficient * width**-0.5)
     rising = (step + 1) * raised(warmup_steps, -1.5)
-    return scale * np.minimum(rising, raised(step + 1, -0.5)) * rate
+    lower = np.minimum(rising, raised(step + 1, -0.5))
+    if rate.dtype == np.float16:
+        return scale * lower * rate
+    # A session multiplies the two constants first, except in float16.
+    return scale * rate * lower
 
 
 def _share(step: Scalar, span: Scalar | int, of: Any = 1, folded: bool = False) -> Scalar:

@@ -15,6 +15,7 @@ from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import known_size, known_sizes, sizes_of
 from thalweg.graph.ops import creation_node
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import joining, products
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
@@ -121,12 +122,11 @@ def ones_like(input: object, dtype: object = None, name: str | None = None) -> T
 
 def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
-    sizes = given.shape
-    if isinstance(given, graph.SymbolicTensor) and sizes is not None and None not in sizes:
+    if isinstance(given, graph.SymbolicTensor) and graph.Shape(given.shape).is_fully_defined():
         kind = kind or given.dtype
         if kind is not None:  # the value need not be known
             empty = torch.empty((), dtype=kind, device=torch.get_default_device())
-            empty = empty.expand(tuple(sizes))
+            empty = empty.expand(tuple(given.shape))
             return graph.constant(function(empty), name=name)
     return call(lambda given: function(given.detach(), dtype=kind), given, name=name)
 
@@ -229,7 +229,7 @@ def one_hot(
     given = tensor(indices)
 
     def static_shape() -> Any:
-        if given.shape is None:
+        if given.shape is UNKNOWN:
             return None
         sizes = list(given.shape)
         sizes.insert(place if place >= 0 else len(sizes) + 1 + place, known_size(depth))  # pyright: ignore
@@ -254,7 +254,7 @@ def shape(input: object, out_type: object = torch.int32, name: str | None = None
 
     if not isinstance(given, graph.SymbolicTensor):
         return measure(given)
-    rank = None if given.shape is None else (len(given.shape),)
+    rank = None if given.shape is UNKNOWN else (len(given.shape),)
     known = graph.Output(kind, rank, ())
     made = graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
     made.op.type = "Shape"  # whose value is known where the sizes are
@@ -270,7 +270,7 @@ def size(input: object, out_type: object = torch.int32, name: str | None = None)
 def rank(input: object, name: str | None = None) -> Tensor:
     """The number of dimensions as a tensor."""
     given: object = tensor(input)
-    if given.shape is None:
+    if given.shape is UNKNOWN:
         output = graph.Output(torch.int32, (), ())
         arguments = ([given], name or "Rank")
         return graph.operation(_rank_of, *arguments, kind="pure", outputs=output)
@@ -341,7 +341,7 @@ def squeeze(
     def drop(x: Any) -> Tensor:
         return x.reshape(remaining_sizes(x.shape)) if axes else x.squeeze()
 
-    if given.shape is not None:
+    if given.shape is not UNKNOWN:
         remaining_sizes(given.shape)
     made = call(drop, given, name=name or "Squeeze")
     return told(
@@ -355,7 +355,7 @@ def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
 
     def static_shape() -> list[int | None] | None:
         found = known_sizes(times)
-        if found is None or given.shape is None:
+        if found is None or given.shape is UNKNOWN:
             return None
         pairs = zip(given.shape, found, strict=False)
         return [None if one is None or many is None else one * many for one, many in pairs]

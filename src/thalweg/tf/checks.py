@@ -15,6 +15,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import must_hold
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.control import control_dependencies, group
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.variable import as_dtype, dtype_name
@@ -144,7 +145,7 @@ def _check_rank(
     given = tensor(x)
     seen, text = _data_and_message(data, message)
     text += f"The tensor must have {wanted}"
-    if given.shape is None:
+    if given.shape is UNKNOWN:
         return must_hold(lambda value: holds(value.dim()), [given], f"{text}:", seen, name=name)
     if not holds(len(given.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(given.shape)}.")
@@ -243,7 +244,7 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
             f" {tuple(wanted)}."
         )
 
-    if given.shape is not None and not wanted.accepts(tuple(given.shape)):
+    if given.shape is not UNKNOWN and not wanted.accepts(tuple(given.shape)):
         refuse(given)
     made = call(check, given, name=name or "EnsureShape")
     if isinstance(made, graph.SymbolicTensor):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
 from thalweg.tf.windows import Windows
@@ -43,7 +44,7 @@ def convolution(
 ) -> Tensor:
     """A convolution by filters, as an operation."""
     input, filters = pair(input, filters)
-    if filters.shape is None:
+    if filters.shape is UNKNOWN:
         raise InvalidArgumentError(f"{name} needs filters whose number of dimensions is known.")
     how = Windows.of(strides, padding, dilations, data_format, len(filters.shape) - 2)
     return call(function, input, filters, how, name=name)
@@ -219,7 +220,7 @@ def _shape_argument(output_shape: Any) -> Any:
 def _known_shape(input: Tensor, filters: Tensor, asked: object, how: Windows) -> list[int | None]:
     """What is known of a result's shape before a run."""
     *kernel, outputs, _ = filters.shape
-    given = [None] * (len(kernel) + 2) if input.shape is None else list(input.shape)
+    given = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
     sizes: list[int | None] = [None] * len(kernel)
     if isinstance(asked, list):
         fixed = [None if isinstance(x, graph.SymbolicTensor) else int(x) for x in asked]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary
@@ -244,7 +245,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     if x is None:
         return call(torch.argwhere, condition, name=name or "Where")
     x, y = pair(x, y)
-    ranks = [None if each.shape is None else len(each.shape) for each in (condition, x, y)]
+    ranks = [None if each.shape is UNKNOWN else len(each.shape) for each in (condition, x, y)]
     if ranks[0] == 1 and not graph.executing_eagerly() and max(rank or 0 for rank in ranks) > 1:
         raise InvalidArgumentError(
             "where has a vector of conditions for a matrix: TensorFlow 1 chooses rows by it, and"

@@ -14,6 +14,7 @@ from thalweg.core.nest import leaves_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
 from thalweg.ground.showing import show_value
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
 
 __all__ = ["concat", "split", "stack", "unstack"]
@@ -145,7 +146,7 @@ def _split_parts(
 
 def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
     """The size along an axis and the shape without it, as far as they are known."""
-    if shape is None:
+    if shape is UNKNOWN:
         return None, None
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgumentError(f"axis {axis} is none of a tensor of shape {tuple(shape)}.")
@@ -155,7 +156,7 @@ def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
 
 def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
     """A shape with another size along an axis."""
-    if shape is None:
+    if shape is UNKNOWN:
         return None
     found = list(shape)
     found[axis] = size

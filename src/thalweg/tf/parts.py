@@ -14,6 +14,7 @@ from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
 from thalweg.ground.showing import show_value
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.arrays import shape as shape_of
 from thalweg.tf.convert import call, is_tensor, pair, sizes, tensor, told
 from thalweg.tf.elementwise import cast
@@ -59,7 +60,7 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
 
     def static_shape() -> list[int | None] | None:
         found, starts = known_sizes(wanted), known_sizes(first)
-        if found is None or starts is None or given.shape is None:
+        if found is None or starts is None or given.shape is UNKNOWN:
             return found and [None if many == -1 else many for many in found]
         pairs = zip(starts, given.shape, strict=True)
         rest = [None if a is None or b is None else b - a for a, b in pairs]
@@ -200,7 +201,7 @@ def boolean_mask(
     given, chosen = as_tensor(tensor), as_tensor(mask)
 
     def static_shape() -> list[int | None] | None:
-        if given.shape is None or chosen.shape is None:
+        if given.shape is UNKNOWN or chosen.shape is UNKNOWN:
             return None
         first = (axis or 0) % max(len(given.shape), 1)
         return [*given.shape[:first], None, *given.shape[first + len(chosen.shape) :]]
@@ -273,7 +274,7 @@ def sequence_mask(
     kind, given = as_dtype(dtype), tensor(lengths)
     most = None if maxlen is None else known_size(maxlen)
     made = call(mark, given, maxlen, name=name or "SequenceMask")
-    return told(made, kind, lambda: None if given.shape is None else [*given.shape, most])
+    return told(made, kind, lambda: None if given.shape is UNKNOWN else [*given.shape, most])
 
 
 class Unique(NamedTuple):
@@ -314,7 +315,7 @@ def unique_with_counts(
 
     if not isinstance(given, graph.SymbolicTensor):
         return UniqueWithCounts(*find(given))
-    count = None if given.shape is None else given.shape[0]
+    count = None if given.shape is UNKNOWN else given.shape[0]
     outputs = [
         graph.Output(given.dtype, (None,), ()),
         graph.Output(kind, (count,), ()),

@@ -89,8 +89,9 @@ _add_places(
     "ops",
     "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
     " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
-    " init_ops linalg_ops math_ops nn nn_impl nn_ops random_ops ref_variable resource_variable_ops"
-    " resources state_ops tensor_array_ops variable_scope variable_v1 variables",
+    " init_ops linalg_ops math_ops nn nn_impl nn_ops partitioned_variables random_ops ref_variable"
+    " resource_variable_ops resources state_ops tensor_array_ops variable_scope variable_v1"
+    " variables",
     _PUBLIC,
 )
 _add_places(
@@ -181,6 +182,12 @@ def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> o
     return graphs.group(*(each.create for each in resource_list), name=name)
 
 
+def _bfloat16_type() -> Any:
+    """Return the scalar type that NumPy arrays of bfloat16 have."""
+    bfloat16: Any = torch.bfloat16
+    return bfloat16.as_numpy_dtype
+
+
 _OWN: dict[str, dict[str, object]] = {
     "distribute.distribute_utils": _DISTRIBUTED,
     **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
@@ -205,6 +212,8 @@ _OWN: dict[str, dict[str, object]] = {
         "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
         "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
     },
+    "lib.core._pywrap_bfloat16": {"TF_bfloat16_type": _bfloat16_type},
+    "pywrap_tensorflow": {"TF_bfloat16_type": _bfloat16_type},
     "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
     "util.deprecation": dict.fromkeys(
         ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
@@ -257,13 +266,28 @@ def module(fullname: str) -> Gathered:
     return Gathered(fullname, list(_candidates_for(name)), own)
 
 
+def _is_resource(var: object) -> bool:
+    """Return whether `var` is what TensorFlow calls a resource variable; eager ones are."""
+    return isinstance(var, Variable) and getattr(var, "is_resource", True)
+
+
+class _Resources(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return _is_resource(instance)
+
+
 def _of_resources() -> dict[str, Any]:
     """What is done with handles: ours are the variables themselves."""
     old = _attribute_at("compat.v1")
+
+    class ResourceVariable(metaclass=_Resources):
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            return old.Variable(*args, **kwargs, use_resource=True)
+
     scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
     return {
-        "ResourceVariable": old.Variable,
-        "is_resource_variable": lambda var: isinstance(var, Variable),
+        "ResourceVariable": ResourceVariable,
+        "is_resource_variable": _is_resource,
         **scatters,
     }
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import call, is_tensor, tensor
 
 __all__ = ["in_top_k", "top_k"]
@@ -41,7 +42,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     symbols = [each for each in (given, many) if isinstance(each, graph.SymbolicTensor)]
     if not symbols:
         return TopK(*find(given, many))
-    if isinstance(many, int) and given.shape is not None:
+    if isinstance(many, int) and given.shape is not UNKNOWN:
         _check_k(many, given.shape)
     shape = given.shape and [*given.shape[:-1], known_size(many)]
     flows = tuple(each for each in symbols if each is given)

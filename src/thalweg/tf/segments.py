@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import call, tensor, told
 
 __all__ = [
@@ -66,7 +67,7 @@ def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
         made = call(reduce, rows, ids, num_segments, name=name or title)
 
         def static_shape() -> list[int | None] | None:
-            if rows.shape is None or ids.shape is None:
+            if rows.shape is UNKNOWN or ids.shape is UNKNOWN:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
 

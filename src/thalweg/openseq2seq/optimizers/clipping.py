@@ -14,6 +14,7 @@ from thalweg.core.hyperparameters import check_size, is_number
 from thalweg.core.norms import clip_factor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.ground.showing import show_value
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
@@ -35,7 +36,7 @@ def refuse_scalars(variables: Sequence[Any]) -> None:
         InvalidArgumentError: Names the first one.
     """
     for var in variables:
-        if var.shape is not None and tuple(var.shape) == ():
+        if var.shape is not UNKNOWN and tuple(var.shape) == ():
             raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
 
 

@@ -183,8 +183,15 @@ def poly_decay(
     """
 
     def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
-        own = (dtype(decay_steps), as_scalar(min_lr, dtype), power)
-        return formulas.polynomial(rate, step, *own, folded=True)
+        return formulas.polynomial(
+            rate,
+            step,
+            dtype(decay_steps),
+            as_scalar(min_lr, dtype),
+            power,
+            folded=True,
+            has_constant_rate=warmup_steps <= 0,
+        )
 
     return _decayed("poly_decay", global_step, learning_rate, decay, begin_decay_at, warmup_steps)
 

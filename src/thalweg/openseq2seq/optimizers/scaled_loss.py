@@ -13,13 +13,13 @@ from thalweg.variable import dtype_name
 
 
 def check_scalar(loss: object) -> None:
-    """Refuse a loss, of a graph or not, that has more or less than one number to minimize.
+    """Raise for a loss, of a graph or not, that has more or less than one number to minimize.
 
     Raises:
         InvalidArgumentError: It is known that its shape is not ().
     """
-    shape = getattr(loss, "shape", ())
-    if shape is not None and tuple(shape) != ():
+    # An unknown shape of a graph's tensor is false, as that of a scalar.
+    if shape := getattr(loss, "shape", ()):
         raise InvalidArgumentError(
             f"loss must be a scalar, of shape (), not of shape {tuple(shape)}. Reduce it, as by"
             " .mean() or .sum()."

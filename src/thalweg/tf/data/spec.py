@@ -13,6 +13,7 @@ from thalweg.core.nest import mapped
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph.shapes import infer_outputs
 from thalweg.ground.running import eagerly, is_symbolic
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
 
@@ -27,11 +28,11 @@ class TensorSpec:
     """
 
     def __init__(self, shape: object, dtype: Any = torch.float32, name: str | None = None) -> None:
-        self.shape = None if shape is None else graph.Shape(shape)
+        self.shape = graph.Shape(shape)
         self.dtype = None if dtype is None else as_dtype(dtype)
 
     def __repr__(self) -> str:
-        shape = None if self.shape is None else tuple(self.shape)
+        shape = None if self.shape is UNKNOWN else tuple(self.shape)
         return f"TensorSpec(shape={shape}, dtype={self.dtype})"
 
 
@@ -55,12 +56,12 @@ def spec_of(nest: object) -> Any:
 
 def row(spec: TensorSpec) -> TensorSpec:
     """That of one row."""
-    return TensorSpec(None if spec.shape is None else list(spec.shape)[1:], spec.dtype)
+    return TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
     """That of several tensors, stacked."""
-    return TensorSpec(None if spec.shape is None else [size, *spec.shape], spec.dtype)
+    return TensorSpec(None if spec.shape is UNKNOWN else [size, *spec.shape], spec.dtype)
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
@@ -119,7 +120,7 @@ def _number_of(value: Any) -> object:
 
 def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
     """That of several tensors, padded to a shape and stacked."""
-    rank = None if spec.shape is None else len(spec.shape)
+    rank = spec.shape.ndims
     sizes = shape if shape is not None or rank is None else [None] * rank
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 

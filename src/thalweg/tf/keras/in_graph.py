@@ -41,6 +41,7 @@ from thalweg.graph import (
 from thalweg.graph.keras.variables import track
 from thalweg.graph.names import node_name_from
 from thalweg.ground.running import eagerly
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import no_grad
 from thalweg.variable import as_dtype, dtype_name, tensor_of
 
@@ -187,7 +188,7 @@ def _describe_leaf(leaf: object) -> object:
     """A tensor of a graph as Keras knows one that has no value yet."""
     if not isinstance(leaf, SymbolicTensor):
         return leaf
-    if leaf.dtype is None or leaf.shape is None:
+    if leaf.dtype is None or leaf.shape is UNKNOWN:
         raise InvalidTypeError(
             f"A layer of Keras needs the dtype and the number of dimensions of '{leaf.name}', of"
             f" which is known: {leaf!r}. Tell it with set_shape, or cast it."

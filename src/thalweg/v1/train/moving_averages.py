@@ -29,6 +29,7 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.ground.scalars import scalar_type
 from thalweg.ground.showing import show_value
 from thalweg.ground.switches import outside_inference
@@ -204,10 +205,12 @@ class ExponentialMovingAverage(StateDict):
     def _make_in_graph(self, source: Any) -> None:
         title = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
-            self._put_slot(source, _AVERAGE, make_variable(source.initialized_value(), title))
+            average = make_variable(source.initialized_value(), title)
+            mark_slice_like(average, source)
+            self._put_slot(source, _AVERAGE, average)
             get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
             return
-        if source.shape is None or None in source.shape:
+        if not source.shape.is_fully_defined():
             raise InvalidTypeError(
                 f"The shape of '{source.name}' is not known, so it cannot be averaged."
             )

@@ -28,6 +28,7 @@ from thalweg.graph import (
     updates_since,
 )
 from thalweg.ground.running import is_ours
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.v1.train.hooks import check_global_step, counting_calls
 
 HOOKS = (
@@ -69,7 +70,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
     variables = distinct([var for _, var in pairs])
     graph: Any = variables[0].graph  # pyright: ignore
     step = None if global_step is None else graph_variable_of(global_step)
-    if not (isinstance(step, GraphVariable) and step.shape in ((), None)):
+    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
         check_global_step(step)
     hooks = optimizer._make_hooks(global_step, name, None)
     hooks.builds = True

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from thalweg.graph import get_default_graph, get_variable_scope, make_variable
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.ground.running import executing_eagerly, handle_of, is_symbolic, resolve
+from thalweg.ground.static_shape import Shape
 from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 
@@ -62,9 +64,9 @@ def create_slot_with_initializer(
     kind = as_dtype(dtype)
     if not callable(initializer):
         return _make_slot(primary, initializer, name, kind)
-    size = None if shape is None else tuple(shape)
-    if size is not None and None not in size:
-        return _make_slot(primary, initializer(size, dtype=kind), name, kind)
+    size = Shape(shape)
+    if size.is_fully_defined():
+        return _make_slot(primary, initializer(tuple(size), dtype=kind), name, kind)
 
     def initial_value() -> object:
         return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)
@@ -99,7 +101,9 @@ def _make_slot(primary: Any, value: object, name: str, dtype: torch.dtype | None
     title = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
         with primary.graph.as_default():
-            return make_variable(value, scoped_name(primary, title), dtype=dtype)
+            slot = make_variable(value, scoped_name(primary, title), dtype=dtype)
+        mark_slice_like(slot, primary)
+        return slot
     if not executing_eagerly():
         return make_variable(value, title, dtype=dtype)
     return Variable(value, title, trainable=False, dtype=dtype)
@@ -111,4 +115,6 @@ def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype
     title = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):
         return Variable(begin(), title, trainable=False)
-    return make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)
+    slot = make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)
+    mark_slice_like(slot, primary)
+    return slot

@@ -24,6 +24,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
+from thalweg.graph.slice_info import mark_slice_like
 from thalweg.ground.running import graph_of
 from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.variable import Variable, as_dtype, over, to_tensor
@@ -152,6 +153,7 @@ class State(TrackableSlots):
         if isinstance(var, GraphVariable):
             with var.graph.as_default():
                 slot: Any = make_variable(value, title, like=var)
+            mark_slice_like(slot, var)
         else:
             slot = over(value.clone(), title)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
@@ -183,7 +185,8 @@ class State(TrackableSlots):
                 made: Any = Variable(value, name=name, trainable=False)
             else:
                 with graph.as_default():
-                    made = make_variable(initial_value, graph.scope + name)
+                    like = handle_of(colocate_with)
+                    made = make_variable(initial_value, graph.scope + name, like=like)
             self._handle_deferred_dependencies(name=name, trackable=made)
             self._non_slots[name, graph] = made
         return resolve(self._non_slots[name, graph])

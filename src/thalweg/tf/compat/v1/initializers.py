@@ -74,7 +74,8 @@ class VarianceScaling(Initializer):
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> torch.Tensor:
-        inputs, outputs = fans(tuple(shape))
+        # The parts of a partitioned variable are drawn as those of the whole.
+        inputs, outputs = fans(tuple(getattr(partition_info, "full_shape", shape)))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
         if self.distribution == "uniform":

@@ -17,6 +17,7 @@ from torch import Tensor
 from thalweg import distribute, graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import GraphKeys
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import nn
 from thalweg.tf.compat.v1.weighting import check_weights, quotient
 from thalweg.tf.convert import call, tensor
@@ -162,7 +163,7 @@ def _alike_tensors(**pairs: object) -> list[Tensor]:
         if value is None:
             raise InvalidArgumentError(f"{title} must not be None.")
     one, other = (tensor(value) for value in pairs.values())
-    if one.shape is not None and other.shape is not None:
+    if one.shape is not UNKNOWN and other.shape is not UNKNOWN:
         same = len(one.shape) == len(other.shape) and all(
             a == b or None in (a, b) for a, b in zip(one.shape, other.shape, strict=True)
         )
@@ -368,7 +369,7 @@ def sparse_softmax_cross_entropy(
     labels = call(narrow, labels, logits, name="labels")
     found = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
     title = scope or "sparse_softmax_cross_entropy_loss"
-    if weights.shape is None or len(weights.shape):
+    if weights.shape is UNKNOWN or len(weights.shape):
 
         def fit(weight: Tensor, losses: Tensor) -> Tensor:
             is_column = weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1

@@ -21,6 +21,7 @@ from thalweg.graph import (
     handle_of,
     operation,
 )
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.ground.switches import no_grad
 from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import IndexedSlices
@@ -140,7 +141,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     shape = handle_of(var).shape
     found = list(dims)
-    if shape is None:  # of a graph's variable, until it has a value
+    if shape is UNKNOWN:  # of a graph's variable, until it has a value
         return found
     rank = len(shape)
     for dim in found:

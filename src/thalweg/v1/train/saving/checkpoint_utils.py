@@ -181,7 +181,7 @@ def _variables_by_name() -> dict[str, GraphVariable]:
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
-    if variable.shape is not None and not variable.shape.accepts(tuple(shape)):
+    if not variable.shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
             f"Shape of variable {variable.name} ({tuple(variable.shape)}) doesn't match with shape"
             f" of tensor {name} ({tuple(shape)}) from checkpoint reader."

@@ -12,6 +12,7 @@ from thalweg.core import state
 from thalweg.errors import NotFoundError, listed
 from thalweg.graph import GraphVariable
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
+from thalweg.v1.train.saving.saveables import whole_name
 from thalweg.variable import dtype_name
 
 
@@ -34,9 +35,12 @@ def fitting_values(
         CheckpointMismatchError: Some have another shape or dtype.
         OSError: It is damaged, or cannot be read.
     """
-    keys = {name: name for name in variables}
+    keys = {
+        name: name if reader.has_tensor(name) else whole_name(name, variable)
+        for name, variable in variables.items()
+    }
     if not all(reader.has_tensor(name) for name in keys):
-        keys = {name: reader.keys_by_name().get(name, name) for name in keys}
+        keys = {name: reader.keys_by_name().get(key, key) for name, key in keys.items()}
     missing = [name for name, key in keys.items() if not reader.has_tensor(key)]
     if missing:
         raise _not_found(missing, len(keys), prefix)
@@ -49,15 +53,17 @@ def fitting_values(
     if flaws:
         raise state.mismatch(flaws)
     values = reader.tensors(set(keys.values()))
-    return {var: _reshape_like(values[keys[name]], var) for name, var in variables.items()}
+    return {var: _fit_value(values[keys[name]], var) for name, var in variables.items()}
 
 
 def _describe_misfit(
     name: str, variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
-    """Why a value does not fit its variable, or None."""
+    """Return why a value does not fit its variable, or None."""
     own = variable.shape
-    if not (own is None or own.accepts(shape) or (reshape and _has_as_many(own, shape))):
+    info = variable._save_slice_info
+    is_whole = info is not None and tuple(shape) == tuple(info.full_shape)
+    if not (is_whole or own.accepts(shape) or (reshape and _has_as_many(own, shape))):
         what = f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(own)}"
         return f"'{name}' {what}"
     if variable.dtype not in (None, dtype):
@@ -71,9 +77,12 @@ def _has_as_many(own: Sequence[int | None], shape: Sequence[int]) -> bool:
     return len(sizes) == len(own) and prod(sizes) == prod(shape)
 
 
-def _reshape_like(value: Tensor, variable: GraphVariable) -> Tensor:
-    own = variable.shape
-    return value if own is None or own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
+def _fit_value(value: Tensor, variable: GraphVariable) -> Tensor:
+    """Return the part of `value` that belongs to the variable, in its shape."""
+    info, own = variable._save_slice_info, variable.shape
+    if info is not None and tuple(value.shape) == tuple(info.full_shape):
+        return info.cut(value).clone()
+    return value if own.accepts(value.shape) else value.reshape(tuple(own))  # pyright: ignore
 
 
 def _not_found(missing: Sequence[str], count: int, prefix: str) -> NotFoundError:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
+from thalweg.graph.partitioned import PartitionedVariable
 from thalweg.ground.showing import show_value
 
 
@@ -23,6 +28,8 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
     Args:
         var_list: Variables, in a list, tuple or set, which are called as in the graph; or a dict of
             variables by name. The parameters and buffers that stand for variables count as these.
+            Each part of a partitioned variable has a name of its own, which ends with "/part_" and
+            its number; in a dict a list may stand for the variable.
 
     Raises:
         InvalidTypeError: It is neither, or there is something else among them.
@@ -60,13 +67,45 @@ def as_variable(item: object) -> GraphVariable | None:
     return found if isinstance(found, GraphVariable) else None
 
 
+def _parts_of(item: object) -> list[Any]:
+    """Return the parts of a partitioned variable, or `item` alone."""
+    return list(item) if isinstance(item, PartitionedVariable) else [item]
+
+
+def join_parts(
+    variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    """Return values by name, with one value for parts that are a whole variable together."""
+    found, groups = {}, {}
+    for (name, variable), value in zip(variables.items(), values, strict=True):
+        found[name] = value
+        if (info := variable._save_slice_info) is not None:
+            groups.setdefault(whole_name(name, variable), []).append((info, name))
+    for whole, members in groups.items():
+        shape = members[0][0].full_shape
+        if sum(prod(info.var_shape) for info, _ in members) == prod(shape):
+            sizes = zip(members[0][0].var_shape, shape, strict=True)
+            axis = next((place for place, (part, full) in enumerate(sizes) if part != full), 0)
+            members.sort(key=lambda member: member[0].index)
+            found[whole] = torch.cat([found.pop(name) for _, name in members], axis)
+    return found
+
+
+def whole_name(name: str, variable: GraphVariable) -> str:
+    """Return the name of a whole variable by that of a part; other names as they are."""
+    info = variable._save_slice_info
+    return name if info is None else name.removesuffix(f"/part_{info.index}")
+
+
 def _of_list(var_list: Any) -> dict[str, GraphVariable]:
     found: dict[str, GraphVariable] = {}
-    for item in var_list:
+    parts = [part for each in var_list for part in _parts_of(each)]
+    for item in parts:
         variable = as_variable(item)
         if variable is None:
             raise InvalidTypeError(f"Variable to save is not a Variable: {show_value(item)}")
-        name = variable.op.name
+        info = variable._save_slice_info
+        name = variable.op.name if info is None else info.key
         if name in found:
             raise InvalidArgumentError(f"At least two variables have the same name: {name}")
         found[name] = variable
@@ -78,6 +117,12 @@ def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
     for name, item in var_list.items():
         if not isinstance(name, str):
             _refuse_names(f"Name is not a string: {name!r}")
+        parts = item if isinstance(item, list | tuple) else _parts_of(item)
+        infos: list[Any] = [getattr(part, "_save_slice_info", None) for part in parts]
+        if not isinstance(item, GraphVariable) and infos and None not in infos:
+            pairs = zip(infos, parts, strict=True)
+            found.update({f"{name}/part_{info.index}": part for info, part in pairs})
+            continue
         variable = as_variable(item)
         if variable is None:
             _refuse_names(f"Not a variable: {show_value(item)}")

@@ -210,7 +210,8 @@ class Saver:
             raise InvalidArgumentError(
                 f"'latest_filename' collides with 'save_path': '{latest}' and '{prefix}'"
             )
-        stored = {name: of_tensor(each) for name, each in zip(variables, values, strict=True)}
+        joined = saveables.join_parts(variables, values)
+        stored = {name: of_tensor(value) for name, value in joined.items()}
         with self._lock:
             container.write(prefix + SUFFIX, stored, {"kind": _KIND})
             if write_state:

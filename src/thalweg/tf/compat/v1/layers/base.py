@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg import graph, v1
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import GraphKeys
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
@@ -177,7 +178,7 @@ class Layer:
 
     def _check_rank(self, given: Tensor) -> None:
         least, most = self.RANK
-        rank = None if given.shape is None else len(given.shape)
+        rank = None if given.shape is UNKNOWN else len(given.shape)
         if rank is None and least == 0:
             return
         if rank is None or rank < least or (most is not None and rank > most):

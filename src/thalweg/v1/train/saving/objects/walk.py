@@ -12,6 +12,7 @@ from thalweg.core.state import Entry, alike
 from thalweg.core.trackable import Position, Trackable, TrackableSlots
 from thalweg.graph import GraphVariable, constant
 from thalweg.graph.variables import begin_with
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.v1.train.saving.objects.members import child_of, held_by, is_variable
 from thalweg.v1.train.saving.objects.values import Link, Values
 from thalweg.variable import dtype_name
@@ -117,11 +118,11 @@ class Walk:
         name, value = self._values.name(node), self._values.left[node]
         if not isinstance(held, GraphVariable):
             return next(iter(state.differences([Entry(name, held)], {name: value})), None)
-        fits = held.shape is None or held.shape.accepts(value.shape)
+        fits = held.shape.accepts(value.shape)
         if fits and held.dtype in (value.dtype, None):
             return None
         given = f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
-        own = "any shape" if held.shape is None else f"shape {tuple(held.shape)}"
+        own = "any shape" if held.shape is UNKNOWN else f"shape {tuple(held.shape)}"
         return f"{name!r} is {given}, not {dtype_name(held.dtype or value.dtype)} of {own}"
 
     def _describe_contradictions(self) -> Iterator[str]:

@@ -19,6 +19,7 @@ from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.graph import GraphKeys
 from thalweg.ground.showing import show_value
+from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
@@ -210,7 +211,7 @@ def batch_norm(
         if value is not None and value is not False:
             raise NotImplementedError(f"batch_norm has no {title} here.")
     inputs = tensor(inputs)
-    by_kernel = fused is not False and inputs.shape is not None and len(inputs.shape) in (2, 4)
+    by_kernel = fused is not False and inputs.shape is not UNKNOWN and len(inputs.shape) in (2, 4)
     begins = {f"{name}_initializer": each for name, each in (param_initializers or {}).items()}
     begins |= {f"{name}_regularizer": each for name, each in (param_regularizers or {}).items()}
     with _layer_scope(scope, "BatchNorm", reuse) as own:

@@ -1,0 +1,246 @@
+"""Partitioned variables of TensorFlow 1: one variable whose rows or columns are several variables.
+
+A partitioner is a function of a shape and a dtype that returns the number of parts along each axis.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg.errors import InvalidArgumentError
+from thalweg.graph.default import get_default_graph
+from thalweg.graph.initializers import GlorotUniform, Zeros
+from thalweg.graph.nodes import SymbolicTensor
+from thalweg.graph.ops import convert_to_tensor
+from thalweg.graph.slice_info import SaveSliceInfo
+from thalweg.ground.running import executing_eagerly
+from thalweg.ground.static_shape import Shape
+from thalweg.variable import as_dtype, dtype_name
+
+
+class PartitionedVariable:
+    """Variables that are the parts of one; operations take their concatenation.
+
+    Iterate over it for the parts. `trainable_variables` and optimizers have the parts.
+
+    Attributes:
+        name: Name of the whole variable.
+        dtype: Dtype of all parts.
+        shape: Shape of the whole variable.
+    """
+
+    def __init__(
+        self, name: str, shape: Any, dtype: Any, variable_list: Sequence[Any], partitions: list[int]
+    ) -> None:
+        self.name, self.dtype, self.shape = name, dtype, Shape(shape)
+        self._parts, self._partitions = list(variable_list), list(partitions)
+        with self._parts[0].graph.name_scope(f"{name}/ConcatPartitions/"):
+            parts, axis = list(self._parts), self.partition_axes[0]
+            self._whole = self._parts[0].graph.call(torch.cat, (parts, axis), name="concat")
+
+    @property
+    def partition_axes(self) -> list[int]:
+        """The axes that have more than one part, or the first axis."""
+        return [axis for axis, count in enumerate(self._partitions) if count > 1] or [0]
+
+    def as_tensor(self) -> SymbolicTensor:
+        """Return the concatenation of the parts."""
+        return self._whole
+
+    value = read_value = _as_graph_element = as_tensor
+
+    def get_shape(self) -> Shape:
+        """Return the shape of the whole variable."""
+        return self.shape
+
+    def _get_variable_list(self) -> list[Any]:
+        return self._parts
+
+    def _get_partitions(self) -> list[int]:
+        return self._partitions
+
+    def _assign(self, method: str, value: Any) -> list[Any]:
+        whole = convert_to_tensor(value, self.dtype)
+        return [getattr(var, method)(var._save_slice_info.cut(whole)) for var in self._parts]
+
+    def assign(self, value: object, use_locking: bool = False, name: object = None) -> list[Any]:
+        """Return operations that replace the values of the parts."""
+        return self._assign("assign", value)
+
+    def assign_add(self, value: object, use_locking: bool = False) -> list[Any]:
+        """Return operations that add to the parts."""
+        return self._assign("assign_add", value)
+
+    def assign_sub(self, value: object, use_locking: bool = False) -> list[Any]:
+        """Return operations that subtract from the parts."""
+        return self._assign("assign_sub", value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._whole[index]
+
+    def __repr__(self) -> str:
+        return f"<tf.PartitionedVariable '{self.name}' shape={self.shape} of {len(self)} parts>"
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.as_tensor(), name)(*args)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(PartitionedVariable, f"__{_name}__", _delegate(f"__{_name}__"))
+    setattr(PartitionedVariable, f"__r{_name}__", _delegate(f"__r{_name}__"))
+for _name in ("neg", "abs", "lt", "le", "gt", "ge"):
+    setattr(PartitionedVariable, f"__{_name}__", _delegate(f"__{_name}__"))
+
+
+def get_partitioned(
+    get_part: Callable[..., Any],
+    name: str,
+    partitioner: Any,
+    shape: Any,
+    dtype: Any,
+    initializer: Any,
+    reuse: Any,
+    **options: Any,
+) -> PartitionedVariable:
+    """Return the partitioned variable `name` of the default graph, found or made.
+
+    Args:
+        get_part: `get_variable` of a whole name, which finds or makes one part.
+        name: Whole name.
+        partitioner: Function of `shape` and `dtype`; None finds a variable that exists.
+        shape: Shape of the whole variable, or None if `initializer` is a value.
+        dtype: Dtype, or None.
+        initializer: Initializer or value of the whole variable.
+        reuse: False or None to make it, True to find it, AUTO_REUSE for either.
+        **options: Further arguments of `get_part`.
+
+    Raises:
+        NotImplementedError: In eager mode.
+        InvalidArgumentError: The partitioner does not divide the variable along one axis, or the
+            variable exists and must not, or the other way round, or it has another shape, dtype or
+            number of parts, or no parts.
+    """
+    if executing_eagerly():
+        raise NotImplementedError(
+            f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
+        )
+    graph = get_default_graph()
+    if name in graph.variable_store:
+        raise InvalidArgumentError(
+            "A partitioner was provided, but an unpartitioned version of the variable was found:"
+            f" {name}. Leave partitioner out."
+        )
+    is_value = initializer is not None and not callable(initializer)
+    if is_value:
+        initializer = convert_to_tensor(initializer, None if dtype is None else as_dtype(dtype))
+        shape, dtype = initializer.shape, initializer.dtype
+    kind = as_dtype(torch.float32 if dtype is None else dtype)
+    found = graph.partitioned_store.get(name)
+    partitions = None if partitioner is None else _call_partitioner(partitioner, name, shape, kind)
+    if found is not None:
+        return _check_found(found, reuse, shape, kind, partitions)
+    if reuse is True:
+        raise InvalidArgumentError(
+            f"PartitionedVariable {name} does not exist, or was not created with get_variable()."
+            " Did you mean to set reuse=tf.AUTO_REUSE in VarScope?"
+        )
+    counts = partitions or []
+    parts = []
+    for info in _slices(name, [int(size) for size in shape], counts):
+        start = info.cut(initializer) if is_value else _initializer_of_part(initializer, info, kind)
+        size = None if is_value else info.var_shape
+        part = get_part(info.key, size, None if is_value else kind, start, reuse=reuse, **options)
+        part._save_slice_info = info
+        parts.append(part)
+    made = PartitionedVariable(name, shape, kind, parts, counts)
+    graph.partitioned_store[name] = made
+    return made
+
+
+def _check_found(
+    found: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype, partitions: Any
+) -> PartitionedVariable:
+    if not reuse:
+        raise InvalidArgumentError(
+            f"Partitioned variable with name {found.name} already exists. Did you mean to set"
+            " reuse=True or reuse=tf.AUTO_REUSE in VarScope?"
+        )
+    differences = []
+    if not found.shape.accepts(Shape(shape)):
+        differences.append(f"shape {tuple(shape)} and found shape {tuple(found.shape)}")
+    if kind != found.dtype:
+        differences.append(f"dtype {dtype_name(kind)} and found dtype {dtype_name(found.dtype)}")
+    if partitions is not None and partitions != found._get_partitions():
+        differences.append(f"partitions {partitions} and found {found._get_partitions()}")
+    if differences:
+        raise InvalidArgumentError(
+            f"Trying to reuse partitioned variable {found.name}, but specified "
+            + "; ".join(differences)
+        )
+    return found
+
+
+def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> list[int]:
+    """Return the number of parts along each axis.
+
+    Raises:
+        InvalidArgumentError: The shape is unknown, or the result does not divide it along one axis.
+    """
+    known = Shape(shape)
+    if not known.is_fully_defined():
+        raise InvalidArgumentError(
+            f"Shape of a new partitioned variable ({name}) must be fully defined, but instead was"
+            f" {known}."
+        )
+    counts = partitioner(shape=known, dtype=dtype)
+    if not isinstance(counts, Sequence):
+        raise InvalidArgumentError(f"Partitioner must return a sequence, but saw: {counts}")
+    if len(counts) != len(known):
+        raise InvalidArgumentError(
+            "Partitioner returned a partition list that does not match the Variable's rank:"
+            f" {counts} vs. {tuple(known)}"
+        )
+    if any(count < 1 for count in counts):
+        raise InvalidArgumentError(f"Partitioner returned zero partitions for some axes: {counts}")
+    if sum(count > 1 for count in counts) > 1:
+        raise InvalidArgumentError(
+            f"Can only slice a variable along one dimension: shape: {tuple(known)}, partitioning:"
+            f" {counts}"
+        )
+    return list(map(operator.index, counts))
+
+
+def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
+    """Return the positions of the parts; the first ones are longer by one if they must."""
+    axis = next((place for place, count in enumerate(counts) if count > 1), 0)
+    count = counts[axis]
+    start = 0
+    for index in range(count):
+        length = shape[axis] // count + (index < shape[axis] % count)
+        offset = [start if place == axis else 0 for place in range(len(shape))]
+        own = [length if place == axis else size for place, size in enumerate(shape)]
+        yield SaveSliceInfo(name, shape, offset, own, index)
+        start += length
+
+
+def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
+    """Return an initializer that is given the position of the part, if it takes that."""
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if initializer is None:
+        initializer = GlorotUniform() if kind.is_floating_point else Zeros()
+    takes_info = "partition_info" in inspect.signature(initializer).parameters
+    return functools.partial(initializer, partition_info=info) if takes_info else initializer

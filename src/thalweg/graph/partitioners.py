@@ -1,0 +1,102 @@
+"""Functions that say in how many parts a variable is made; see `get_variable`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thalweg.errors import InvalidArgumentError
+
+Partitioner = Callable[..., list[int]]
+
+
+def _single_parts(shape: Sequence[int], axis: int) -> list[int]:
+    """Return 1 for each axis.
+
+    Raises:
+        InvalidArgumentError: `axis` is not an axis of `shape`.
+    """
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidArgumentError(
+            f"Cannot partition variable along axis {axis} when shape is only {tuple(shape)}"
+        )
+    return [1] * len(shape)
+
+
+def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
+    """Return a partitioner that makes `num_shards` parts along an axis, or one per index.
+
+    Args:
+        num_shards: Number of parts.
+        axis: Axis that is divided.
+    """
+
+    def partition(shape: Sequence[int], **unused: object) -> list[int]:
+        counts = _single_parts(shape, axis)
+        counts[axis] = min(num_shards, shape[axis])
+        return counts
+
+    return partition
+
+
+def variable_axis_size_partitioner(
+    max_shard_bytes: int,
+    axis: int = 0,
+    bytes_per_string_element: int = 16,
+    max_shards: int | None = None,
+) -> Partitioner:
+    """Return a partitioner whose parts have at most `max_shard_bytes`.
+
+    Args:
+        max_shard_bytes: Bytes of a part, at least 1. A part has one index along the axis at least.
+        axis: Axis that is divided.
+        bytes_per_string_element: Ignored: there are no variables of strings.
+        max_shards: Optional. Number of parts that is not exceeded.
+
+    Raises:
+        InvalidArgumentError: `max_shard_bytes` or `max_shards` is below 1.
+    """
+    for name, number in (("max_shard_bytes", max_shard_bytes), ("max_shards", max_shards)):
+        if number is not None and number < 1:
+            raise InvalidArgumentError(f"{name} must be positive, but is {number}.")
+
+    def partition(shape: Sequence[int], dtype: Any) -> list[int]:
+        counts = _single_parts(shape, axis)
+        row = math.prod(size for place, size in enumerate(shape) if place != axis) * dtype.itemsize
+        if row:
+            indices = max(1, max_shard_bytes // row)
+            most = shape[axis] if max_shards is None else max_shards
+            counts[axis] = min(math.ceil(shape[axis] / indices), most)
+        return counts
+
+    return partition
+
+
+def min_max_variable_partitioner(
+    max_partitions: int = 1,
+    axis: int = 0,
+    min_slice_size: int = 256 << 10,
+    bytes_per_string_element: int = 16,
+) -> Partitioner:
+    """Return a partitioner that makes as many parts as have at least `min_slice_size` bytes.
+
+    Args:
+        max_partitions: Number of parts that is not exceeded, at least 1.
+        axis: Axis that is divided; those before and behind it stay whole.
+        min_slice_size: Bytes of a part.
+        bytes_per_string_element: Ignored: there are no variables of strings.
+
+    Raises:
+        InvalidArgumentError: `max_partitions` is below 1.
+    """
+    if max_partitions < 1:
+        raise InvalidArgumentError(f"max_partitions must be positive, but is {max_partitions}.")
+
+    def partition(shape: Sequence[int], dtype: Any) -> list[int]:
+        counts = _single_parts(shape, axis)
+        many = max(1, math.prod(shape) * dtype.itemsize // min_slice_size)
+        counts[axis] = min(max_partitions, many, shape[axis])
+        return counts
+
+    return partition

@@ -1,0 +1,44 @@
+"""Positions of the parts of partitioned variables, which their slots share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SaveSliceInfo:
+    """Position of a part in its whole variable.
+
+    Attributes:
+        full_name: Name of the whole variable.
+        full_shape: Shape of the whole variable.
+        var_offset: First index of the part along each axis.
+        var_shape: Shape of the part.
+        index: Number of the part, from 0.
+    """
+
+    full_name: str
+    full_shape: list[int]
+    var_offset: list[int]
+    var_shape: list[int]
+    index: int = 0
+
+    @property
+    def key(self) -> str:
+        """Name of the part in a checkpoint that does not have the whole variable."""
+        return f"{self.full_name}/part_{self.index}"
+
+    def cut(self, whole: Any) -> Any:
+        """Return the elements of `whole`, a tensor, that belong to the part."""
+        pairs = zip(self.var_offset, self.var_shape, strict=True)
+        return whole[tuple(slice(start, start + size) for start, size in pairs)]
+
+
+def mark_slice_like(slot: Any, primary: Any) -> None:
+    """Set the position of a slot, if `primary` is a part and the slot has its shape."""
+    info = getattr(primary, "_save_slice_info", None)
+    if info is None or slot.shape != primary.shape:
+        return
+    title = slot.op.name.rpartition(f"{primary.op.name}/")[2]
+    slot._save_slice_info = replace(info, full_name=f"{info.full_name}/{title}")

@@ -1,0 +1,223 @@
+"""Variables that a partitioner divides: parts, reuse, training, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg.graph as tf
+import thalweg.tf as facade
+from sessions import initialized
+from thalweg.errors import InvalidArgumentError
+from thalweg.ground.running import eagerly
+from thalweg.v1 import train
+
+VALUES = np.arange(10, dtype=np.float32).reshape(5, 2)
+F32 = torch.float32
+
+# partitioner, shape, dtype, the parts along each axis as TensorFlow 2.21 counts them
+COUNTS: dict[str, tuple[Callable[..., Any], list[int], torch.dtype, list[int]]] = {
+    "fixed": (tf.fixed_size_partitioner(4, axis=1), [2, 10], F32, [1, 4]),
+    "fixed, more than rows": (tf.fixed_size_partitioner(9), [3, 10], F32, [3, 1]),
+    "bytes": (tf.variable_axis_size_partitioner(64), [10, 8], F32, [5, 1]),
+    "bytes of float64": (tf.variable_axis_size_partitioner(64, 1), [4, 10], torch.float64, [1, 5]),
+    "bytes, one row is more": (tf.variable_axis_size_partitioner(3), [4, 8], F32, [4, 1]),
+    "bytes, at most": (tf.variable_axis_size_partitioner(4, max_shards=2), [9, 1], F32, [2, 1]),
+    "least": (tf.min_max_variable_partitioner(8, 0, 64), [32, 4], F32, [8, 1]),
+    "least, few bytes": (tf.min_max_variable_partitioner(8, 0, 256), [32, 4], F32, [2, 1]),
+    "least, not even one": (tf.min_max_variable_partitioner(8), [32, 4], F32, [1, 1]),
+    "least, few rows": (tf.min_max_variable_partitioner(8, 1, 4), [9, 3], F32, [1, 3]),
+}
+
+
+@pytest.fixture(autouse=True)
+def graph_mode() -> Any:
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_partitioners_count_as_tensorflow(name: str) -> None:
+    partitioner, shape, dtype, expected = COUNTS[name]
+    assert partitioner(shape=tf.Shape(shape), dtype=dtype) == expected
+
+
+def parts_of(name: str, count: int, axis: int = 0, **options: Any) -> Any:
+    return tf.get_variable(name, partitioner=tf.fixed_size_partitioner(count, axis), **options)
+
+
+@pytest.mark.parametrize(
+    ("axis", "count", "shapes"),
+    [(0, 2, [(3, 2), (2, 2)]), (0, 3, [(2, 2), (2, 2), (1, 2)]), (1, 2, [(5, 1), (5, 1)])],
+)
+def test_parts_have_the_values_of_the_whole(axis: int, count: int, shapes: list[Any]) -> None:
+    var = parts_of("v", count, axis, initializer=VALUES)
+    assert [tuple(part.shape) for part in var] == shapes
+    assert [part.op.name for part in var] == [f"v/part_{place}" for place in range(count)]
+    assert (len(var), tuple(var.shape), tuple(var.get_shape())) == (count, (5, 2), (5, 2))
+    assert tf.trainable_variables() == list(var)
+    session = initialized()
+    np.testing.assert_array_equal(session.run(var), VALUES)
+    got = session.run(
+        [2 * var, var - 1, torch.sum(var.as_tensor()), facade.reduce_sum(var), var[1]]
+    )
+    for found, expected in zip(got, (2 * VALUES, VALUES - 1, 45.0, 45.0, VALUES[1]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    session.run(var.assign_add(np.ones([5, 2], np.float32)))
+    np.testing.assert_array_equal(session.run(var), VALUES + 1)
+    session.run(var.assign(VALUES))
+    session.run(var.assign_sub(VALUES))
+    assert not session.run(var).any()
+
+
+def test_one_part_is_a_partitioned_variable() -> None:
+    var = parts_of("v", 1, initializer=VALUES)
+    np.testing.assert_array_equal(initialized().run(var), VALUES)
+    assert tf.get_variable("scalar", [], partitioner=tf.fixed_size_partitioner(2)).shape == ()
+
+
+@pytest.mark.parametrize("name", ["Adam", "Momentum"])
+def test_an_optimizer_trains_parts_as_the_whole(name: str) -> None:
+    results = []
+    for partitioner in (None, tf.fixed_size_partitioner(2)):
+        with tf.Graph().as_default():
+            var = tf.get_variable("v", initializer=VALUES, partitioner=partitioner)
+            rule = {"Adam": train.AdamOptimizer(0.1), "Momentum": train.MomentumOptimizer(0.1, 0.9)}
+            step = rule[name].minimize(facade.reduce_sum(var * var))
+            session = initialized()
+            for _ in range(3):
+                session.run(step)
+            results.append(session.run(var))
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_scope_gives_its_partitioner_and_finds_variables() -> None:
+    with tf.variable_scope("s", partitioner=tf.fixed_size_partitioner(2)) as scope:
+        var = tf.get_variable("v", [4])
+        bias = tf.get_variable("bias", [])
+    assert (var.name, len(var), bias.op.name) == ("s/v", 2, "s/bias")
+    with tf.variable_scope(scope, reuse=True):
+        assert tf.get_variable("v", [4]) is var
+    with tf.variable_scope("s", reuse=True):
+        assert tf.get_variable("v") is var
+    with tf.variable_scope("s", reuse=tf.AUTO_REUSE, partitioner=tf.fixed_size_partitioner(2)):
+        assert tf.get_variable("v", [4]) is var
+    with tf.variable_scope("other") as other:
+        other.set_partitioner(tf.fixed_size_partitioner(3))
+        assert len(tf.get_variable("w", [3])) == 3
+
+
+def test_initializers_are_given_the_position_of_a_part() -> None:
+    seen = []
+
+    def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+        seen.append((list(shape), partition_info.full_shape, partition_info.var_offset))
+        return torch.zeros(shape)
+
+    parts_of("v", 2, shape=[3, 2], initializer=initialize)
+    assert seen == [([2, 2], [3, 2], [0, 0]), ([1, 2], [3, 2], [2, 0])]
+    fans = parts_of("w", 10, shape=[1000, 2], initializer=tf.glorot_uniform_initializer(seed=1))
+    assert abs(initialized().run(fans)).max() < (6 / 1002) ** 0.5
+
+
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "not a function": (
+        lambda: tf.get_variable("v", [2], partitioner=2),
+        InvalidArgumentError,
+        "partitioner is a fun",
+    ),
+    "not a function, scope": (
+        lambda: tf.variable_scope("v", partitioner=2).__enter__(),
+        InvalidArgumentError,
+        "partitioner",
+    ),
+    "two axes": (
+        lambda: tf.get_variable("v", [4, 4], partitioner=lambda **_: [2, 2]),
+        ValueError,
+        "only slice",
+    ),
+    "rank": (
+        lambda: tf.get_variable("v", [4, 4], partitioner=lambda **_: [2]),
+        ValueError,
+        "rank: .2. vs",
+    ),
+    "zero": (
+        lambda: tf.get_variable("v", [4], partitioner=lambda **_: [0]),
+        ValueError,
+        "zero part",
+    ),
+    "no sequence": (
+        lambda: tf.get_variable("v", [4], partitioner=lambda **_: 2),
+        ValueError,
+        "return a sequence",
+    ),
+    "axis": (lambda: parts_of("v", 2, 1, shape=[4]), ValueError, "axis 1 when shape is only .4,"),
+    "unknown shape": (lambda: parts_of("v", 2, shape=[None]), ValueError, "must be fully defined"),
+    "made again": (lambda: parts_of("known", 2, shape=[4]), ValueError, "known already exists"),
+    "made whole": (
+        lambda: tf.get_variable("known", [4]),
+        ValueError,
+        "No partitioner was provided",
+    ),
+    "whole is there": (
+        lambda: parts_of("whole", 2, shape=[4]),
+        ValueError,
+        "unpartitioned version",
+    ),
+    "max_shard_bytes": (
+        lambda: tf.variable_axis_size_partitioner(0),
+        ValueError,
+        "max_shard_bytes",
+    ),
+    "max_partitions": (lambda: tf.min_max_variable_partitioner(0), ValueError, "max_partitions"),
+    "lookup": (
+        lambda: facade.nn.embedding_lookup(parts_of("e", 2, shape=[4, 2]), [1]),
+        TypeError,
+        "of 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str) -> None:
+    function, kind, text = ERRORS[name]
+    parts_of("known", 2, shape=[4])
+    tf.get_variable("whole", [4])
+    before = tf.global_variables()
+    with pytest.raises(kind, match=text):
+        function()
+    assert tf.global_variables()[: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"shape": [5]}, "specified shape .5,. and found shape .4,"),
+        ({"shape": [4], "dtype": torch.float64}, "dtype float64 and found dtype float32"),
+        (
+            {"shape": [4], "partitioner": tf.fixed_size_partitioner(4)},
+            "partitions .4. and found .2.",
+        ),
+    ],
+)
+def test_reuse_of_another_variable(changes: dict[str, Any], text: str) -> None:
+    parts_of("v", 2, shape=[4])
+    with (
+        tf.variable_scope(tf.get_variable_scope(), reuse=True),
+        pytest.raises(ValueError, match=text),
+    ):
+        tf.get_variable("v", **{"partitioner": tf.fixed_size_partitioner(2), **changes})
+    with (
+        tf.variable_scope(tf.get_variable_scope(), reuse=True),
+        pytest.raises(ValueError, match="w does not exist"),
+    ):
+        parts_of("w", 2, shape=[4])
+
+
+def test_eager_variables_are_not_partitioned() -> None:
+    with eagerly(), pytest.raises(NotImplementedError, match="partitioned in eager mode"):
+        parts_of("v", 2, shape=[4])
