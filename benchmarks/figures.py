@@ -100,17 +100,6 @@ def _measured(groups: list[str], repeat: int, log: Console) -> tuple[Record, lis
     return made, failed
 
 
-def _kept() -> dict[str, list[Figure]]:
-    """The figures that stand, to which others of the same machine may be added."""
-    stands = record.load()
-    if stands.machine != record.machine():
-        sys.exit(
-            f"{record.FILE.name} has figures of another machine, {stands.place}: measure all"
-            " groups, or leave out --write."
-        )
-    return stands.groups
-
-
 def _print(made: Record) -> None:
     console, figures = Console(), list(made.figures.values())
     console.print(table(figures))
@@ -135,7 +124,6 @@ def main() -> int:
         found = {group: GROUPS[group]() for group in options.only}
         print(json.dumps(Record(record.machine(), found).as_json()))
         return 0
-    kept = _kept() if options.write and set(options.only) != set(GROUPS) else {}
     log = Console(stderr=True)
     made, failed = _measured(options.only, options.repeat, log)
     figures = list(made.figures.values())
@@ -144,9 +132,7 @@ def main() -> int:
     else:
         _print(made)
     if options.write:
-        both = {**kept, **made.groups}
-        groups = {name: both[name] for name in GROUPS if both.get(name)}
-        whole = Record(made.machine, groups, is_one_run=not (kept or failed))
+        whole = record.combine(record.load(), made, GROUPS, is_complete=not failed)
         whole.save()
         tables.write(whole)
     if failed:

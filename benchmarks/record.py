@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ class Record:
         machine: The processor, its cores, and torch's version.
         groups: The figures of each group.
         is_one_run: Whether all are of one run.
+        elsewhere: The machines of the groups that were measured on another one.
     """
 
     machine: dict[str, Any]
     groups: dict[str, list[Figure]]
     is_one_run: bool = False
+    elsewhere: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -38,17 +42,59 @@ class Record:
 
     @property
     def place(self) -> str:
-        """The machine in words."""
-        return "{processor}, {cores} cores, torch {torch}".format_map(self.machine)
+        """Return the machines in words, with the groups of all but the first."""
+        by_place: dict[str, list[str]] = {}
+        for group, machine in self.elsewhere.items():
+            by_place.setdefault(describe(machine), []).append(f"`{group}`")
+        others = [f"; {', '.join(groups)}: {place}" for place, groups in by_place.items()]
+        return describe(self.machine) + "".join(others)
+
+    def machine_of(self, group: str) -> dict[str, Any]:
+        """Return the machine on which a group was measured."""
+        return self.elsewhere.get(group, self.machine)
 
     def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
+        """Return a dictionary of plain values."""
         groups = {name: [each.as_json() for each in group] for name, group in self.groups.items()}
-        return {"machine": self.machine, "is_one_run": self.is_one_run, "groups": groups}
+        return {
+            "machine": self.machine,
+            "is_one_run": self.is_one_run,
+            "elsewhere": self.elsewhere,
+            "groups": groups,
+        }
 
     def save(self, path: Path = FILE) -> None:
         """Write the file."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """Return a machine in words."""
+    return "{processor}, {cores} cores, torch {torch}".format_map(machine)
+
+
+def combine(stands: Record, made: Record, order: Iterable[str], is_complete: bool) -> Record:
+    """Return a record with the groups of `made`, and those of `stands` that it lacks.
+
+    Args:
+        stands: The figures until now.
+        made: The figures of one run on one machine.
+        order: The names of all groups.
+        is_complete: Whether each group of that run was measured.
+    """
+    groups = {**stands.groups, **made.groups}
+    machines = {name: stands.machine_of(name) for name in stands.groups}
+    machines |= dict.fromkeys(made.groups, made.machine)
+    counts = Counter(describe(machines[name]) for name in groups)
+    (most_common, _), *_ = counts.most_common(1)
+    main = next(each for each in machines.values() if describe(each) == most_common)
+    names = [name for name in order if groups.get(name)]
+    return Record(
+        main,
+        {name: groups[name] for name in names},
+        is_one_run=is_complete and made.groups.keys() >= {*names},
+        elsewhere={name: machines[name] for name in names if machines[name] != main},
+    )
 
 
 def machine() -> dict[str, Any]:
@@ -62,7 +108,8 @@ def machine() -> dict[str, Any]:
 def of_json(values: dict[str, Any]) -> Record:
     """What `as_json` described."""
     groups = {name: [Figure(**each) for each in group] for name, group in values["groups"].items()}
-    return Record(values["machine"], groups, values.get("is_one_run", False))
+    is_one_run, elsewhere = values.get("is_one_run", False), values.get("elsewhere", {})
+    return Record(values["machine"], groups, is_one_run, elsewhere)
 
 
 def load(path: Path = FILE) -> Record:

@@ -68,6 +68,20 @@ def test_a_row_is_there_once_its_figures_were_measured(load: Any) -> None:
     assert 0 < tables.few(stands).count("| ") < rows
 
 
+def test_groups_of_another_machine_are_named(load: Any) -> None:
+    tables, record = load("tables"), load("record")
+    stands = replace(record.load(), elsewhere={})
+    other = {"processor": "another processor", "cores": 96, "torch": "9.9"}
+    made = record.Record(other, {"adam": stands.groups["adam"]})
+    both = record.combine(stands, made, stands.groups, is_complete=True)
+    assert (both.machine, both.elsewhere) == (stands.machine, {"adam": other})
+    assert both.groups == stands.groups and not both.is_one_run
+    assert "; `adam`: another processor, 96 cores, torch 9.9" in tables.few(both)
+    assert record.of_json(both.as_json()) == both
+    whole = record.combine(both, record.Record(other, stands.groups), stands.groups, True)
+    assert (whole.machine, whole.elsewhere, whole.is_one_run) == (other, {}, True)
+
+
 def test_figures_of_one_run_say_so(load: Any) -> None:
     tables, record = load("tables"), load("record")
     stands = record.load()
