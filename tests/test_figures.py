@@ -75,7 +75,8 @@ def test_groups_of_another_machine_are_named(load: Any) -> None:
     made = record.Record(other, {"adam": stands.groups["adam"]})
     both = record.combine(stands, made, stands.groups, is_complete=True)
     assert (both.machine, both.elsewhere) == (stands.machine, {"adam": other})
-    assert both.groups == stands.groups and not both.is_one_run
+    assert both.groups == stands.groups
+    assert not both.is_one_run
     assert "; `adam`: another processor, 96 cores, torch 9.9" in tables.few(both)
     assert record.of_json(both.as_json()) == both
     whole = record.combine(both, record.Record(other, stands.groups), stands.groups, True)
