@@ -52,7 +52,9 @@ def test_reference_variables_need_tensors_or_slices(gradient: object) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("gradient", ["x", object(), {"a": 1}, [1.0, "a"], b"x"], ids=str)
+@pytest.mark.parametrize(
+    "gradient", ["x", object(), {"a": 1}, [1.0, "a"], b"x"], ids=lambda value: type(value).__name__
+)
 def test_gradients_of_other_types(gradient: object, in_graph: bool) -> None:
     with tf.Graph().as_default() if in_graph else torch.enable_grad():
         w = tf.Variable([1.0, 2.0], name="w")
