@@ -22,7 +22,7 @@ __all__ = ["concat", "split", "stack", "unstack"]
 
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
     """Return tensors one after the other along an axis; arrays take the dtype of the tensors."""
-    parts = tensors_alike(values) if isinstance(values, list | tuple) else [values]
+    parts = tensors_alike(values if isinstance(values, list | tuple) else [values])
     place = place_of(axis)
     return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
 
