@@ -111,7 +111,8 @@ def init_from_checkpoint(
                 raise InvalidArgumentError(
                     f"Tensor {name} is not found in {prefix} checkpoint {sorted(shapes)}"
                 )
-            pairs |= {variable: name for variable in variables}
+            for variable in variables:
+                pairs[variable] = name
         else:
             pairs.update(_of_scope(name, target, prefix, shapes))
     dtypes = reader.get_variable_to_dtype_map()
