@@ -137,17 +137,22 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
     return to_tensor(whole).to(wanted)
 
 
-def operand_like(value: object, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an array or a list beside `tensor` in an operator, in its dtype and on its device.
+def as_operand(value: object, dtype: object) -> torch.Tensor:
+    """Return an array or a list beside a tensor of a dtype in an operator, in that dtype.
 
     As in TensorFlow, arrays of floats beside integers lose their fractions.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: See `as_asked`.
     """
-    if isinstance(value, np.ndarray | np.generic) and tensor.dtype == torch.bool:
+    if isinstance(value, np.ndarray | np.generic) and dtype == torch.bool:
         value = np.asarray(value, bool)
-    return as_asked(value, tensor.dtype).to(tensor.device)
+    return as_asked(value, dtype)
+
+
+def operand_like(value: object, tensor: torch.Tensor) -> torch.Tensor:
+    """Return `as_operand` of an array or a list, in the dtype and on the device of `tensor`."""
+    return as_operand(value, tensor.dtype).to(tensor.device)
 
 
 def _from_numbers(value: object) -> torch.Tensor:
@@ -526,7 +531,7 @@ def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any
                 other = torch.tensor(other, dtype=self.dtype, device=self.device)
             if isinstance(other, torch.Tensor):
                 return forward(other, self)
-        if not isinstance(other, np.ndarray | list):
+        if not isinstance(other, np.ndarray | np.generic | list):
             return plain(self, other)
         operand = operand_like(other, self)
         function = divide_tensors if name == "truediv" else forward

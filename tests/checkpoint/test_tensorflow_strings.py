@@ -12,7 +12,7 @@ import thalweg
 from bundle_files import entry, write
 from thalweg import v1
 from thalweg.checkpoint import files, restore, tensorflow
-from thalweg.errors import DataLossError
+from thalweg.errors import DataLossError, UnsupportedCheckpointError
 from thalweg.storage.bundle import Attribute, Node, ObjectGraph, object_graph
 from thalweg.storage.bundle.strings import encoded_strings
 from thalweg.storage.checksum import mask_checksum
@@ -21,7 +21,12 @@ SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 STRING = 7  # DT_STRING
 
 
-def write_checkpoint(folder: Path, shape: tuple[int, ...], names: tuple[str, ...]) -> Path:
+VARIANT = 21  # DT_VARIANT
+
+
+def write_checkpoint(
+    folder: Path, shape: tuple[int, ...], names: tuple[str, ...], dtype: int = STRING
+) -> Path:
     """Write an object checkpoint with a variable "w", a string "note", and nodes of these names."""
     nodes = [Node(children={name: place for place, name in enumerate(names, 1)})]
     nodes += [
@@ -32,21 +37,22 @@ def write_checkpoint(folder: Path, shape: tuple[int, ...], names: tuple[str, ...
     graph, graph_checksum = encoded_strings([object_graph.encode_graph(ObjectGraph(tuple(nodes)))])
     texts_by_key = {
         b"_CHECKPOINTABLE_OBJECT_GRAPH": (graph, STRING, (), graph_checksum),
-        f"note{SUFFIX}".encode(): (texts, STRING, shape, checksum),
+        f"note{SUFFIX}".encode(): (texts, dtype, shape, checksum),
     }
     entries, data = {f"w{SUFFIX}".encode(): entry(weights)}, weights
-    for key, (value, dtype, dims, value_checksum) in texts_by_key.items():
-        entries[key] = entry(value, len(data), dtype, dims, checksum=mask_checksum(value_checksum))
+    for key, (value, kind, dims, value_checksum) in texts_by_key.items():
+        entries[key] = entry(value, len(data), kind, dims, checksum=mask_checksum(value_checksum))
         data += value
     return write(folder / "ckpt", entries, data)
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (0,)], ids=str)
 @pytest.mark.parametrize("names", [("w", "note"), ("note", "w")], ids=str)
-def test_strings_are_skipped_by_name(
-    shape: tuple[int, ...], names: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("dtype", [STRING, VARIANT])
+def test_strings_and_variants_are_skipped_by_name(
+    shape: tuple[int, ...], names: tuple[str, ...], dtype: int, tmp_path: Path
 ) -> None:
-    path = write_checkpoint(tmp_path, shape, names)
+    path = write_checkpoint(tmp_path, shape, names, dtype)
     file = tensorflow.load(path)
     assert ([*file.variables], file.texts) == (["w"], (f"note{SUFFIX}",))
     assert f"unknown: note{SUFFIX}" in file.summary()
@@ -67,11 +73,18 @@ def test_strings_are_skipped_by_name(
     ]  # fmt: skip
 
 
-def test_checkpoint_objects_restore_what_is_no_string(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, (), ("w", "note"))
+@pytest.mark.parametrize("dtype", [STRING, VARIANT])
+def test_checkpoint_objects_restore_what_is_no_string(dtype: int, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, (), ("w", "note"), dtype)
     w = thalweg.Variable(torch.zeros(2), "w")
     v1.train.Checkpoint(w=w).restore(str(path)).assert_consumed()
     assert w.tolist() == [1, 2]
+
+
+def test_a_variant_that_is_asked_for_is_an_error(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, (), ("w", "note"), VARIANT)
+    with pytest.raises(UnsupportedCheckpointError, match=f"note{SUFFIX}' .variant.*not read"):
+        tensorflow.load(path, names={f"note{SUFFIX}"})
 
 
 def test_values_that_are_missing_are_damage(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def _assigned_after_another(step: Any) -> Any:
 COUNTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], bool]] = {
     "assign": ({}, lambda step: step.assign(step + 1), True),
     "tf.assign": ({}, lambda step: tf.assign(step, tf.identity(step) + 1), True),
-    "int32": ({"dtype": tf.int32}, lambda step: step.assign(step + 1), True),
+    "int32": ({"dtype": tf.int32}, lambda step: step.assign(step + 1), False),
+    "int16": ({"dtype": tf.int16}, lambda step: step.assign(step + 1), False),
     "resource": ({"use_resource": True}, lambda step: step.assign(step + 1), False),
     "assign_add": ({}, lambda step: step.assign_add(1), False),
     "float": ({"dtype": tf.float32}, lambda step: step.assign(step + 1), False),

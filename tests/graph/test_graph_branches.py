@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -556,3 +557,21 @@ def test_loops_over_a_variable_that_they_update(graph: Any) -> None:
     loop = tf.while_loop(lambda i, seen: i < 3, once, (0, w))
     with initialized() as session:
         assert session.run(loop) == (3, 1.0 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize("name", ["scan", "scan backwards", "foldl", "map_fn"])
+def test_loops_over_rows_of_a_tensor_of_unknown_rank(name: str, graph: Any) -> None:
+    x = v1.placeholder(tf.float32)
+    loops = {
+        "scan": (lambda: tf.scan(operator.add, x), np.cumsum(ROWS, 0)),
+        "scan backwards": (
+            lambda: tf.scan(operator.add, x, reverse=True),
+            np.cumsum(ROWS[::-1], 0)[::-1],
+        ),
+        "foldl": (lambda: tf.foldl(operator.add, x), np.sum(ROWS, 0)),
+        "map_fn": (lambda: tf.map_fn(operator.neg, x), -np.asarray(ROWS)),
+    }
+    make, expected = loops[name]
+    result = make()
+    assert result.shape.ndims is None
+    np.testing.assert_allclose(v1.Session().run(result, {x: ROWS}), expected)

@@ -124,6 +124,7 @@ def test_initializers_are_given_the_position_of_a_part() -> None:
     assert abs(initialized().run(fans)).max() < (6 / 1002) ** 0.5
 
 
+TABLES = (torch.ones(2, 1), torch.ones(2, 1))
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "not a function": (
         lambda: tf.get_variable("v", [2], partitioner=2),
@@ -174,10 +175,15 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "max_shard_bytes",
     ),
     "max_partitions": (lambda: tf.min_max_variable_partitioner(0), ValueError, "max_partitions"),
-    "lookup": (
-        lambda: facade.nn.embedding_lookup(parts_of("e", 2, shape=[4, 2]), [1]),
-        TypeError,
-        "of 2",
+    "more parts than rows": (
+        lambda: tf.get_variable("v", [4], partitioner=lambda **_: [5]),
+        ValueError,
+        "5 parts along an axis of 4",
+    ),
+    "strategy": (
+        lambda: facade.nn.embedding_lookup(list(TABLES), [1], partition_strategy="hash"),
+        ValueError,
+        "partition_strategy",
     ),
 }
 
@@ -221,3 +227,72 @@ def test_reuse_of_another_variable(changes: dict[str, Any], text: str) -> None:
 def test_eager_variables_are_not_partitioned() -> None:
     with eagerly(), pytest.raises(NotImplementedError, match="partitioned in eager mode"):
         parts_of("v", 2, shape=[4])
+
+
+STRATEGIES = ("mod", "div")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lookup_in_parts(strategy: str) -> None:
+    values = torch.arange(14.0).reshape(7, 2)
+    variable = parts_of("v", 3, initializer=values)
+    ids = facade.compat.v1.placeholder(torch.int32, [None, 2])
+    # Row i is in place i // 3 of part i % 3, and the parts have 3, 2 and 2 rows.
+    order = [0, 3, 5, 1, 4, 6, 2] if strategy == "mod" else list(range(7))
+    for params in (variable, list(variable)):
+        rows = facade.nn.embedding_lookup(params, ids, partition_strategy=strategy)
+        assert rows.shape.as_list() == [None, 2, 2]
+        session = initialized()
+        for chosen in ([[0, 6], [3, 1]], [[2, 2], [5, 4]]):
+            found = session.run(rows, {ids: chosen})
+            assert found.tolist() == values[np.array(order)[np.array(chosen)]].tolist()
+        assert session.run(rows, {ids: np.zeros((0, 2), np.int32)}).shape == (0, 2, 2)
+        for outside in (-1, 7):
+            with pytest.raises(InvalidArgumentError, match=r"not in \[0, 7\)"):
+                session.run(rows, {ids: [[0, outside]]})
+
+
+def test_graphs_and_eager_mode_have_the_strategies_of_their_releases() -> None:
+    tables = [torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [3.0]])]
+    legacy = facade.compat.v1.nn.embedding_lookup(tables, [1])
+    assert initialized().run([legacy, facade.nn.embedding_lookup(tables, [1])]) == [[[2.0]]] * 2
+    with eagerly():
+        assert facade.nn.embedding_lookup(tables, [1]).tolist() == [[1.0]]
+        assert facade.compat.v1.nn.embedding_lookup(tables, [[1]]).tolist() == [[[2.0]]]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_of_parts_train_as_those_of_the_whole(strategy: str) -> None:
+    order = [0, 3, 5, 1, 4, 6, 2] if strategy == "mod" else list(range(7))
+    values = torch.arange(14.0).reshape(7, 2)
+    parts = parts_of("v", 3, initializer=values)
+    whole = tf.get_variable("whole", initializer=values)
+    ids = facade.compat.v1.placeholder(torch.int64, [None])
+    looked_up = (
+        facade.nn.embedding_lookup(parts, ids, partition_strategy=strategy),
+        facade.nn.embedding_lookup(whole, facade.gather(order, ids)),
+    )
+    losses = [facade.reduce_sum(facade.square(rows)) for rows in looked_up]
+    optimizer = train.AdamOptimizer(0.1)
+    pairs = [optimizer.compute_gradients(loss) for loss in losses]
+    slices = [grad for grad, var in pairs[0] if grad is not None]
+    assert all(isinstance(grad, facade.IndexedSlices) for grad in slices)
+    steps = [
+        train.AdamOptimizer(0.1).minimize(loss, var_list=variables)
+        for loss, variables in zip(losses, (list(parts), [whole]), strict=True)
+    ]
+    session = initialized()
+    for chosen in ([0, 6, 6], [1, 2, 0]):
+        session.run(steps, {ids: chosen})
+    trained, expected = session.run([parts.as_tensor(), whole])
+    assert trained.tolist() == expected.tolist() != values.tolist()
+
+
+def test_initializers_that_depend_on_the_whole_shape() -> None:
+    initializers = facade.compat.v1.initializers
+    identity = parts_of("identity", 2, shape=[3, 3], initializer=initializers.identity(gain=2.0))
+    scaled = parts_of("scaled", 4, shape=[400, 2], initializer=initializers.uniform_unit_scaling())
+    session = initialized()
+    assert session.run(identity.as_tensor()).tolist() == (2 * np.eye(3)).tolist()
+    limit = (3 / 400) ** 0.5
+    assert limit * 0.95 < np.abs(session.run(scaled.as_tensor())).max() <= limit

@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections import defaultdict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -149,6 +149,45 @@ def test_slots_of_an_optimizer_are_fetched() -> None:
     key = (w.graph, "w")
     assert {name: list(slots) for name, slots in fetched.items()} == {"m": [key], "v": [key]}
     np.testing.assert_allclose(fetched["m"][key], [0.2, 0.4], rtol=1e-6)
+    slot = optimizer.get_slot(w, "m")
+    assert isinstance(slot, tf.GraphVariable)
+    assert optimizer._slot_dict("m")[key] is slot
+    session.run(step)
+    for nest in (optimizer._slots["m"], optimizer._slot_dict("m"), optimizer._slots["m"]):
+        assert session.run(nest)[key].tolist() == session.run(slot).tolist() != [0.2, 0.4]
+
+
+class Rows(MutableMapping[str, Any]):
+    """A mapping without a method `copy`."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_by_name = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_by_name[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_by_name[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_by_name)
+
+    def __len__(self) -> int:
+        return len(self.items_by_name)
+
+
+def test_a_fetched_mapping_is_not_written_to() -> None:
+    one = tf.constant(1.0)
+    for mapping in (
+        Rows({"a": one}),
+        collections.UserDict(a=one),
+        collections.ChainMap({"a": one}),
+    ):
+        assert dict(tf.Session().run(mapping)) == {"a": 1.0}
+        assert mapping["a"] is one
 
 
 def test_what_is_fetched_is_a_copy() -> None:

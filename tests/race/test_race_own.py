@@ -86,6 +86,9 @@ def broken(params):
 def nothing(params):
     return None
 
+def empty(params):
+    return []
+
 def update(var, grad, *, learning_rate, scale):
     return (var - learning_rate * scale * sign(grad),)
 
@@ -245,6 +248,7 @@ UNUSABLE = {
     "options of an optimizer": ("mine.py:keras(momentum=1)", "is already made, and takes no opt"),
     "a rate of words": ("mine.py:Sign(lr=fast)", "the learning rate of 'mine.py:Sign(lr=fast)'"),
     "a rate twice": ("mine.py:Sign(lr=1,lr=2)", "'mine.py:Sign(lr=1,lr=2)' has the option 'lr'"),
+    "two rates": ("mine.py:Sign(lr=1,learning_rate=2)", "has two learning rates, lr and learning"),
     "a position": ("mine.py:Sign(0.1)", "'0.1' is not NAME=VALUE, such as lr=0.01"),
     "an expression": ("mine.py:Sign(scale=1+x)", "'1+x' is neither a word nor a literal of Python"),
     "a rate below 0": ("mine.py:Sign(lr=-1)", "must be a positive number, not -1.0"),
@@ -271,6 +275,7 @@ FAILING = {
     "a missing module": ("some_optimizers.needing:Lion", "No module named 'a_module_that_is"),
     "making": ("mine.py:broken", "'mine.py:broken' failed while it was made: KeyError: 'no luck'"),
     "no optimizer": ("mine.py:nothing", "'mine.py:nothing' made a NoneType, which has no step"),
+    "an empty list": ("mine.py:empty", "'mine.py:empty' made no optimizer, but an empty list"),
     "a value": ("torch.optim:AdamW(betas=(2,0))", "failed while it was made: ValueError: Invalid "),
     "a value of ours": ("optim:AdamW(eps=-1)", "optim:AdamW(eps=-1) failed while it was made: "),
     "a closure": ("torch.optim:LBFGS", "LBFGS failed at step 1: "),
@@ -294,6 +299,7 @@ def test_entries_that_fail(names: str, message: str) -> None:
         ("dir(1)/a.py:Adam(b={'x': 1})", "dir(1)/a.py:Adam", {"b": {"x": 1}}, None),
         ("p:Adam(a=8bit,b='x,y',c=None)", "p:Adam", {"a": "8bit", "b": "x,y", "c": None}, None),
         ("p:Adam()", "p:Adam", {}, None),
+        ("p:Adam (a=1)", "p:Adam", {"a": 1}, None),
         ("p:Adam(learning_rate=2e-3)", "p:Adam", {}, 0.002),
         ("p:Adam(a=1", "p:Adam(a=1", {}, None),
     ],

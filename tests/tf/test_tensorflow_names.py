@@ -67,6 +67,11 @@ def test_shapes() -> None:
     assert given.concatenate([4]) == (2, 3, 4)
     with pytest.raises(ValueError, match="must have rank 1"):
         given.with_rank(1)
+    assert given.with_rank_at_least(1) == given.with_rank_at_most(2) == given
+    with pytest.raises(ValueError, match="rank at least 3"):
+        given.with_rank_at_least(3)
+    with pytest.raises(ValueError, match="rank at most 1"):
+        given.with_rank_at_most(1)
     with pytest.raises(ValueError, match="incompatible"):
         given.assert_is_compatible_with([2, 4])
     torch.zeros(2).set_shape([None])  # pyright: ignore

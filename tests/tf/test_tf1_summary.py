@@ -135,6 +135,15 @@ with warnings.catch_warnings(record=True) as caught, tf.Session() as session:
         own.value.add(tag="b", simple_value=3.0)
         writer.add_summary(own, step)
     print([value.tag for value in own.value], own.value[1].simple_value)
+    parsed = tf.Summary()
+    print(parsed.ParseFromString(session.run(merged, {x: [1.0, 3.0]})), len(parsed.value))
+    parsed.value.add(tag="c", simple_value=1.0)
+    print(parsed.value[0].HasField("simple_value"), parsed.value[0].WhichOneof("value"))
+    parsed.Clear()
+    print(len(parsed.value), tf.Summary.Value().simple_value + 1.0)
+    histogram = tf.HistogramProto(num=1.0)
+    histogram.bucket_limit.append(2.0)
+    print(list(histogram.bucket_limit))
     writer.add_graph(tf.get_default_graph())
     writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), 1)
     tf.summary.FileWriter(sys.argv[1] + "/more", session.graph).close()
@@ -152,7 +161,8 @@ def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) 
     done = fresh.run(WITHOUT_TENSORBOARD, str(tmp_path))
     lines = done.stdout.splitlines()
     assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], done.stderr
-    assert lines[2] == "An element is NaN or inf"
+    assert lines[2:6] == ["0 0", "True simple_value", "0 1.0", "[2.0]"]
+    assert lines[6] == "An element is NaN or inf"
     assert lines[-1].startswith("[('UserWarning', 'Summaries are not written, because TensorBoard")
     assert "thalweg[summary]" in lines[-1]
     assert lines[-1].count("UserWarning") == 1

@@ -165,3 +165,61 @@ def test_operators_between_tensors_are_torchs() -> None:
             with take_back_names():
                 before = getattr(torch.Tensor, name)
             assert getattr(torch.Tensor, name) is before
+
+
+FIRST = tf.constant([1.5, -2.0])
+LISTS: dict[str, Any] = {
+    "concat": lambda array: tf.concat([FIRST, array], 0),
+    "concat, array first": lambda array: tf.concat([array, FIRST], 0),
+    "stack": lambda array: tf.stack([array, FIRST]),
+    "stack of numbers": lambda array: tf.stack([FIRST[0], array[0], 2.5]),
+    "convert_to_tensor": lambda array: tf.convert_to_tensor([FIRST, array]),
+    "nested": lambda array: tf.concat([[FIRST[0]], array], 0),
+    "reduce_sum": lambda array: tf.reduce_sum([FIRST, array]),
+}
+
+
+@pytest.mark.parametrize("join", LISTS.values(), ids=LISTS.keys())
+def test_arrays_in_a_list_take_the_dtype_of_its_tensors(join: Any) -> None:
+    array = np.array([0.5, 1.0])
+    eager = join(array)
+    assert eager.dtype == tf.float32
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        value = session.run(join(array))
+    assert (value.dtype, value.tolist()) == (np.float32, eager.tolist())
+
+
+def test_an_array_of_fractions_in_a_list_with_integers_loses_them() -> None:
+    joined = tf.concat([tf.constant([1, 2]), np.array([2.5, -1.5])], 0)
+    assert (joined.dtype, joined.tolist()) == (tf.int32, [1, 2, 2, -1])
+    assert tf.stack([tf.constant(1), np.int64(2)]).dtype == tf.int32
+
+
+INTEGERS: dict[str, Any] = {
+    "*": (lambda x, y: x * y, np.int32, [14, 4]),
+    "reflected -": (lambda x, y: y - x, np.int32, [-5, 0]),
+    "/": (lambda x, y: x / y, np.float64, [3.5, 1.0]),
+    "reflected /": (lambda x, y: y / x, np.float64, [2 / 7, 1.0]),
+    "<": (lambda x, y: x < y, np.bool_, [False, False]),
+}
+
+
+@pytest.mark.parametrize("case", INTEGERS.values(), ids=INTEGERS.keys())
+@pytest.mark.parametrize("other", [np.float64(2.5), np.array([2.5, 2.5])])
+def test_integer_variables_cut_fractions_off_numpys_numbers(case: Any, other: Any) -> None:
+    function, dtype, expected = case
+    eager = function(tf.Variable([7, 2]), other)
+    assert eager.dtype == tf.as_dtype(dtype)
+    assert eager.tolist() == expected
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.Variable([7, 2])
+        results = function(variable, other), function(tf.constant([7, 2]), other)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for value in session.run(results):
+            assert (value.dtype, value.tolist()) == (dtype, expected)
+
+
+def test_booleans_of_a_graph_take_arrays_of_numbers() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        both = session.run(tf.constant([True, False]) | np.array([0, 2]))
+    assert both.tolist() == [True, True]

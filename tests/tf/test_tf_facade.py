@@ -380,7 +380,7 @@ def test_gradients_of_labels_flow_where_the_name_ends_in_v2() -> None:
 
 def test_several_tables_are_no_table() -> None:
     table = torch.ones(2, 1)
-    for lookup in (tf.nn.embedding_lookup, thalweg.embedding_lookup, thalweg.v1.embedding_lookup):
+    for lookup in (thalweg.embedding_lookup, thalweg.v1.embedding_lookup):
         with pytest.raises(TypeError, match="embedding_lookup takes one table, not a list of 2"):
             lookup([table, table], [0])
         w = thalweg.Variable(np.ones((2, 2), "f4"))

@@ -593,6 +593,9 @@ def test_shapes_as_old_scripts_ask_for_them(graph: Any) -> None:
     assert [2] + x.get_shape()[1:] == (2, 3)  # noqa: RUF005
     assert u.get_shape().ndims is None
     assert tf.TensorShape(None).ndims is None
+    for unknown in (u.shape, u.shape.with_rank_at_least(2), u.shape.with_rank_at_most(2)):
+        assert unknown == None == tf.TensorShape(None)  # noqa: E711
+        assert unknown != tf.TensorShape([])
     assert tf.TensorShape([v1.Dimension(None), 2]) == (None, 2)
     assert x.shape.is_compatible_with(tf.TensorShape(None))
     assert (v1.Dimension(None).value, v1.Dimension(4).value) == (None, 4)

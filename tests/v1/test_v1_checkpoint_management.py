@@ -363,3 +363,32 @@ def test_a_checkpoint_is_read_when_the_session_begins(graph: tf.Graph, tmp_path:
     with pytest.raises(FileNotFoundError, match=r"Failed to find any matching files"):
         other.run(w.initializer)
     assert bits(other) == {}
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "name": lambda variable: {"net/w": "own/w"},
+    "variable": lambda variable: {"net/w": variable},
+    "list of parts": lambda variable: {"net/w": list(variable)},
+    "scope": lambda variable: {"net/": "own/"},
+    "pairs": lambda variable: [("net/w", part) for part in variable],
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_partitioned_variable_begins_with_its_parts_of_a_value(kind: str, tmp_path: Path) -> None:
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+    prefix = saved(tmp_path / "m", net__w=values)
+    with tf.Graph().as_default():
+        variable = tf.get_variable("own/w", [5, 2], partitioner=tf.fixed_size_partitioner(3))
+        train.init_from_checkpoint(prefix, PARTS[kind](variable))
+        assert initialized().run(variable.as_tensor()).tolist() == values.tolist()
+
+
+def test_a_partitioned_variable_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    prefix = saved(tmp_path / "m", net__w=np.zeros((5, 2), np.float32))
+    with tf.Graph().as_default():
+        tf.get_variable("w", [4, 2], partitioner=tf.fixed_size_partitioner(2))
+        with pytest.raises(ValueError, match=r"w/part_0:0 \(\(4, 2\)\) doesn't match"):
+            train.init_from_checkpoint(prefix, {"net/w": "w"})
+        with pytest.raises(TypeError, match="assignment_map maps names"):
+            train.init_from_checkpoint(prefix, {"net/w": []})

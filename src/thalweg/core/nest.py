@@ -25,17 +25,18 @@ def leaves_of(nest: object) -> Iterator[Any]:
 def mapped(function: Callable[[Any], object], nest: object) -> Any:
     """Return a copy of a nest with `function` applied to each leaf.
 
-    A mapping that cannot be written to becomes a dict.
+    A mapping that cannot be copied becomes a dict.
     """
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)
         return _nest_like(items, [mapped(function, item) for item in items])
     if isinstance(nest, Mapping):
         named = cast("Mapping[Any, Any]", nest)
-        # A copy keeps other attributes of a subclass.
-        copied: MutableMapping[Any, Any] = (
-            copy.copy(named) if isinstance(named, MutableMapping) else {}
-        )
+        # A copy keeps other attributes of a subclass. A mapping that has no method `copy`, such as
+        # the slots of an optimizer, may be a view, which a copy shares.
+        copied: MutableMapping[Any, Any] = {}
+        if isinstance(named, MutableMapping) and hasattr(named, "copy"):
+            copied = copy.copy(named)
         copied.update({key: mapped(function, item) for key, item in named.items()})
         return copied
     return function(nest)

@@ -2,13 +2,16 @@
 
 `step.assign(step + 1)`, for a reference variable and without control dependencies, is not ordered
 with other readers of the variable. TensorFlow's executor takes the newest operation that is ready
-in its own thread, so that the assignment almost always comes first. BERT's `create_optimizer` is
-written in this way: its learning rate is that of the step after.
+in its own thread, so that the assignment of an int64 almost always comes first. It has operations
+of smaller integers with constants run at once, so that such counters are always read before. BERT's
+`create_optimizer` counts in this way: its learning rate is that of the step after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+import torch
 
 from thalweg.graph.nodes import Operation
 from thalweg.graph.variables import GraphVariable
@@ -35,13 +38,15 @@ def find_early_operations(
 
 
 def _is_counter(variable: object) -> bool:
-    """Return whether a variable is a scalar integer reference variable that is not trained."""
+    """Return whether a variable is a scalar int64 reference variable that is not trained.
+
+    TensorFlow's executor reads counters of int32 before it assigns to them.
+    """
     return (
         isinstance(variable, GraphVariable)
         and not (variable.is_resource or variable.trainable)
         and variable.shape == ()
-        and variable.dtype is not None
-        and not variable.dtype.is_floating_point
+        and variable.dtype == torch.int64
     )
 
 

@@ -318,4 +318,6 @@ def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicT
     """What is known of one value for each row."""
     counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
     count = next((size for size in counts if size is not None), None)
-    return Output(dtype, None if shape is UNKNOWN else (count, *shape), tuple(flows))
+    # An `Output` has None in place of `UNKNOWN`.
+    known = None if Shape(shape) is UNKNOWN else (count, *shape)
+    return Output(dtype, known, tuple(flows))

@@ -18,7 +18,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph.indexing import item, shape_of_item, to_spans
 from thalweg.ground.running import Symbolic
 from thalweg.ground.static_shape import UNKNOWN
-from thalweg.variable import to_tensor
+from thalweg.variable import as_operand, divide_tensors
 
 # What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
 _REFUSED = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
@@ -60,6 +60,11 @@ def truediv(x: Any, y: Any) -> Any:
     return torch.true_divide(x, y)
 
 
+def _has_dtype(value: object) -> bool:
+    """Return whether a value is an array or a scalar of NumPy."""
+    return isinstance(value, np.ndarray | np.generic)
+
+
 def _unary_operator(function: Callable[[Any], object]) -> Any:
     def apply(self: Operators) -> Any:
         return self.graph.call(function, (self,))
@@ -81,16 +86,23 @@ class Operators(Symbolic):
         raise NotImplementedError
 
     def operand(self, other: object) -> Any:
-        """The other operand of an operator: arrays and lists take this tensor's dtype."""
+        """Return the other operand of an operator; arrays and lists take this tensor's dtype."""
         if isinstance(other, (np.ndarray, np.generic, list)):
-            return to_tensor(other, self.dtype)
+            return as_operand(other, self.dtype)
         return other
 
     __add__, __radd__ = _binary_operators(operator.add)
     __sub__, __rsub__ = _binary_operators(operator.sub)
     __mul__, __rmul__ = _binary_operators(operator.mul)
-    __truediv__ = _binary_operators(operator.truediv)[0]
-    __rtruediv__ = _binary_operators(truediv)[1]
+
+    def __truediv__(self, other: object) -> Any:
+        function = divide_tensors if _has_dtype(other) else operator.truediv
+        return self.graph.call(function, (self, self.operand(other)))
+
+    def __rtruediv__(self, other: object) -> Any:
+        function = divide_tensors if _has_dtype(other) else truediv
+        return self.graph.call(function, (self.operand(other), self))
+
     __floordiv__, __rfloordiv__ = _binary_operators(operator.floordiv)
     __mod__, __rmod__ = _binary_operators(operator.mod)
     __pow__, __rpow__ = _binary_operators(operator.pow)

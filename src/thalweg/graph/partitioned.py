@@ -215,6 +215,11 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
         )
     if any(count < 1 for count in counts):
         raise InvalidArgumentError(f"Partitioner returned zero partitions for some axes: {counts}")
+    for count, size in zip(counts, known, strict=True):
+        if count > max(size, 1):
+            raise InvalidArgumentError(
+                f"Partitioner returned {count} parts along an axis of {size} elements of {name}."
+            )
     if sum(count > 1 for count in counts) > 1:
         raise InvalidArgumentError(
             f"Can only slice a variable along one dimension: shape: {tuple(known)}, partitioning:"

@@ -148,6 +148,18 @@ class Shape(tuple[int | None, ...]):
         Shape.assert_has_rank(self, rank)
         return Shape(self)
 
+    def with_rank_at_least(self, rank: int) -> Shape:
+        """Return the same shape; ValueError if it has fewer dimensions."""
+        if len(self) < rank:
+            raise ValueError(f"Shape {tuple(self)} must have rank at least {rank}")
+        return Shape(self)
+
+    def with_rank_at_most(self, rank: int) -> Shape:
+        """Return the same shape; ValueError if it has more dimensions."""
+        if len(self) > rank:
+            raise ValueError(f"Shape {tuple(self)} must have rank at most {rank}")
+        return Shape(self)
+
     def merge_with(self, other: Any) -> Shape:
         """What is known from both shapes; ValueError where they contradict each other."""
         Shape.assert_is_compatible_with(self, other)
@@ -220,7 +232,13 @@ class UnknownShape:
         """Return this shape: the number of sizes stays unknown."""
         return self
 
-    __add__ = __radd__ = concatenate
+    __add__ = __radd__ = with_rank_at_least = with_rank_at_most = concatenate
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, UnknownShape)
+
+    def __hash__(self) -> int:
+        return hash(None)
 
     def merge_with(self, other: object) -> UnknownShape | Shape:
         """The other shape."""

@@ -97,6 +97,8 @@ _OF_SHAPES = {
         "assert_has_rank",
         "assert_is_fully_defined",
         "with_rank",
+        "with_rank_at_least",
+        "with_rank_at_most",
         "merge_with",
         "concatenate",
     )

@@ -62,7 +62,7 @@ def parse_entry(text: str) -> Entry:
 
     Raises:
         RaceError: An option is not NAME=VALUE, comes twice, or is a learning rate that is not a
-            number.
+            number or a second one.
     """
     # The folder of a file may have parentheses in its name.
     begin = text.find("(", text.find(".py:") + 1)
@@ -78,9 +78,11 @@ def parse_entry(text: str) -> Entry:
             raise RaceError(f"'{text}' has the option '{name}' twice.")
         options[name] = value
     rates = [options.pop(name) for name in _RATES if name in options]
+    if len(rates) > 1:
+        raise RaceError(f"'{text}' has two learning rates, {' and '.join(_RATES)}.")
     if any(isinstance(rate, bool) or not isinstance(rate, int | float) for rate in rates):
         raise RaceError(f"the learning rate of '{text}' is not a number.")
-    return Entry(text, text[:begin], options, float(rates[0]) if rates else None)
+    return Entry(text, text[:begin].rstrip(), options, float(rates[0]) if rates else None)
 
 
 def load(text: str) -> Any:

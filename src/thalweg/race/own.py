@@ -79,6 +79,8 @@ class TorchForm(ByPairs):
             raise EntryError(
                 f"'{self._text}' failed while it was made: {type(error).__name__}: {error}"
             ) from error
+        if not self._made:
+            raise EntryError(f"'{self._text}' made no optimizer, but an empty list.")
         for made in self._made:
             if not callable(getattr(made, "step", None)):
                 raise EntryError(

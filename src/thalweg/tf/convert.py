@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.graph.default import has_symbol
 from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.variable import check_held, tensor_of, to_tensor
+from thalweg.variable import as_asked, check_held, tensor_of, to_tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -53,7 +54,7 @@ def tensor(value: object, dtype: object = None, name: str | None = None) -> Tens
     if isinstance(value, IndexedSlices):
         return value.to_dense()
     if isinstance(value, list | tuple) and any(map(_holds_tensor, value)):
-        return stacked([tensor(item, dtype) for item in value], name=name)
+        return stacked(tensors_alike(value, dtype), name=name)
     if graph.executing_eagerly():
         return to_tensor(value, dtype)
     return graph.constant(value, dtype, name=name)
@@ -63,6 +64,27 @@ def _holds_tensor(item: object) -> bool:
     if isinstance(item, list | tuple):
         return any(map(_holds_tensor, item))
     return is_tensor(item)
+
+
+def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor]:
+    """Return values as tensors; arrays and numbers take the dtype of the first tensor in them.
+
+    Args:
+        values: Tensors, arrays, numbers or nested lists of these.
+        dtype: The dtype of arrays and numbers, if not that of the first tensor.
+    """
+    first = next((leaf for leaf in leaves_of(list(values)) if is_tensor(leaf)), None)
+    if dtype is None and first is not None:
+        dtype = tensor(first).dtype
+    is_eager = graph.executing_eagerly()
+    return [
+        as_asked(value, dtype) if is_eager and _is_array(value) else tensor(value, dtype)
+        for value in values
+    ]
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
 
 
 def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -> Tensor:

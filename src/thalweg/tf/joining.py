@@ -15,22 +15,22 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.graph import known_size, known_sizes, sizes_of
 from thalweg.ground.showing import show_value
 from thalweg.ground.static_shape import UNKNOWN
-from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor
+from thalweg.tf.convert import call, is_tensor, sizes, stacked, tensor, tensors_alike
 
 __all__ = ["concat", "split", "stack", "unstack"]
 
 
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
-    """Tensors one after the other along an axis."""
-    parts = [tensor(value) for value in values] if isinstance(values, list | tuple) else [values]
+    """Return tensors one after the other along an axis; arrays take the dtype of the tensors."""
+    parts = tensors_alike(values if isinstance(values, list | tuple) else [values])
     place = place_of(axis)
     return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
 
 
 def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
-    """Tensors of one shape along a new axis."""
+    """Return tensors of one shape along a new axis; arrays take the dtype of the tensors."""
     name = name or "stack"
-    return stacked([tensor(value) for value in values], axis, name)
+    return stacked(tensors_alike(values), axis, name)
 
 
 def unstack(

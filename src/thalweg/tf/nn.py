@@ -21,6 +21,7 @@ from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
+from thalweg.tf.partitioned_lookup import lookup_in_tables
 from thalweg.tf.ranking import *
 from thalweg.variable import dtype_name
 
@@ -332,19 +333,35 @@ def dropped(
 
 @named_in_graphs(2, "partition_strategy")
 def embedding_lookup(
-    params: object, ids: object, max_norm: object = None, name: str | None = None
+    params: object,
+    ids: object,
+    max_norm: object = None,
+    name: str | None = None,
+    *,
+    partition_strategy: str | None = None,
 ) -> Tensor:
-    """The rows that `ids` names; the gradient of a variable is slices.
+    """Return the rows that `ids` names; the gradient of a variable is slices.
+
+    Args:
+        params: A table, a list of tables, or a partitioned variable.
+        ids: Integers of any shape.
+        max_norm: Not supported; clip the rows with `clip_by_norm`.
+        name: Optional.
+        partition_strategy: Place of the rows in several tables, "mod" or "div". By default "mod" in
+            graph mode, as in TensorFlow 1, and "div" in eager mode, as in TensorFlow 2.
 
     Raises:
-        InvalidTypeError: `params` is a list of several tables.
-        InvalidArgumentError: `max_norm` is given; clip the rows with `clip_by_norm`.
+        InvalidArgumentError: `max_norm` is given, or see `lookup_in_tables`.
     """
     if max_norm is not None:
         raise InvalidArgumentError(
             "embedding_lookup does not clip: use clip_by_norm(rows, max_norm, axes=[-1])."
         )
-    return graph.embedding_lookup(tensor(table_of(params)), tensor(ids), name)
+    tables: Any = list(params) if hasattr(params, "partition_axes") else params  # pyright: ignore
+    if isinstance(tables, list | tuple) and len(tables) > 1:
+        strategy = partition_strategy or ("div" if graph.executing_eagerly() else "mod")
+        return lookup_in_tables(tables, ids, strategy, name)
+    return graph.embedding_lookup(tensor(table_of(tables)), tensor(ids), name)
 
 
 __getattr__ = attribute_of("nn")

@@ -58,7 +58,7 @@ def load(
     if graph is not None and names is not None:
         graph = bundle.select_values(graph, found.tensors.__contains__)
     file = _sort_tensors(place.path, found.tensors, graph)
-    return replace(file, texts=tuple(found.strings))
+    return replace(file, texts=(*found.strings, *found.variants))
 
 
 def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:

@@ -24,11 +24,13 @@ class Bundle:
         tensors: Tensors by name. Slices are put together.
         strings: Tensors of strings, row by row, without their shapes.
         graph: The objects of an object checkpoint; None if it is one of `tf.train.Saver`.
+        variants: Names of objects that are not tensors, such as the state of an iterator.
     """
 
     tensors: dict[str, Stored]
     strings: dict[str, list[bytes]]
     graph: ObjectGraph | None
+    variants: tuple[str, ...] = ()
 
 
 def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:

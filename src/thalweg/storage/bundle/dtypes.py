@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 STRING = 7
+VARIANT = 21
 
 # The number, and the name that tensors of it have in `thalweg.storage.stored`.
 NAMES = {
@@ -34,7 +35,7 @@ _OTHERS = {
     15: "qint16",
     16: "quint16",
     20: "resource",
-    21: "variant",
+    VARIANT: "variant",
     26: "float8_e4m3fnuz",
     27: "float8_e4m3b11fnuz",
     28: "float8_e5m2fnuz",

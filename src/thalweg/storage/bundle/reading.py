@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container
+from dataclasses import replace
 
 from thalweg.errors import MissingFileError
 from thalweg.storage import disk, foreign
 from thalweg.storage.bundle import first_version, object_graph
 from thalweg.storage.bundle.contents import Bundle, Path, Progress, check_dtypes
-from thalweg.storage.bundle.dtypes import name_of
+from thalweg.storage.bundle.dtypes import VARIANT, name_of
 from thalweg.storage.bundle.flaw import Flaw, raise_flaws
 from thalweg.storage.bundle.folder import Folder
 from thalweg.storage.bundle.index import read_index
@@ -37,7 +38,8 @@ def read(
         progress: Called now and then with the bytes that are read and those there are.
 
     Returns:
-        The tensors, whose memory nobody else has.
+        The tensors, whose memory nobody else has. The state of iterators over data, which is of
+        dtype variant, is skipped, unless `names` has it.
 
     Raises:
         MissingFileError: A file is not there.
@@ -61,8 +63,15 @@ def read(
             for name, tensor in index.tensors.items()
             if names is None or name in names or name == object_graph.KEY
         }
+        variants = {name for name, tensor in wanted.items() if tensor.dtype == VARIANT}
+        if names is None:
+            wanted = {name: wanted[name] for name in wanted if name not in variants}
         check_dtypes((name, tensor.dtype) for name, tensor in wanted.items())
-        return Reader(folder, index, wanted, progress).read_bundle()
+        found = Reader(folder, index, wanted, progress).read_bundle()
+    if found.graph is None:
+        return replace(found, variants=tuple(variants))
+    graph = object_graph.select_values(found.graph, lambda key: key not in variants)
+    return replace(found, graph=graph, variants=tuple(variants))
 
 
 def describe(prefix: Path) -> list[Listed]:

@@ -227,10 +227,10 @@ def embedding_lookup(
     validate_indices: bool = True,
     max_norm: object = None,
 ) -> Tensor:
-    """As `tf.nn.embedding_lookup`; of one table there is nothing to share out, and indices are
-    always validated.
-    """
-    return nn.embedding_lookup(params, ids, max_norm=max_norm, name=name)
+    """Return the rows that `ids` names, as `tf.nn.embedding_lookup`; ids are always validated."""
+    return nn.embedding_lookup(
+        params, ids, max_norm=max_norm, name=name, partition_strategy=partition_strategy
+    )
 
 
 def transpose(

@@ -9,6 +9,10 @@ import os
 import warnings
 from typing import Any, ClassVar
 
+# Fields that code reads before it sets them.
+_REPEATED = ("value", "node", "string_val", "bucket", "bucket_limit")
+_NUMBERS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "tag": ""}
+
 
 class _RepeatedField(list[Any]):
     """A repeated field of a message."""
@@ -30,11 +34,8 @@ class Message:
     STOP: ClassVar[int] = 2
 
     def __init__(self, **fields: Any) -> None:
-        self.wall_time = 0.0
-        self.step = 0
-        self.value = _RepeatedField()
-        self.node = _RepeatedField()
-        self.string_val = _RepeatedField()
+        vars(self).update({name: _RepeatedField() for name in _REPEATED}, **_NUMBERS)
+        self._set: dict[str, None] = {}
         for name, field in fields.items():
             setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
 
@@ -42,6 +43,19 @@ class Message:
         if name.startswith("_"):
             raise AttributeError(name)
         return vars(self).setdefault(name, Message())
+
+    def __setattr__(self, name: str, field: object) -> None:
+        if not name.startswith("_"):
+            self._set[name] = None
+        super().__setattr__(name, field)
+
+    def HasField(self, name: str) -> bool:
+        """Return whether a field was set."""
+        return name in self._set
+
+    def WhichOneof(self, group: str) -> str | None:
+        """Return the name of the kind of value that was set; None for an empty message."""
+        return next((name for name in self._set if name not in ("tag", "metadata")), None)
 
     @classmethod
     def FromString(cls, serialized: bytes) -> Message:
@@ -52,11 +66,28 @@ class Message:
         """Return the bytes of an empty message."""
         return b""
 
-    def MergeFromString(self, serialized: bytes) -> None:
-        """Ignore the bytes of another message."""
+    def MergeFromString(self, serialized: bytes) -> int:
+        """Ignore the bytes of another message, and return their number."""
+        return len(serialized)
+
+    def Clear(self) -> None:
+        """Set all fields back."""
+        vars(self).clear()
+        self.__init__()
+
+    def ParseFromString(self, serialized: bytes) -> int:
+        """Set all fields back, ignore the bytes, and return their number."""
+        self.Clear()
+        return len(serialized)
 
     def CopyFrom(self, other: object) -> None:
         """Ignore another message."""
+
+    MergeFrom = CopyFrom
+
+    def ByteSize(self) -> int:
+        """Return the size of an empty message."""
+        return 0
 
 
 Message.Value = Message.Image = Message.Audio = Message

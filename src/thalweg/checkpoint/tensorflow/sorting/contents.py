@@ -81,7 +81,7 @@ class TensorFlowCheckpoint:
         averages: Moving averages of variables (`tf.train.ExponentialMovingAverage`), by variable.
         mixed: OpenSeq2Seq's masters, loss scale and averages, or None.
         unknown: What belongs to nothing that is known, by name.
-        texts: The names of tensors of strings, which mean nothing here.
+        texts: The names of tensors of strings and of states of iterators, which are skipped.
         other_names: Second names of variables: in object checkpoints "layer1/kernel".
         source: What it was sorted from: tensors by name, or a file of Keras.
         graph: The object graph, or None.

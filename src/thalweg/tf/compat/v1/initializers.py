@@ -134,7 +134,11 @@ class Identity(Initializer):
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
         kind = as_dtype(dtype or self.dtype)
-        identity = torch.eye(*shape, dtype=kind, device=torch.get_default_device())
+        full_shape = getattr(partition_info, "full_shape", shape)
+        identity = torch.eye(*full_shape, dtype=kind, device=torch.get_default_device())
+        # A part of a partitioned variable has its rows of the whole.
+        for axis, start in enumerate(getattr(partition_info, "var_offset", ())):
+            identity = identity.narrow(axis, start, shape[axis])
         return graph.constant(self.gain * identity)
 
 
@@ -149,7 +153,8 @@ class UniformUnitScaling(Initializer):
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> torch.Tensor:
-        limit = math.sqrt(3 / max(1.0, math.prod(shape[:-1]))) * self.factor
+        full_shape = getattr(partition_info, "full_shape", shape)
+        limit = math.sqrt(3 / max(1.0, math.prod(full_shape[:-1]))) * self.factor
         return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
 

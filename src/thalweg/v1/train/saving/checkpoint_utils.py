@@ -6,14 +6,17 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.graph import GraphKeys, GraphVariable, Output, get_default_graph, operation
+from thalweg.graph.partitioned import PartitionedVariable
+from thalweg.graph.slice_info import SaveSliceInfo
 from thalweg.graph.variables import begin_with
+from thalweg.ground.static_shape import Shape
 from thalweg.v1.train.saving.checkpoint_management import latest_checkpoint
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.v1.train.saving.saveables import as_variable
@@ -75,7 +78,8 @@ def init_from_checkpoint(
     The operations that initialize variables, if they are made after this, read the values when
     they run. The map may say:
 
-    * `{"name": variable}`, or the variable's name: it begins with the value of that name.
+    * `{"name": variable}`, or the variable's name: it begins with the value of that name. A
+      partitioned variable, or the list of its parts, begins with the parts of that value.
     * `{"scope/": "other/"}`: each variable below `other` begins with the value below `scope` that
       has the same name there. "/" stands for the outermost scope of either side.
 
@@ -101,13 +105,14 @@ def init_from_checkpoint(
     pairs: dict[GraphVariable, str] = {}
     given: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
     for name, target in sorted(given, key=itemgetter(0)):
-        variable = _find_variable(target)
-        if variable is not None:
+        variables = _find_variables(target)
+        if variables:
             if name not in shapes:
                 raise InvalidArgumentError(
                     f"Tensor {name} is not found in {prefix} checkpoint {sorted(shapes)}"
                 )
-            pairs[variable] = name
+            for variable in variables:
+                pairs[variable] = name
         else:
             pairs.update(_of_scope(name, target, prefix, shapes))
     dtypes = reader.get_variable_to_dtype_map()
@@ -133,19 +138,29 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     return found
 
 
-def _find_variable(target: object) -> GraphVariable | None:
-    """The variable that is meant; None for the name of a scope."""
+def _find_variables(target: object) -> list[GraphVariable]:
+    """Return a variable, or the parts of a partitioned one; [] for the name of a scope.
+
+    Raises:
+        InvalidTypeError: It is neither a variable, its parts, nor a name.
+    """
     if isinstance(target, str):
-        every = get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES)
-        known = {variable.op.name: variable for variable in every}
-        return (known | get_default_graph().variable_store).get(target)
-    variable = as_variable(target)
-    if variable is None:
+        graph = get_default_graph()
+        if target in graph.partitioned_store:
+            return list(graph.partitioned_store[target])
+        every = graph.get_collection(GraphKeys.GLOBAL_VARIABLES)
+        known = {variable.op.name: variable for variable in every} | graph.variable_store
+        return [known[target]] if target in known else []
+    is_partitioned = isinstance(target, list | tuple | PartitionedVariable)
+    members = list(cast("list[object]", target)) if is_partitioned else [target]
+    variables = [as_variable(member) for member in members]
+    known_variables = [variable for variable in variables if variable is not None]
+    if not variables or len(known_variables) < len(variables):
         raise InvalidTypeError(
             "assignment_map maps names of a checkpoint to variables, their names, or scopes, not to"
             f" {target!r}."
         )
-    return variable
+    return known_variables
 
 
 def _of_scope(
@@ -160,6 +175,8 @@ def _of_scope(
         )
     found: dict[GraphVariable, str] = {}
     for name, variable in sorted(_variables_by_name().items()):
+        part = _part_of(variable)
+        name = name if part is None else part.full_name
         if outer and not name.startswith(f"{outer}/"):
             continue
         inner = name[len(outer) + 1 :] if outer else name
@@ -181,9 +198,11 @@ def _variables_by_name() -> dict[str, GraphVariable]:
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
-    if not variable.shape.accepts(tuple(shape)):
+    part = _part_of(variable)
+    own_shape = variable.shape if part is None else Shape(part.full_shape)
+    if not own_shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
-            f"Shape of variable {variable.name} ({tuple(variable.shape)}) doesn't match with shape"
+            f"Shape of variable {variable.name} ({tuple(own_shape)}) doesn't match with shape"
             f" of tensor {name} ({tuple(shape)}) from checkpoint reader."
         )
     if variable.dtype not in (None, dtype):
@@ -198,7 +217,7 @@ def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
-            partial(_read_tensor, prefix, name, variable.op.device),
+            partial(_read_tensor, prefix, name, variable.op.device, _part_of(variable)),
             [],
             "checkpoint_initializer",
             kind="pure",
@@ -206,5 +225,13 @@ def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
         )
 
 
-def _read_tensor(prefix: str, name: str, device: torch.device) -> Tensor:
-    return CheckpointReader(prefix).tensors({name})[name].to(device)
+def _read_tensor(
+    prefix: str, name: str, device: torch.device, part: SaveSliceInfo | None
+) -> Tensor:
+    whole = CheckpointReader(prefix).tensors({name})[name]
+    return (whole if part is None else part.cut(whole).clone()).to(device)
+
+
+def _part_of(variable: GraphVariable) -> SaveSliceInfo | None:
+    """Return the position of a part of a partitioned variable; None for other variables."""
+    return getattr(variable, "_save_slice_info", None)

@@ -1,0 +1,83 @@
+"""`tf.nn.embedding_lookup` in several tables, such as the parts of a partitioned variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import graph
+from thalweg.errors import InvalidArgumentError
+from thalweg.ground.static_shape import UNKNOWN
+from thalweg.tf.convert import call, tensor
+
+Strategy = Callable[[Tensor, list[int]], tuple[Tensor, Tensor]]
+
+
+def lookup_in_tables(
+    params: Sequence[object], ids: object, strategy: str, name: str | None = None
+) -> Any:
+    """Return the rows that `ids` names in tables that share the rows out.
+
+    The gradient of each table that is a variable is slices.
+
+    Args:
+        params: Two or more tables, whose numbers of rows are known.
+        ids: Integers of any shape.
+        strategy: "mod": row `i` of the whole is in table `i % len(params)`. "div": each table has
+            consecutive rows, the first ones one more if they must.
+        name: Optional.
+
+    Raises:
+        InvalidArgumentError: The strategy is another, or the number of rows of a table is not
+            known, or in a run an id is not in [0, rows).
+    """
+    if strategy not in _STRATEGIES:
+        raise InvalidArgumentError(f"partition_strategy is 'mod' or 'div', not {strategy!r}.")
+    tables, numbers = [tensor(table) for table in params], tensor(ids)
+    shapes: list[Any] = [table.shape for table in tables]
+    if any(shape is UNKNOWN or shape[0] is None for shape in shapes):
+        raise InvalidArgumentError("embedding_lookup needs the number of rows of each table.")
+    counts = [int(shape[0]) for shape in shapes]
+
+    def share_out(ids: Tensor) -> list[Tensor]:
+        flat = ids.reshape(-1).to(torch.int64)
+        if ((flat < 0) | (flat >= sum(counts))).any():
+            raise InvalidArgumentError(f"An id is not in [0, {sum(counts)}).")
+        owners, rows = _STRATEGIES[strategy](flat, counts)
+        places = [torch.nonzero(owners == index).flatten() for index in range(len(counts))]
+        return [*(rows[place] for place in places), torch.argsort(torch.cat(places))]
+
+    def join(ids: Tensor, order: Tensor, *parts: Tensor) -> Tensor:
+        return torch.cat(parts)[order].reshape(*ids.shape, *parts[0].shape[1:])
+
+    if isinstance(numbers, graph.SymbolicTensor) or isinstance(tables[0], graph.SymbolicTensor):
+        outputs = [graph.Output(torch.int64, (None,), ())] * (len(counts) + 1)
+        shared = graph.operation(
+            share_out, [numbers], "DynamicPartition", kind="pure", outputs=outputs
+        )
+    else:
+        shared = share_out(numbers)
+    *rows, order = shared
+    looked_up = [graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
+    joined: Any = call(join, numbers, order, *looked_up, name=name or "embedding_lookup")
+    if isinstance(joined, graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
+        joined.set_shape((*numbers.shape, *shapes[0][1:]))
+    return joined
+
+
+def _take_turns(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    return flat % len(counts), flat // len(counts)
+
+
+def _divide(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    size, longer = divmod(sum(counts), len(counts))
+    is_in_longer = flat < longer * (size + 1)
+    rest, shorter = flat - longer, max(size, 1)
+    owners = torch.where(is_in_longer, flat // (size + 1), rest // shorter)
+    return owners, torch.where(is_in_longer, flat % (size + 1), rest % shorter)
+
+
+_STRATEGIES: dict[str, Strategy] = {"mod": _take_turns, "div": _divide}
