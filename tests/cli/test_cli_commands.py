@@ -167,9 +167,9 @@ def test_an_example_runs_as_it_is_printed(
 ) -> None:
     called = do_instead(monkeypatch)
     _, name, *given = shlex.split(line)
-    package = given[0].partition(":")[0].partition(".")[0] if name == "conform" else "torch"
-    if "--" not in package and package != "mine" and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    packages = {*re.findall(r"(\w+)[\w.]*:[A-Z]", line)} - {"mine", "optim", "torch"}
+    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
     if name == "bench":
         save_file({"w": torch.zeros(4, 3)}, "model.safetensors")
     if "converted.safetensors" in given:

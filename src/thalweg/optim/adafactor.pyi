@@ -79,9 +79,9 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its

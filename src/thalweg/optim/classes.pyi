@@ -87,9 +87,9 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -189,7 +189,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: How much of each parameter decays; 0 is none.
+            weight_decay: The share of each parameter that a step takes away, times the rate.
             amsgrad: Whether steps are divided by the largest running mean of squares so far.
             maximize: Whether the objective is maximized.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
@@ -216,9 +216,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -343,9 +343,9 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -472,9 +472,9 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -599,9 +599,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -724,9 +724,9 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -849,9 +849,9 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -980,9 +980,9 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1108,9 +1108,9 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1225,9 +1225,9 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1352,9 +1352,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1476,9 +1476,9 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its

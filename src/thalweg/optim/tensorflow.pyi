@@ -89,9 +89,9 @@ class SGD(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -206,9 +206,9 @@ class Momentum(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -325,9 +325,9 @@ class MomentumW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -444,9 +444,9 @@ class Adam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -561,9 +561,9 @@ class LazyAdam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -680,9 +680,9 @@ class AdamW(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -797,9 +797,9 @@ class Adamax(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -916,9 +916,9 @@ class Nadam(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1033,9 +1033,9 @@ class Adagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1152,9 +1152,9 @@ class AdagradDA(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1269,9 +1269,9 @@ class Adadelta(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1389,9 +1389,9 @@ class RMSprop(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1514,9 +1514,9 @@ class Ftrl(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1633,9 +1633,9 @@ class ProximalAdagrad(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
@@ -1750,9 +1750,9 @@ class ProximalGradientDescent(RuleOptimizer):
                 that the parameter had before its first step, which is `radius` in its state. Decay
                 beside the step has no effect. A parameter that begins at 0 takes the rule's own
                 steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger, decay beside the step
-                included, this share of the growth is left; True is 0.5, and 0 leaves none. Steps
-                that make it smaller are as they are.
+            radial_brake: Where a step makes the norm of its parameter larger than it was after the
+                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
+                none. Other steps are as they are.
                 https://github.com/KellerJordan/modded-nanogpt/pull/294
             state_storage: In what slots of parameters of 4,096 elements and more are kept, as
                 bytes: "8bit" for the codec that suits each, the name of a codec for all, with its

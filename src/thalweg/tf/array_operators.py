@@ -70,7 +70,7 @@ def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor)
         try:
             torch.broadcast_shapes(x.shape, y.shape)
         except RuntimeError:
-            return torch.tensor(function is torch.ne, device=x.device)
+            return torch.tensor(function is torch.ne, dtype=torch.bool, device=x.device)
     return function(x, y)
 
 

@@ -93,7 +93,9 @@ def _shuffle_rows(rows: Any, seed: int | None) -> Any:
     numbers = graph.numbers_of(seed)
 
     def shuffle(values: torch.Tensor) -> torch.Tensor:
-        return values[torch.randperm(len(values), generator=numbers(), device="cpu")]
+        count, generator = len(values), numbers()
+        order = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu")
+        return values[order]
 
     known = Output(rows.dtype, rows.shape, ())
     return graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=known)

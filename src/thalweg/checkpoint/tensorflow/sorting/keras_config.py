@@ -95,7 +95,8 @@ def momentum_product(file: KerasFile, steps: int) -> dict[str, Stored]:
             break
     # The later factors are beta_1, as powers of 0.96 are 0 by then.
     product = product * beta_1 ** np.float32(max(steps - _MOST_STEPS, 0))
-    return {"momentum_cache": of_tensor(torch.tensor(float(product), device="cpu"))}
+    value = torch.tensor(float(product), dtype=torch.float32, device="cpu")
+    return {"momentum_cache": of_tensor(value)}
 
 
 def _make_schedule(config: Mapping[str, object]) -> object:
