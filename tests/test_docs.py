@@ -20,8 +20,8 @@ import thalweg
 from many import many
 from thalweg import checkpoint, optim
 from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.keras import optimizers as keras_optimizers
 from thalweg.storage import container
+from thalweg.keras import optimizers as keras_optimizers
 from thalweg.v1 import train
 
 ROOT = Path(__file__).parents[1]
@@ -82,8 +82,9 @@ def test_readme_commands_are_single_lines() -> None:
     assert [command.count("\n") for command in commands] == [1, 1]
 
 
-def test_readme_converts_a_checkpoint(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```sh\n(thalweg convert .*?)```", README, re.DOTALL)
+def test_the_command_line_converts_a_checkpoint(tmp_path: Path) -> None:
+    page = (DOCS / "command-line.md").read_text()
+    (block,) = re.findall(r"```sh\n(thalweg convert .*?)```", page, re.DOTALL)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     command = f'thalweg() {{ "{sys.executable}" -m thalweg "$@"; }}\n{block}'
     done = subprocess.run(["sh", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
@@ -100,9 +101,10 @@ def test_readme_converts_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_readme_trains_on_two_ranks() -> None:
+def test_a_page_trains_on_two_ranks() -> None:
     pytest.importorskip("torch.distributed.run")
-    ((command, said),) = re.findall(r"```sh\n(torchrun .*)\n# (.*)\n```", README)
+    page = (DOCS / "distribute.md").read_text()
+    ((command, said),) = re.findall(r"```sh\n(torchrun .*)\n# (.*)\n```", page)
     command = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run --standalone")
     done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.stdout.splitlines() == [said], done.stderr
@@ -205,7 +207,7 @@ print(*entered)
 
 
 def test_a_step_goes_through_the_files_that_the_contributing_page_lists(tmp_path: Path) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## A gradient's way")[2]
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Files of a step")[2]
     files = re.findall(r"^\| \d \| `(\S+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     assert len(files) == 8
     entered = fresh.run(ENTERED, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()

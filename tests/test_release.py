@@ -19,6 +19,7 @@ FILES = (
     *TOOL["TEMPLATES"],
     "pyproject.toml",
     "CHANGELOG.md",
+    "ARCHITECTURE.md",
     "README.md",
     "src/thalweg/version.py",
 )
@@ -75,7 +76,7 @@ BROKEN: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     ),
     "a link to a file": (
         "links",
-        edited("README.md", "[docs/torch.md] |", "[docs/torch.md](docs/torch.md) |"),
+        edited("README.md", "[PyTorch][torch] |", "[PyTorch](docs/torch.md) |"),
         "the link docs/torch.md is not whole",
     ),
     "a link to nothing": (

@@ -101,36 +101,35 @@ def faces() -> tuple[Face, ...]:
         Face(
             "optim",
             "thalweg.optim",
-            "Torch's classes with torch's numbers, and those that torch lacks. All take"
-            " [the same options](../../torch.md#options-of-a-constructor).",
+            "Torch's classes with torch's numerics, and [more](../../optimizers.md). All take"
+            " [the same options](../../options.md).",
             tuple(_of_optim()),
         ),
         Face(
             "tensorflow",
             "thalweg.optim.tensorflow",
-            "TensorFlow's rules and numbers, in torch's form:"
-            " [groups, state and files](../../torch.md#tensorflows-numbers).",
+            "TensorFlow's rules and numerics, in torch's form:"
+            " [groups, state and files](../../torch.md#tensorflow-numerics).",
             tuple(_of_tensorflow()),
         ),
         Face(
             "keras",
             "thalweg.keras.optimizers",
-            "Keras' OptimizerV2. What all of them have is told by"
-            " [the base class](../../optimizer.md).",
+            "Keras' OptimizerV2. [The base class](../../optimizer.md) has the common methods.",
             tuple(keras),
         ),
         Face(
             "v1",
             "thalweg.v1.train",
-            "`tf.train` and `tf.contrib.opt` of TensorFlow 1. What all of them have is told by"
-            " [the base class](../../optimizer.md).",
+            "`tf.train` and `tf.contrib.opt` of TensorFlow 1. [The base class](../../optimizer.md)"
+            " has the common methods.",
             tuple(v1),
         ),
         Face(
             "openseq2seq",
             "thalweg.openseq2seq",
-            "What OpenSeq2Seq adds to TensorFlow 1's optimizers;"
-            " [its page](../../migrate-from-openseq2seq.md) has `optimize_loss`.",
+            "OpenSeq2Seq's addition to TensorFlow 1's optimizers."
+            " [Its page](../../migrate-from-openseq2seq.md) has `optimize_loss`.",
             (novograd,),
         ),
     )

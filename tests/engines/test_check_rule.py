@@ -410,8 +410,8 @@ def without_nan(var, grad, m, *, learning_rate):
 
 SUMMED = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
-    " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are made by a"
-    " `Measure` (docs/rules.md#rows-and-columns)."
+    " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
+    " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)."
 )
 ADVICE |= dict.fromkeys((by_rows, a_norm, a_sum, a_largest, without_nan), SUMMED)
 

@@ -1,4 +1,4 @@
-"""Claims of docs/torch.md on modern rules, `Mixed`, `radial_brake` and spheres."""
+"""Claims of the documentation on modern rules, `Mixed`, `radial_brake` and spheres."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleEr
 from thalweg.optim import tensorflow
 from thalweg.optim.kinds import KINDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+OPTIONS_PAGE = (DOCS / "options.md").read_text()
+OPTIMIZERS_PAGE = (DOCS / "optimizers.md").read_text()
 SHAPE = (30, 17)
 # Classes of which `radial_brake` says that they do not tell step and decay apart.
-TOGETHER = re.search(r"as in AdamW, Lion and Muon.*?(Adan, .*?KLSOAP)", PAGE, re.DOTALL)
+TOGETHER = re.search(r"as in AdamW, Lion and Muon.*?(Adan, .*?KLSOAP)", OPTIONS_PAGE, re.DOTALL)
 CLASSES = (
     "Adam", "AdamW", "SGD", "NAdam", "Lion", "LaProp", "ADOPT",
     "Adan", "LAMB", "MARS", "Muon", "SOAP",
@@ -119,7 +121,7 @@ def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
 
 def exceptions() -> dict[str, set[str]]:
     """Return for each option the classes that cannot have it, as the page lists them."""
-    table = PAGE.partition("| option | not in |\n|---|---|\n")[2].partition("\n\n")[0]
+    table = OPTIONS_PAGE.partition("| option | not in |\n|---|---|\n")[2].partition("\n\n")[0]
     found: dict[str, set[str]] = {}
     for row in table.splitlines():
         options, classes = row.strip("|").split("|")
@@ -193,7 +195,7 @@ def default_clipping() -> None:
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_what_differs_from_the_authors_code(row: str, check: Callable[[], None]) -> None:
-    assert row in PAGE
+    assert row in OPTIMIZERS_PAGE
     check()
 
 

@@ -101,8 +101,8 @@ def _advice_for(node: ast.AST) -> str:
 # Why formulas know neither sums nor shapes.
 _OF_ONE = (
     "; a formula is for one element: sums over a whole variable are `measures` of the rule"
-    " (docs/rules.md#norms-and-numbers-per-variable), those of its rows and columns are made by a"
-    " `Measure` (docs/rules.md#rows-and-columns)"
+    " (docs/formulas.md#reductions-and-per-variable-scalars), those of rows and columns are made by"
+    " a `Measure` (docs/matrix-rules.md#row-and-column-reductions)"
 )
 _OF_LINES = "; a FusedStage may call mean_over_rows and mean_over_columns, a Stage all of torch"
 
