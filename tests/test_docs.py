@@ -20,8 +20,8 @@ import thalweg
 from many import many
 from thalweg import checkpoint, optim
 from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.storage import container
 from thalweg.keras import optimizers as keras_optimizers
+from thalweg.storage import container
 from thalweg.v1 import train
 
 ROOT = Path(__file__).parents[1]
