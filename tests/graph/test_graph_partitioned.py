@@ -296,3 +296,36 @@ def test_initializers_that_depend_on_the_whole_shape() -> None:
     assert session.run(identity.as_tensor()).tolist() == (2 * np.eye(3)).tolist()
     limit = (3 / 400) ** 0.5
     assert limit * 0.95 < np.abs(session.run(scaled.as_tensor())).max() <= limit
+
+
+# TensorFlow 2.21's losses for the classes and samples below.
+SAMPLED_LOSSES = {
+    ("nce_loss", "mod"): [15.7363, 6.0909],
+    ("nce_loss", "div"): [13.5402, 5.9467],
+    ("sampled_softmax_loss", "mod"): [5.4805, 1.7852],
+    ("sampled_softmax_loss", "div"): [4.8574, 1.6021],
+}
+
+
+@pytest.mark.parametrize("is_legacy", [False, True])
+@pytest.mark.parametrize(("name", "strategy"), SAMPLED_LOSSES)
+def test_sampled_losses_look_classes_up_in_parts(name: str, strategy: str, is_legacy: bool) -> None:
+    weights = parts_of("weights", 3, initializer=torch.arange(14.0).reshape(7, 2) / 10)
+    biases = parts_of("biases", 3, initializer=torch.arange(7.0) / 7)
+    sampled = (
+        torch.tensor([1, 4, 5]),
+        torch.tensor([[0.5], [0.25]]),
+        torch.tensor([0.1, 0.2, 0.3]),
+    )
+    loss = getattr(facade.compat.v1.nn if is_legacy else facade.nn, name)(
+        weights=weights,
+        biases=list(biases),
+        labels=torch.tensor([[0], [6]]),
+        inputs=torch.tensor([[1.0, 2.0], [0.5, -1.0]]),
+        num_sampled=3,
+        num_classes=7,
+        sampled_values=sampled,
+        partition_strategy=strategy,
+    )
+    expected = SAMPLED_LOSSES[name, strategy]
+    np.testing.assert_allclose(initialized().run(loss), expected, rtol=1e-4)

@@ -97,16 +97,18 @@ def test_a_bundle_of_many_names_is_read_and_written_alike(tmp_path: Path) -> Non
     assert (tmp_path / f"again{DATA}").read_bytes() == Path(f"{prefix}{DATA}").read_bytes()
 
 
-def test_dtypes_that_are_not_read_are_named_and_can_be_left_out() -> None:
+def test_states_of_iterators_are_skipped_and_named() -> None:
     prefix = RECORDED / "variant" / "model.ckpt"
     name = "data/.ATTRIBUTES/ITERATOR_STATE"
-    with pytest.raises(UnsupportedCheckpointError, match=rf"{name}' \(variant\)"):
-        bundle.read(prefix)
     described = {each.name: each.dtype for each in bundle.describe(prefix)}
     assert described[name] == "variant"
-    found = bundle.read(prefix, described.keys() - {name})
+    with pytest.raises(UnsupportedCheckpointError, match=rf"{name}' \(variant\)"):
+        bundle.read(prefix, {name})
     key = "w/.ATTRIBUTES/VARIABLE_VALUE"
-    assert bundle_examples.kept(found.tensors[key]) == TOLD["variant"]["tensors"][key]
+    for names, variants in ((None, (name,)), (described.keys() - {name}, ())):
+        found = bundle.read(prefix, names)
+        assert found.variants == variants
+        assert bundle_examples.kept(found.tensors[key]) == TOLD["variant"]["tensors"][key]
 
 
 @pytest.mark.parametrize("name", ["ours", "ours_object"])

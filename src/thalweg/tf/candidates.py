@@ -14,6 +14,7 @@ from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.tf.elementwise import cast, stop_gradient
+from thalweg.tf.partitioned_lookup import look_up
 
 __all__ = [
     "log_uniform_candidate_sampler",
@@ -178,7 +179,7 @@ def nce_loss(
     remove_accidental_hits: bool = False,
     name: str = "nce_loss",
     *,
-    partition_strategy: str = "mod",
+    partition_strategy: str | None = None,
 ) -> Tensor:
     """The noise-contrastive estimation loss of each example.
 
@@ -193,11 +194,11 @@ def nce_loss(
         sampled_values: What a sampler gives; by default `log_uniform_candidate_sampler`.
         remove_accidental_hits: Whether a sampled class that is true for an example does not count.
         name: Optional.
-        partition_strategy: Ignored: there is one table.
+        partition_strategy: Place of the rows in several tables, as of `embedding_lookup`.
     """
     logits, wanted = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
-        remove_accidental_hits, None, name,
+        remove_accidental_hits, None, name, partition_strategy,
     )  # fmt: skip
 
     def loss(given: Tensor, target: Tensor) -> Tensor:
@@ -221,7 +222,7 @@ def sampled_softmax_loss(
     seed: int | None = None,
     name: str = "sampled_softmax_loss",
     *,
-    partition_strategy: str = "mod",
+    partition_strategy: str | None = None,
 ) -> Tensor:
     """The cross entropy of each example over its true and the sampled classes.
 
@@ -229,7 +230,7 @@ def sampled_softmax_loss(
     """
     logits, wanted = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
-        remove_accidental_hits, seed, name,
+        remove_accidental_hits, seed, name, partition_strategy,
     )  # fmt: skip
 
     def loss(given: Tensor, target: Tensor) -> Tensor:
@@ -250,6 +251,7 @@ def _sampled_logits(
     remove_accidental_hits: bool,
     seed: int | None,
     name: str,
+    strategy: str | None,
 ) -> tuple[Tensor, Tensor]:
     """The logits of the true and the sampled classes of each example, less the logarithm of how
     often each is expected; and the probabilities that they should have.
@@ -261,8 +263,7 @@ def _sampled_logits(
         )
     sampled, true_count, sampled_count = (stop_gradient(each) for each in sampled_values)
     ids = call(lambda own, others: torch.cat([own.reshape(-1), others]), labels, sampled)
-    rows = graph.embedding_lookup(tensor(weights), ids)
-    shifts = graph.embedding_lookup(tensor(biases), ids)
+    rows, shifts = look_up(weights, ids, strategy), look_up(biases, ids, strategy)
 
     def compare(
         inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, others: Any, own: Any, rest: Any

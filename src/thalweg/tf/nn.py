@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.indexed_slices import table_of
 from thalweg.tf import candidates, convolution, normalization, ranking
 from thalweg.tf.candidates import *
 from thalweg.tf.clipping import global_norm
@@ -21,7 +20,7 @@ from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
-from thalweg.tf.partitioned_lookup import lookup_in_tables
+from thalweg.tf.partitioned_lookup import look_up
 from thalweg.tf.ranking import *
 from thalweg.variable import dtype_name
 
@@ -347,21 +346,17 @@ def embedding_lookup(
         ids: Integers of any shape.
         max_norm: Not supported; clip the rows with `clip_by_norm`.
         name: Optional.
-        partition_strategy: Place of the rows in several tables, "mod" or "div". By default "mod" in
-            graph mode, as in TensorFlow 1, and "div" in eager mode, as in TensorFlow 2.
+        partition_strategy: Place of the rows in several tables, see `partitioned_lookup.look_up`.
 
     Raises:
-        InvalidArgumentError: `max_norm` is given, or see `lookup_in_tables`.
+        InvalidTypeError, InvalidArgumentError: `max_norm` is given, or see
+            `partitioned_lookup.look_up`.
     """
     if max_norm is not None:
         raise InvalidArgumentError(
             "embedding_lookup does not clip: use clip_by_norm(rows, max_norm, axes=[-1])."
         )
-    tables: Any = list(params) if hasattr(params, "partition_axes") else params  # pyright: ignore
-    if isinstance(tables, list | tuple) and len(tables) > 1:
-        strategy = partition_strategy or ("div" if graph.executing_eagerly() else "mod")
-        return lookup_in_tables(tables, ids, strategy, name)
-    return graph.embedding_lookup(tensor(table_of(tables)), tensor(ids), name)
+    return look_up(params, ids, partition_strategy, name)
 
 
 __getattr__ = attribute_of("nn")

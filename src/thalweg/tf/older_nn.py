@@ -228,9 +228,11 @@ def nce_loss(
     partition_strategy: str = "mod",
     name: str = "nce_loss",
 ) -> Tensor:
-    """As `tf.nn.nce_loss`; `partition_strategy` is ignored: there is one table."""
+    """Return the same as `tf.nn.nce_loss`, with TensorFlow 1's order of arguments."""
     own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
-    return newer.nce_loss(*own, remove_accidental_hits, name=name)
+    return newer.nce_loss(
+        *own, remove_accidental_hits, name=name, partition_strategy=partition_strategy
+    )
 
 
 def sampled_softmax_loss(
@@ -247,9 +249,11 @@ def sampled_softmax_loss(
     name: str = "sampled_softmax_loss",
     seed: int | None = None,
 ) -> Tensor:
-    """As `tf.nn.sampled_softmax_loss`; `partition_strategy` is ignored: there is one table."""
+    """Return the same as `tf.nn.sampled_softmax_loss`, with TensorFlow 1's order of arguments."""
     own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
-    return newer.sampled_softmax_loss(*own, remove_accidental_hits, seed=seed, name=name)
+    return newer.sampled_softmax_loss(
+        *own, remove_accidental_hits, seed=seed, name=name, partition_strategy=partition_strategy
+    )
 
 
 def relu_layer(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +11,31 @@ from torch import Tensor
 from thalweg import graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.ground.static_shape import UNKNOWN
+from thalweg.indexed_slices import table_of
 from thalweg.tf.convert import call, tensor
 
 Strategy = Callable[[Tensor, list[int]], tuple[Tensor, Tensor]]
+
+
+def look_up(params: Any, ids: object, strategy: str | None = None, name: str | None = None) -> Any:
+    """Return the rows that `ids` names in a table, in several, or in a partitioned variable.
+
+    Args:
+        params: A table, a list of tables, or a partitioned variable.
+        ids: Integers of any shape.
+        strategy: Place of the rows in several tables, see `lookup_in_tables`. By default "mod" in
+            graph mode, as in TensorFlow 1, and "div" in eager mode, as in TensorFlow 2.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: `params` is an empty list.
+        InvalidArgumentError: See `lookup_in_tables`.
+    """
+    tables = list(params) if hasattr(params, "partition_axes") else params
+    if isinstance(tables, list | tuple) and len(cast("list[object]", tables)) > 1:
+        strategy = strategy or ("div" if graph.executing_eagerly() else "mod")
+        return lookup_in_tables(cast("list[object]", tables), ids, strategy, name)
+    return graph.embedding_lookup(tensor(table_of(tables)), tensor(ids), name)
 
 
 def lookup_in_tables(
