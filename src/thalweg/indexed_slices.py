@@ -415,8 +415,8 @@ class IndexedSlicesValue(NamedTuple):
 def exported(value: object) -> Any:
     """Return a copy of a value as sessions return it: a NumPy array or scalar.
 
-    A dtype that NumPy lacks is that of ml_dtypes, as in TensorFlow, or float32 where ml_dtypes is
-    not installed. A value that is not a tensor is returned as it is.
+    A dtype that NumPy lacks is that of ml_dtypes, as in TensorFlow, or float32 or complex64 where
+    ml_dtypes has none or is not installed. A value that is not a tensor is returned as it is.
     """
     if isinstance(value, IndexedSlices):
         shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)
@@ -429,4 +429,5 @@ def exported(value: object) -> Any:
     try:
         return numpy_array(value)[()]
     except TypeError:
-        return numpy_copy(value.float())[()]
+        wide = torch.complex64 if value.is_complex() else torch.float32
+        return numpy_copy(value.to(wide))[()]

@@ -111,6 +111,29 @@ def test_a_scope_gives_its_partitioner_and_finds_variables() -> None:
         assert len(tf.get_variable("w", [3])) == 3
 
 
+def test_a_scope_gives_its_dtype() -> None:
+    partitioner = tf.fixed_size_partitioner(2)
+    with tf.variable_scope("s", dtype=torch.float64, partitioner=partitioner) as scope:
+        var = tf.get_variable("v", [4])
+    assert [var.dtype, *(part.dtype for part in var)] == [torch.float64] * 3
+    with tf.variable_scope(scope, dtype=torch.float32, reuse=True):
+        assert tf.get_variable("v", [4]) is var
+
+
+class WithoutSignature:
+    """An initializer of which `inspect` knows no arguments, as of functions written in C."""
+
+    __signature__ = "unknown"
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        return torch.ones(shape, dtype=dtype)
+
+
+def test_an_initializer_without_a_signature_makes_parts() -> None:
+    var = parts_of("v", 2, shape=[4], initializer=WithoutSignature())
+    assert initialized().run(var).tolist() == [1.0] * 4
+
+
 def test_initializers_are_given_the_position_of_a_part() -> None:
     seen = []
 
@@ -185,6 +208,11 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "partition_strategy",
     ),
+    "shape of a value": (
+        lambda: parts_of("v", 2, shape=[4], initializer=VALUES),
+        ValueError,
+        r"shape \(4,\) cannot begin with a value of shape \(5, 2\)",
+    ),
 }
 
 
@@ -193,10 +221,11 @@ def test_errors(name: str) -> None:
     function, kind, text = ERRORS[name]
     parts_of("known", 2, shape=[4])
     tf.get_variable("whole", [4])
-    before = tf.global_variables()
+    count = len(tf.global_variables())
     with pytest.raises(kind, match=text):
         function()
-    assert tf.global_variables()[: len(before)] == before
+    added = [var.op.name for var in tf.global_variables()[count:]]
+    assert added == (["e/part_0", "e/part_1"] if name == "lookup" else [])
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,18 @@ def test_dtypes_that_numpy_lacks_are_fetched_as_arrays(
     np.testing.assert_array_equal(np.asarray(fetched, np.float32), values)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_complex_numbers_of_32_bits_are_fetched(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    for value in (torch.tensor([1 + 2j]), torch.tensor([1 - 2j]).conj()):
+        fetched = tf.Session().run(tf.constant(value.to(torch.complex32)))
+        assert np.asarray(fetched, np.complex64).tolist() == [1 + 2j]
+
+
 def test_rows_of_bfloat16_are_fetched_as_arrays() -> None:
     rows = tf.constant([[1.5], [2.0]], torch.bfloat16)
     fetched = tf.Session().run(tf.SymbolicSlices(rows, tf.constant([0, 2])))
@@ -144,8 +156,10 @@ def test_slots_of_an_optimizer_are_fetched() -> None:
     step = optimizer.minimize(tf.convert_to_tensor((w * w).sum()))
     session = initialized()
     session.run(step)
+    slots = {name: optimizer.get_slot(w, name) for name in ("m", "v")}
     fetched = session.run(optimizer._slots)
-    assert type(fetched) is dict
+    assert {type(fetched), *map(type, fetched.values())} == {dict}
+    assert all(optimizer.get_slot(w, name) is slot for name, slot in slots.items())
     key = (w.graph, "w")
     assert {name: list(slots) for name, slots in fetched.items()} == {"m": [key], "v": [key]}
     np.testing.assert_allclose(fetched["m"][key], [0.2, 0.4], rtol=1e-6)

@@ -107,6 +107,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = Path("site/some_optimizers")
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(OPTIMIZERS)
+    (package / "pytorch.py").write_text(OPTIMIZERS)
     (package / "failing.py").write_text("1 / 0\n")
     (package / "needing.py").write_text("import a_module_that_is_missing\n")
     monkeypatch.syspath_prepend("site")
@@ -146,6 +147,7 @@ ALIKE = {
     ),
     "a function": ("mine.py:make(weight_decay=0.5)", "torch:AdamW(weight_decay=0.5)", 0.002),
     "a function of a package": ("some_optimizers:make", "mine.py:make", 0.002),
+    "of a module with .py in its name": ("some_optimizers.pytorch:make", "mine.py:make", 0.002),
     "without a rate": ("mine.py:fixed", "torch:SGD(lr=0.05)", 0.05),
     "a class of a file": ("mine.py:Sign(scale=2.0)", "mine.py:SIGN(lr=0.002)", 0.001),
     "options of a rule": ("mine.py:SIGN(scale=2.0)", "mine.py:SIGN(learning_rate=0.002)", None),

@@ -548,6 +548,16 @@ def test_pages_and_tables_tell_of_a_batch(tmp_path: Path) -> None:
     assert "step 40: batch: 2 layers left their band" in invoke("watch", path).stdout
 
 
+def test_a_page_without_drawn_columns_tells_of_a_batch(tmp_path: Path) -> None:
+    rows = [{"step": step, "time": 1.0, "loss": 9.0 if step == 40 else 1.0,
+             "zero": [0.999 if step == 40 else 0.5] * 2} for step in range(1, 50)]  # fmt: skip
+    path = write(tmp_path / "run.jsonl", {**HEADER, "columns": ["zero"]}, *rows)
+    result = invoke("report", path)
+    assert result.exit_code == 0, result.output
+    (own,) = read_page(path.with_suffix(".html").read_text())[0]["trainings"]
+    assert [each[5:] for each in own["warned"]] == [["batch", []], ["loss", []]]
+
+
 def test_the_loss_makes_a_short_spike_sure() -> None:
     rows = changed(usual(120), 90, 91, gradient_norm=[1, 1000])
     losses = [1.0] * 120

@@ -88,6 +88,14 @@ def test_a_function_of_the_rate_makes_the_optimizer() -> None:
     assert rates[0] not in tf.trainable_variables()
 
 
+@pytest.mark.parametrize("shape", [[], None], ids=str)
+def test_a_rate_may_be_a_tensor(shape: Any) -> None:
+    w, rate = weights(), tf.placeholder_with_default(tf.constant(0.05), shape)
+    assert trained(w, optimize_loss(tf.reduce_sum(w * w), None, rate, "SGD"))[1] == pytest.approx(
+        [2.7, 3.6]
+    )
+
+
 def test_noise_is_added_to_gradients() -> None:
     w = weights()
     train_op = optimize_loss(tf.reduce_sum(w * w), None, 0.5, "SGD", gradient_noise_scale=0.1)

@@ -164,8 +164,12 @@ def test_slots_are_put_under_the_key_of_their_variable(mode: str) -> None:
             for _ in range(2):
                 session.run(step)
             values = [value.tolist() for value in session.run(variables)]
+            before = [optimizer.get_slot(var, "acc") for var in variables]
             fetched = session.run(optimizer._slot_dict("acc"))
+            assert type(fetched) is dict
             slots = [fetched[base._var_key(var)].tolist() for var in variables]
+            after = [optimizer.get_slot(var, "acc") for var in variables]
+            assert all(one is other for one, other in zip(before, after, strict=True))
     assert values == [[-3.0, -6.0], [-9.0, -12.0]]
     assert slots == [[2.0, 4.0], [6.0, 8.0]]
     assert optimizer.get_slot_names() == ["acc"]

@@ -98,6 +98,10 @@ class SlotsOfName(MutableMapping[Any, Any]):
     def __repr__(self) -> str:
         return repr(dict(self._slots()))
 
+    def __copy__(self) -> dict[Any, Any]:
+        # Copies are written to, by `Session.run` with the values of the slots.
+        return dict(self._slots())
+
 
 class SlotsByName(_SlotDict):
     """Those of TensorFlow 1: by the slot's name, then by its variable."""
@@ -126,9 +130,9 @@ class SlotsByName(_SlotDict):
         return super().all_of(var)
 
     def _claim(self, var: Tensor) -> None:
-        own = self.key(var)
-        for name in [name for name, key in self._unclaimed if key == own]:
-            self.put(var, name, self._unclaimed.pop((name, own)))
+        var_key = self.key(var)
+        for name in [name for name, key in self._unclaimed if key == var_key]:
+            self.put(var, name, self._unclaimed.pop((name, var_key)))
 
     def __getitem__(self, key: Any) -> Mapping[Any, Any]:
         if not self.slots_of(key):

@@ -53,19 +53,19 @@ def _is_counter(variable: object) -> bool:
 def _computed_alone(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return an operation and all that computes its inputs from variables, constants and feeds.
+    """Return an operation and all operations that compute its inputs.
 
     Returns:
         The operations; an empty set if one of them is ordered after another by a control
         dependency, updates a variable or is part of an optimizer's update.
     """
-    found: set[Operation] = set()
+    closure: set[Operation] = set()
     stack = [op]
     while stack:
         current = stack.pop()
         is_plain = current is op or current.kind in _COMPUTED
         if not is_plain or current.control_inputs or current.unit or current.block:
             return set()
-        found.add(current)
-        stack += [other for other in predecessors(current) if other not in found]
-    return found
+        closure.add(current)
+        stack += [other for other in predecessors(current) if other not in closure]
+    return closure

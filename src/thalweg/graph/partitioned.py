@@ -19,15 +19,16 @@ from thalweg.graph.initializers import GlorotUniform, Zeros
 from thalweg.graph.nodes import SymbolicTensor
 from thalweg.graph.ops import convert_to_tensor
 from thalweg.graph.slice_info import SaveSliceInfo
+from thalweg.graph.variable_scopes import get_variable_scope
 from thalweg.ground.running import executing_eagerly
 from thalweg.ground.static_shape import Shape
 from thalweg.variable import as_dtype, dtype_name
 
 
 class PartitionedVariable:
-    """Variables that are the parts of one; operations take their concatenation.
+    """A variable whose value is the concatenation of other variables, its parts.
 
-    Iterate over it for the parts. `trainable_variables` and optimizers have the parts.
+    Iteration yields the parts. `trainable_variables` and optimizers have the parts.
 
     Attributes:
         name: Name of the whole variable.
@@ -95,6 +96,7 @@ class PartitionedVariable:
 
 
 def _delegate(name: str) -> Callable[..., Any]:
+    """Return a method that calls the operator `name` of the whole tensor."""
     return lambda self, *args: getattr(self.as_tensor(), name)(*args)
 
 
@@ -115,16 +117,16 @@ def get_partitioned(
     reuse: Any,
     **options: Any,
 ) -> PartitionedVariable:
-    """Return the partitioned variable `name` of the default graph, found or made.
+    """Find or create the partitioned variable `name` of the default graph.
 
     Args:
-        get_part: `get_variable` of a whole name, which finds or makes one part.
+        get_part: `get_variable` of a whole name, which finds or creates one part.
         name: Whole name.
         partitioner: Function of `shape` and `dtype`; None finds a variable that exists.
         shape: Shape of the whole variable, or None if `initializer` is a value.
-        dtype: Dtype, or None.
+        dtype: Dtype, or None for that of the scope.
         initializer: Initializer or value of the whole variable.
-        reuse: False or None to make it, True to find it, AUTO_REUSE for either.
+        reuse: False or None to create it, True to find it, AUTO_REUSE for either.
         **options: Further arguments of `get_part`.
 
     Raises:
@@ -145,13 +147,14 @@ def get_partitioned(
         )
     is_value = initializer is not None and not callable(initializer)
     if is_value:
-        initializer = convert_to_tensor(initializer, None if dtype is None else as_dtype(dtype))
+        initializer = _convert_value(initializer, name, shape, dtype)
         shape, dtype = initializer.shape, initializer.dtype
-    kind = as_dtype(torch.float32 if dtype is None else dtype)
-    found = graph.partitioned_store.get(name)
+    kind = as_dtype(get_variable_scope().dtype if dtype is None else dtype)
+    existing = graph.partitioned_store.get(name)
     partitions = None if partitioner is None else _call_partitioner(partitioner, name, shape, kind)
-    if found is not None:
-        return _check_found(found, reuse, shape, kind, partitions)
+    if existing is not None:
+        _check_reuse(existing, reuse, shape, None if dtype is None else kind, partitions)
+        return existing
     if reuse is True:
         raise InvalidArgumentError(
             f"PartitionedVariable {name} does not exist, or was not created with get_variable()."
@@ -160,37 +163,54 @@ def get_partitioned(
     counts = partitions or []
     parts = []
     for info in _slices(name, [int(size) for size in shape], counts):
-        start = info.cut(initializer) if is_value else _initializer_of_part(initializer, info, kind)
-        size = None if is_value else info.var_shape
-        part = get_part(info.key, size, None if is_value else kind, start, reuse=reuse, **options)
+        if is_value:
+            start = (None, None, info.cut(initializer))
+        else:
+            start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
+        part = get_part(info.key, *start, reuse=reuse, **options)
         part._save_slice_info = info
         parts.append(part)
-    made = PartitionedVariable(name, shape, kind, parts, counts)
-    graph.partitioned_store[name] = made
-    return made
+    variable = PartitionedVariable(name, shape, kind, parts, counts)
+    graph.partitioned_store[name] = variable
+    return variable
 
 
-def _check_found(
-    found: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype, partitions: Any
-) -> PartitionedVariable:
+def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
+    """Return the initial value of a whole variable as a tensor.
+
+    Raises:
+        InvalidArgumentError: The value does not have the shape.
+    """
+    tensor = convert_to_tensor(value, None if dtype is None else as_dtype(dtype))
+    if not Shape(shape).accepts(tensor.shape):
+        raise InvalidArgumentError(
+            f"'{name}' of shape {Shape(shape)} cannot begin with a value of shape"
+            f" {tensor.shape}. Leave shape out."
+        )
+    return tensor
+
+
+def _check_reuse(
+    var: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype | None, partitions: Any
+) -> None:
+    """Raise InvalidArgumentError unless a variable may be reused and is the requested one."""
     if not reuse:
         raise InvalidArgumentError(
-            f"Partitioned variable with name {found.name} already exists. Did you mean to set"
+            f"Partitioned variable with name {var.name} already exists. Did you mean to set"
             " reuse=True or reuse=tf.AUTO_REUSE in VarScope?"
         )
     differences = []
-    if not found.shape.accepts(Shape(shape)):
-        differences.append(f"shape {tuple(shape)} and found shape {tuple(found.shape)}")
-    if kind != found.dtype:
-        differences.append(f"dtype {dtype_name(kind)} and found dtype {dtype_name(found.dtype)}")
-    if partitions is not None and partitions != found._get_partitions():
-        differences.append(f"partitions {partitions} and found {found._get_partitions()}")
+    if not var.shape.accepts(Shape(shape)):
+        differences.append(f"shape {tuple(shape)} and found shape {tuple(var.shape)}")
+    if kind is not None and kind != var.dtype:
+        differences.append(f"dtype {dtype_name(kind)} and found dtype {dtype_name(var.dtype)}")
+    if partitions is not None and partitions != var._get_partitions():
+        differences.append(f"partitions {partitions} and found {var._get_partitions()}")
     if differences:
         raise InvalidArgumentError(
-            f"Trying to reuse partitioned variable {found.name}, but specified "
+            f"Trying to reuse partitioned variable {var.name}, but specified "
             + "; ".join(differences)
         )
-    return found
 
 
 def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> list[int]:
@@ -229,16 +249,16 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
 
 
 def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
-    """Return the positions of the parts; the first ones are longer by one if they must."""
+    """Yield the positions of the parts, the first ones longer by one if lengths differ."""
     axis = next((place for place, count in enumerate(counts) if count > 1), 0)
-    count = counts[axis]
+    length, remainder = divmod(shape[axis], counts[axis])
     start = 0
-    for index in range(count):
-        length = shape[axis] // count + (index < shape[axis] % count)
+    for index in range(counts[axis]):
+        size = length + (index < remainder)
         offset = [start if place == axis else 0 for place in range(len(shape))]
-        own = [length if place == axis else size for place, size in enumerate(shape)]
-        yield SaveSliceInfo(name, shape, offset, own, index)
-        start += length
+        part_shape = [*shape[:axis], size, *shape[axis + 1 :]]
+        yield SaveSliceInfo(name, shape, offset, part_shape, index)
+        start += size
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
@@ -247,5 +267,9 @@ def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtyp
         initializer = initializer()
     if initializer is None:
         initializer = GlorotUniform() if kind.is_floating_point else Zeros()
-    takes_info = "partition_info" in inspect.signature(initializer).parameters
+    try:
+        takes_info = "partition_info" in inspect.signature(initializer).parameters
+    except (TypeError, ValueError):
+        # Functions that are written in C have no signature.
+        takes_info = False
     return functools.partial(initializer, partition_info=info) if takes_info else initializer

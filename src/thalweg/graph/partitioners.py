@@ -1,4 +1,4 @@
-"""Functions that say in how many parts a variable is made; see `get_variable`."""
+"""Partitioners: functions that return the number of parts of a variable; see `get_variable`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_BITS = {1: torch.uint8, 2: torch.int16}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def added_type(dtype: torch.dtype) -> type[Any] | None:
@@ -19,5 +19,5 @@ def added_type(dtype: torch.dtype) -> type[Any] | None:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of each element of a tensor of 8 or 16 bits per element, as integers."""
-    return tensor.contiguous().view(_BITS[tensor.itemsize])
+    """Return the bits of each element of a tensor of 8, 16 or 32 bits per element, as integers."""
+    return tensor.resolve_conj().contiguous().view(_BITS[tensor.itemsize])

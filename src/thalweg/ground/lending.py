@@ -16,7 +16,8 @@ from thalweg.ground.locks import Lock
 from thalweg.ground.tensorflow_names import NAMES, OVER_TORCHS
 
 _NOTHING = object()
-_IS_MUTABLE = 1 << 9  # CPython's flag of classes on the heap, which are those made by Python
+# CPython's flag Py_TPFLAGS_HEAPTYPE, of classes that Python code makes.
+_HEAP_TYPE = 1 << 9
 
 
 class _Borrower:
@@ -38,9 +39,9 @@ def lend_names() -> ExitStack:
 
     An optimizer written for TensorFlow says `grad.dtype.base_dtype`, `grad.get_shape().as_list()`
     and `var.assign_sub(...)` of whatever its hooks are given, and those are torch's tensors and a
-    module's parameters. A name that torch has stays torch's, but for `Parameter.name` and a
-    `Parameter.scatter_add` of slices. Importing `thalweg.tf` and building a graph of `thalweg.v1`
-    lend the names, too.
+    module's parameters. A name that torch has stays torch's, but for `Parameter.name`, a
+    `Parameter.scatter_add` of slices and, where `thalweg.tf` is imported, `Tensor.__eq__` beside an
+    array. Importing `thalweg.tf` and building a graph of `thalweg.v1` lend the names, too.
 
     Returns:
         What ends it: in a `with` statement at the end of the block, else by its `close`. The names
@@ -136,7 +137,7 @@ def _put(cls: type, name: str, value: object) -> None:
     CPython lets attributes into the dictionary behind a class in C, and has to be told to forget
     what it looked up before. Operators of other classes need an assignment, which sets their slot.
     """
-    if cls.__flags__ & _IS_MUTABLE:
+    if cls.__flags__ & _HEAP_TYPE:
         delattr(cls, name) if value is _NOTHING else setattr(cls, name, value)
         return
     (own,) = (each for each in gc.get_referents(vars(cls)) if type(each) is dict)

@@ -58,10 +58,10 @@ def line_up(
     for name in names:
         entry = parse_entry(name)
         contestant = _find_optimizer(entry, problem)
-        taken = [other.name for other in contestants]
-        if contestant.name in taken and entry.is_own:
+        names_before = [other.name for other in contestants]
+        if contestant.name in names_before and entry.is_own:
             contestant = replace(contestant, name=entry.text)
-        if contestant.name in taken:
+        if contestant.name in names_before:
             raise RaceError(f"'{contestant.name}' is in the race twice.")
         entries.append(entry)
         contestants.append(contestant)
@@ -78,36 +78,36 @@ def _set_rates(
     by_key = {name.lower(): value for name, value in rates.items()}
     exact = {contestant.name.lower() for contestant in contestants}
     used: set[str] = set()
-    found: list[Contestant] = []
+    with_rates: list[Contestant] = []
     for entry, contestant in zip(entries, contestants, strict=True):
-        own = contestant.name.lower()
         # A part of the name sets the rate of all that have it, unless it is all of another name.
         short = (entry.text, entry.name, entry.title, entry.name.rpartition(":")[2])
-        keys = [own, *(key for key in map(str.lower, short) if key not in exact)]
+        keys = [contestant.name.lower()]
+        keys += [key for key in map(str.lower, short) if key not in exact]
         key = next((key for key in keys if key in by_key), None)
         if key is not None:
             used.add(key)
         shared = rate if entry.rate is None else entry.rate
-        given = shared if key is None else by_key[key]
-        if given is not None:
-            checked = _check_rate(given, contestant.name)
+        learning_rate = shared if key is None else by_key[key]
+        if learning_rate is not None:
+            checked = _check_rate(learning_rate, contestant.name)
             contestant = replace(contestant, learning_rate=checked)
         _check_made(contestant)
-        found.append(contestant)
+        with_rates.append(contestant)
     for name in rates:
         if name.lower() not in used:
             racing = ", ".join(contestant.name for contestant in contestants)
             raise RaceError(f"a learning rate for '{name}', which is not in the race: {racing}.")
-    return found
+    return with_rates
 
 
 def _check_made(contestant: Contestant) -> None:
     """Raise before the race where an optimizer cannot be made."""
     try:
-        made = contestant.make(contestant.learning_rate)
-        if isinstance(made, ByPairs) and made.rule is not None:
+        optimizer = contestant.make(contestant.learning_rate)
+        if isinstance(optimizer, ByPairs) and optimizer.rule is not None:
             # A class in torch's form is called once there is a model.
-            inspect.signature(made.made_of).bind([], **contestant.arguments)
+            inspect.signature(optimizer.made_of).bind([], **contestant.arguments)
     except (RaceError, EntryError):
         raise
     except Exception as error:

@@ -24,7 +24,10 @@ from thalweg.race.errors import EntryError, RaceError
 
 # What stands before the colon in names of the library's own optimizers.
 FACES = ("optim", "torch", "v1", "openseq2seq")
-_RATES = ("lr", "learning_rate")
+# Names of the argument for the learning rate.
+RATES = ("lr", "learning_rate")
+# The end of the name of a file; a module such as `nn.pytorch` has ".py" within its name.
+_FILE = re.compile(r"\.py(?=:|$)")
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,9 @@ class Entry:
     @property
     def is_own(self) -> bool:
         """True for an object of a file or a package, False for a name of the library."""
-        if ".py" in self.name:
-            return True
         package, colon, _ = self.name.partition(":")
-        return bool(colon) and package.lower() not in FACES
+        is_package = bool(colon) and package.lower() not in FACES
+        return is_package or _FILE.search(self.name) is not None
 
 
 def parse_entry(text: str) -> Entry:
@@ -77,9 +79,9 @@ def parse_entry(text: str) -> Entry:
         if name in options:
             raise RaceError(f"'{text}' has the option '{name}' twice.")
         options[name] = value
-    rates = [options.pop(name) for name in _RATES if name in options]
+    rates = [options.pop(name) for name in RATES if name in options]
     if len(rates) > 1:
-        raise RaceError(f"'{text}' has two learning rates, {' and '.join(_RATES)}.")
+        raise RaceError(f"'{text}' has two learning rates, {' and '.join(RATES)}.")
     if any(isinstance(rate, bool) or not isinstance(rate, int | float) for rate in rates):
         raise RaceError(f"the learning rate of '{text}' is not a number.")
     return Entry(text, text[:begin].rstrip(), options, float(rates[0]) if rates else None)
@@ -94,7 +96,7 @@ def load(text: str) -> Any:
         RaceError: There is no such file or module, or no such name in it.
         EntryError: The import fails.
     """
-    if ".py" not in text:
+    if _FILE.search(text) is None:
         return _load_from_package(text)
     file, _, name = text.partition(".py:")
     path = Path(file if not name and file.endswith(".py") else f"{file}.py").expanduser()

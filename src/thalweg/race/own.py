@@ -16,12 +16,11 @@ from thalweg.engines.check import check_rule
 from thalweg.formula import Rule
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.race.contestant import Contestant, Optimizer
-from thalweg.race.entry import Entry
+from thalweg.race.entry import RATES, Entry
 from thalweg.race.errors import EntryError, RaceError
 
 _MODELS = ("model", "module", "net", "network")
 _PARAMETERS = ("params", "parameters")
-_RATES = ("lr", "learning_rate")
 
 
 class TorchForm(ByPairs):
@@ -169,7 +168,7 @@ def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
 
 
 def _find_rate_argument(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    named = next((name for name in _RATES if name in parameters), None)
+    named = next((name for name in RATES if name in parameters), None)
     return named or ("lr" if _accepts(parameters, "lr") else None)
 
 

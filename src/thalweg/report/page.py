@@ -171,5 +171,6 @@ def _worst(values: list[float]) -> float | None:
 def _list_warned(warned: Warned, places: dict[str, int]) -> list[Any]:
     """Return a warning as the script reads it, with indices of layers in place of names."""
     numbers = plain_number(warned.number), plain_number(warned.usual)
-    layers = [places[name] for name in warned.layers]
+    # Layers without a drawn column have no place.
+    layers = [places[name] for name in warned.layers if name in places]
     return [places.get(warned.name, -1), warned.step, warned.what, *numbers, warned.kind, layers]

@@ -272,6 +272,8 @@ def _is_resource(var: object) -> bool:
 
 
 class _Resources(type):
+    """Class of a class whose instances are all resource variables."""
+
     def __instancecheck__(cls, instance: object) -> bool:
         return _is_resource(instance)
 
@@ -281,6 +283,8 @@ def _of_resources() -> dict[str, Any]:
     old = _attribute_at("compat.v1")
 
     class ResourceVariable(metaclass=_Resources):
+        """`tf.compat.v1.Variable` with `use_resource=True`."""
+
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             return old.Variable(*args, **kwargs, use_resource=True)
 

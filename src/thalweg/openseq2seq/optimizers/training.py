@@ -109,8 +109,6 @@ def optimize_loss(
             range, the loss no scalar, or a variable has no gradient but its norm is needed.
         AttributeError: There are both `clip_gradients` and `larc_params`.
         KeyError: "AdamW" without `weight_decay`.
-        ModuleNotFoundError: In graph mode, there are `summaries` but no `summary_writer`, and
-            TensorBoard is not installed.
         TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
             these parameters.
 

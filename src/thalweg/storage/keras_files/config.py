@@ -61,7 +61,10 @@ def _qualified_class_name(title: str, fields: dict[str, Any]) -> str:
     """
     name = _check_class_name(title, fields["class_name"])
     registered, module = fields.get("registered_name"), fields.get("module")
-    if isinstance(registered, str) and ">" in registered:
+    # "Custom" is the package of classes that are registered without one. Keras 2.11 to 2.15 has its
+    # own classes there, too, but no registered name for them where there is a module.
+    is_yours = "module" in fields and str(registered).startswith("Custom>")
+    if isinstance(registered, str) and ">" in registered and not is_yours:
         return _check_class_name(title, registered)
     if module is None and isinstance(registered, str):
         # Keras has no module for a class of a script.

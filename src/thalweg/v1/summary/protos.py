@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from thalweg.v1.summary.unwritten import EventFileWriter, Message
+from thalweg.v1.summary.stand_ins import EventFileWriter, Message
 
 PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
 _MESSAGES = {

@@ -71,10 +71,7 @@ def input_producer(
         RuntimeError: In eager mode.
         ValueError: The tensor has no rows, or `num_epochs` is not positive.
     """
-    if graph.executing_eagerly():
-        raise FailedPreconditionError(
-            "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
-        )
+    _check_mode()
     with graph.name_scope(name or "input_producer") as scope:
         rows = graph.convert_to_tensor(input_tensor)
         if not rows.shape:
@@ -86,6 +83,14 @@ def input_producer(
         if summary_name is not None:
             summary.scalar(summary_name, graph.cast(queue.size(), torch.float32) * (1.0 / capacity))
         return queue
+
+
+def _check_mode() -> None:
+    """Raise FailedPreconditionError in eager mode."""
+    if graph.executing_eagerly():
+        raise FailedPreconditionError(
+            "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
+        )
 
 
 def _shuffle_rows(rows: Any, seed: int | None) -> Any:
@@ -113,8 +118,8 @@ def range_input_producer(
     """Return a queue of the integers from 0 up to `limit`; otherwise as `input_producer`."""
     with graph.name_scope(name or "input_producer") as scope:
         title = f"fraction_of_{capacity}_full"
-        own = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
-        return input_producer(_arange(limit), *own, name=scope)
+        options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
+        return input_producer(_arange(limit), *options, name=scope)
 
 
 def slice_input_producer(
@@ -146,17 +151,14 @@ def slice_input_producer(
     """
     if not tensor_list:
         raise InvalidArgumentError("Expected at least one tensor in slice_input_producer().")
-    if graph.executing_eagerly():
-        raise FailedPreconditionError(
-            "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
-        )
+    _check_mode()
     with graph.name_scope(name or "input_producer"):
         tensors = [graph.convert_to_tensor(tensor) for tensor in tensor_list]
         rows = (tensors[0].shape or (None,))[0]
         places = _arange(rows) if rows is not None else _places_of(tensors[0])
         title = f"fraction_of_{capacity}_full"
-        own = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
-        place = input_producer(places, *own).dequeue()
+        options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
+        place = input_producer(places, *options).dequeue()
         return [graph.gather(tensor, place) for tensor in tensors]
 
 

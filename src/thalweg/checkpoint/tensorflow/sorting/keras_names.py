@@ -192,7 +192,8 @@ def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Famil
     around = tuple(kind for kind, option in _AROUND.items() if config.get(option))
     for extra_kinds in dict.fromkeys((around, ())):
         slots = [_slots_of(family, values, file, extra_kinds) for family in families]
-        fitting = [(f, own) for f, own in zip(families, slots, strict=True) if own is not None]
+        pairs = zip(families, slots, strict=True)
+        fitting = [(family, own) for family, own in pairs if own is not None]
         if fitting:
             return fitting
     return []
@@ -277,8 +278,9 @@ def _slots_of(
         for name, own in slots.items()
         for each in own.values()
     )
-    kept_kinds = {name: {k: own[k] for k in family.slots} for name, own in slots.items()}
-    return kept_kinds if alike else None
+    if not alike:
+        return None
+    return {name: {kind: own[kind] for kind in family.slots} for name, own in slots.items()}
 
 
 def _found_optimizer(

@@ -55,8 +55,11 @@ class _LibraryFlags:
 _library_flags = _LibraryFlags()
 
 
-def make_room_for_flag(name: str) -> None:
-    """Take a flag that an absl module has defined out of the way of one of the program."""
+def remove_absl_flag(name: str) -> None:
+    """Remove the flag that an absl module has defined under a name, if there is one.
+
+    The absl modules go on reading it.
+    """
     app, flags = absl("app"), absl("flags")
     if name.startswith("help"):
         # absl defines these flags as late as in app.run.

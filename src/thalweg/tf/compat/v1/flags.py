@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thalweg.tf.compat.v1.absl_flags import absl, make_room_for_flag
+from thalweg.tf.compat.v1.absl_flags import absl, remove_absl_flag
 
 
 class _Flags:
@@ -73,7 +73,7 @@ def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
         absl("flags").disclaim_key_flags()  # the flag is of the module that calls
         named = {_OLDER.get(name, name): value for name, value in kwargs.items()}
         for name in _names_of_flag(args, named):
-            make_room_for_flag(name)
+            remove_absl_flag(name)
         return define(*args, **named)
 
     return apply

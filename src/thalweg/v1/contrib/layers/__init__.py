@@ -1,7 +1,7 @@
 """`tf.contrib.layers`: layers, initial values, penalties and `optimize_loss`.
 
-All but `l2_regularizer` are those of `thalweg.tf.contrib.layers`, which is imported when the first
-of them is asked for, with `thalweg.tf`.
+All but `l2_regularizer` are those of `thalweg.tf.contrib.layers`. The first access to one of them
+imports `thalweg.tf`, which adds TensorFlow's names to torch's classes.
 """
 
 from __future__ import annotations

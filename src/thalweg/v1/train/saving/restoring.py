@@ -39,8 +39,9 @@ def fitting_values(
         name: name if reader.has_tensor(name) else whole_name(name, variable)
         for name, variable in variables.items()
     }
-    if not all(reader.has_tensor(name) for name in keys):
-        keys = {name: reader.keys_by_name().get(key, key) for name, key in keys.items()}
+    if not all(reader.has_tensor(key) for key in keys.values()):
+        keys_by_name = reader.keys_by_name()
+        keys = {name: keys_by_name.get(key, key) for name, key in keys.items()}
     missing = [name for name, key in keys.items() if not reader.has_tensor(key)]
     if missing:
         raise _not_found(missing, len(keys), prefix)

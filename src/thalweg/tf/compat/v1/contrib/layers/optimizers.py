@@ -65,8 +65,8 @@ def optimize_loss(
         clip_gradients: Optional. A float, the largest common norm of all gradients, or a function
             that takes and returns pairs of gradient and variable.
         learning_rate_decay_fn: Optional. Returns the rate, given the learning rate and the step.
-        update_ops: What runs before the loss is computed; by default the collection UPDATE_OPS.
-        variables: What is trained; by default all trainable variables.
+        update_ops: Operations that run before the loss; by default the collection UPDATE_OPS.
+        variables: Variables to train; by default all trainable variables.
         name: Optional. Names the variable scope.
         summaries: Those to add, of `OPTIMIZER_SUMMARIES`.
         colocate_gradients_with_ops: Ignored.
@@ -134,7 +134,8 @@ def _make_rate(
     """Return the learning rate as a variable or tensor, decayed and summarized; None for None."""
     if learning_rate is None:
         return None
-    if is_tensor(learning_rate) and len(learning_rate.shape) == 0:
+    # An unknown shape of a graph's tensor is false, as that of a scalar.
+    if is_tensor(learning_rate) and not learning_rate.shape:
         rate = learning_rate
     elif isinstance(learning_rate, float) and learning_rate >= 0:
         start = graph.constant_initializer(learning_rate)
@@ -173,16 +174,16 @@ def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
                 f" {show_value(optimizer)}."
             )
         return make(learning_rate=rate)
-    made = None
+    result = None
     if callable(make):
-        made = make() if rate is None else make(rate)
-    if not isinstance(made, train.Optimizer):
-        what = optimizer if made is None else made
+        result = make() if rate is None else make(rate)
+    if not isinstance(result, train.Optimizer):
+        received = optimizer if result is None else result
         raise InvalidArgumentError(
             "optimizer must be a name, a class of optimizer, an optimizer, or a function of the"
-            f" learning rate that returns one, not {show_value(what)}."
+            f" learning rate that returns one, not {show_value(received)}."
         )
-    return made
+    return result
 
 
 def _add_noise(grad: Any, scale: float) -> Any:
