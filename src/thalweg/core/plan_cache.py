@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 
-from thalweg.core.reentrance import one_step_at_a_time
+from thalweg.core.reentrance import Stepping, one_step_at_a_time
 from thalweg.engines import Dispatcher
 from thalweg.engines.engine import Ready, Request
 from thalweg.ground.running import current_session, thread
@@ -75,7 +75,8 @@ class Plans:
     """
 
     def __init__(self) -> None:
-        self.stepping: int | None = None  # the thread in a step that is planned
+        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
+        self.stepping: ref[Stepping] | None = None
         self._eager = PlanCache()
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 

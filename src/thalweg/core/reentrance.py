@@ -12,17 +12,31 @@ from itertools import compress, starmap
 from operator import is_
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 from thalweg.core.section import Call, drain
 from thalweg.errors import FailedPreconditionError
 from thalweg.ground.switches import Within
 
 
+class Stepping:
+    """The thread of a step; it lives as long as the block of the step.
+
+    Optimizers refer to it weakly, so that a block that is left without its end, as a debugger can
+    force, does not keep them from stepping.
+    """
+
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+
+
 def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Within:
     """Return the block in which a thread takes a step; the lock of the optimizer is held.
 
     Args:
-        owner: What remembers the thread, as its `stepping`.
+        owner: Its attribute `stepping` is set to a weak reference to a `Stepping`.
         title: The name of the optimizer.
         caches: What takes steps in one call, as their `quick`, which they lack in the block.
 
@@ -39,7 +53,8 @@ def check_no_step(owner: Any, title: str, call: str) -> None:
         owner, title: As for `one_step_at_a_time`.
         call: What was called.
     """
-    if owner.stepping == get_ident():
+    stepping: Stepping | None = owner.stepping and owner.stepping()
+    if stepping is not None and stepping.thread == get_ident():
         raise FailedPreconditionError(
             f"{call} of {title} was called within a step of the same optimizer, such as by a signal"
             " handler, a hook or a constraint. This call changed nothing. Have the handler set a"
@@ -54,8 +69,9 @@ def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call]
     quick: list[Any] = []
     nothing = [None] * len(hidden)
     name = ["quick"] * len(hidden)
+    stepping = Stepping()
     opening = [
-        partial(setattr, owner, "stepping", get_ident()),
+        partial(setattr, owner, "stepping", ref(stepping)),
         partial(quick.extend, map(getattr, hidden, name)),
         partial(drain, map(setattr, hidden, name, nothing)),
     ]
@@ -65,5 +81,7 @@ def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call]
     closing = [
         partial(drain, starmap(setattr, pairs)),
         partial(setattr, owner, "stepping", None),
+        # Keeps it alive until the block ends.
+        partial(is_, stepping, None),
     ]
     return opening, closing

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from weakref import ref
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -35,7 +36,7 @@ from thalweg.core.options.loss_scale import Unscaling
 from thalweg.core.options.rounding import Rounding
 from thalweg.core.options.state_storage import StateCodec
 from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.reentrance import check_no_step, one_step_at_a_time
+from thalweg.core.reentrance import Stepping, check_no_step, one_step_at_a_time
 from thalweg.core.rows import is_sparse, summed
 from thalweg.core.section import Call, run
 from thalweg.core.state.entries import is_cut
@@ -142,7 +143,8 @@ class StepCache:
         self.taken: Tensor | None = None  # whether one that begins is, if a device has decided
         self.decided: Tensor | None = None  # the same of the last one
         self.is_swapped = False
-        self.stepping: int | None = None  # the thread in a step that is not in one call
+        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
+        self.stepping: ref[Stepping] | None = None
         self.sums: dict[int, Tensor] | None = None  # of gradients, which a step is to take
         self.heard: dict[int, Any] = {}  # handles of hooks, by `id` of parameters
         self.places: dict[int, int] = {}  # indices of groups, likewise

@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.core.described import Described
 from thalweg.core.outcome import Outcome, raise_first, restored, say
 from thalweg.core.pairs import flatten
-from thalweg.core.reentrance import one_step_at_a_time
+from thalweg.core.reentrance import Stepping, one_step_at_a_time
 from thalweg.core.repeats import Done
 from thalweg.core.section import Call
 from thalweg.core.slots import SlotStore
@@ -78,7 +78,8 @@ class TrainingStep(Described):
         self._check_mixed = MixedCheck()
         self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
         self._lock = Guard(self)
-        self.stepping: int | None = None  # the thread in a step
+        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
+        self.stepping: weakref.ref[Stepping] | None = None
         if how.outbox is not None:
             weakref.finalize(self, how.outbox.flush)
 
@@ -185,11 +186,11 @@ class TrainingStep(Described):
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done, one_step = Done(), one_step_at_a_time(self, "optimize_loss")
+        done = Done()
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
-            with one_step, contextlib.nullcontext() if is_recording else outside_inference():
-                value, outcome = self._run(differentiate, done)
+            with one_step_at_a_time(self, "optimize_loss"):
+                value, outcome = self._run_recorded(differentiate, done, is_recording)
         except BaseException as error:
             say(error, done)
             raise
@@ -198,6 +199,18 @@ class TrainingStep(Described):
         if outcome.errors:
             raise_first(outcome.errors)
         return value
+
+    def _run_recorded(
+        self,
+        differentiate: Callable[[], tuple[Tensor | None, Backward]],
+        done: Done,
+        is_recording: bool,
+    ) -> tuple[object, Outcome]:
+        """Return the value and the outcome of `_run`, with gradients recorded."""
+        if is_recording:
+            return self._run(differentiate, done)
+        with outside_inference():
+            return self._run(differentiate, done)
 
     def _run(
         self, differentiate: Callable[[], tuple[Tensor | None, Backward]], done: Done
