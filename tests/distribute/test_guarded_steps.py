@@ -44,7 +44,8 @@ def cases(count: int) -> list[str]:
     torchs = [name for name in OPTIMIZERS if name not in (*OF_TENSORFLOW, "grid", "plain")]
     found = [f"{case}:{name}" for name in torchs for case in (*DIFFERENT, *OTHERS)]
     found = [each for each in found if each != "slotgone:SGD"]
-    found += [f"{case}:{name}" for name in ("AdamW", "Mixed", "LAMB") for case in LOST]
+    lost = ("AdamW", "Mixed", "LAMB") if count == 2 else ("AdamW",)
+    found += [f"{case}:{name}" for name in lost for case in LOST]
     found += [f"{case}:{name}" for name, own in OF_TENSORFLOW.items() for case in (*own, "cut")]
     if count == 4:
         return [f"{case}:grid" for case in (*DIFFERENT, *OTHERS, *LOST)]
