@@ -50,6 +50,11 @@ def parts_of(name: str, count: int, axis: int = 0, **options: Any) -> Any:
     return tf.get_variable(name, partitioner=tf.fixed_size_partitioner(count, axis), **options)
 
 
+def test_a_shape_may_be_a_number() -> None:
+    var = parts_of("v", 2, shape=5)
+    assert [tuple(part.shape) for part in var] == [(3,), (2,)]
+
+
 @pytest.mark.parametrize(
     ("axis", "count", "shapes"),
     [(0, 2, [(3, 2), (2, 2)]), (0, 3, [(2, 2), (2, 2), (1, 2)]), (1, 2, [(5, 1), (5, 1)])],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import thalweg.v1 as tf
 from thalweg.errors import InvalidArgumentError, OutOfRangeError
@@ -117,6 +118,7 @@ def test_names_dtypes_and_collections_are_those_of_tensorflow() -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: train.slice_input_producer([]), "at least one tensor"),
     "epochs": (lambda: train.slice_input_producer([ROWS], num_epochs=0), "must be > 0 not 0"),
+    "a scalar": (lambda: train.slice_input_producer([ROWS, 1.0]), "must have rows"),
     "no rows": (lambda: train.input_producer(tf.constant(1.0)), "must have rows"),
 }
 
@@ -126,6 +128,12 @@ def test_arguments_that_do_not_fit_raise(name: str) -> None:
     make, match = REFUSED[name]
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize("make", [train.slice_input_producer, train.input_producer])
+def test_tensors_of_unknown_rank_are_accepted(make: Callable[..., Any]) -> None:
+    rows = tf.placeholder(torch.float32)
+    assert make([rows] if make is train.slice_input_producer else rows)
 
 
 def test_fewer_rows_of_another_tensor_raise_in_a_run() -> None:

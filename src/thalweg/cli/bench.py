@@ -14,6 +14,7 @@ from thalweg.cli import own
 from thalweg.cli.console import make_console
 from thalweg.cli.lines import Lines
 from thalweg.cli.options import Whole, clamp_threads, split_values
+from thalweg.ground.literals import names_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ def _entries_named(value: str) -> dict[str, Entry]:
     if not names:
         raise click.BadParameter("no rule given.", param_hint="--rules")
     for name in dict.fromkeys(names):
-        if not own.is_own(name):
+        if not names_file(name):
             try:
                 known = spelled(name)
                 found[known] = catalogue.entry(known)

@@ -10,11 +10,6 @@ if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 
-def is_own(name: str) -> bool:
-    """Whether the name is that of an object in a file."""
-    return ".py" in name
-
-
 def load_rule(name: str) -> Rule:
     """The rule that `file.py:NAME` names, checked.
 

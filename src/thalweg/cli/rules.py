@@ -14,6 +14,7 @@ import click
 from thalweg.cli import own
 from thalweg.cli.class_facts import numbers_of, sparse_words
 from thalweg.cli.console import make_console
+from thalweg.ground.literals import names_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -248,7 +249,7 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
         return known[name.lower()], None
     titles = {rule.name.lower(): title for title, rule in catalogue.torch_rules().items()}
     title = titles.get(name.lower(), name)
-    if own.is_own(title):
+    if names_file(title):
         return own.load_rule(title), None
     try:
         entry = catalogue.named(catalogue.spelled(title))

@@ -15,6 +15,7 @@ from thalweg.conform.errors import ConformError
 from thalweg.conform.side import Side
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
+from thalweg.ground.literals import names_file
 
 _FACES = ("optim", "torch", "v1", "openseq2seq")
 _NAMES = {"learning_rate": "lr"}
@@ -29,7 +30,7 @@ def find_rule(name: str) -> Side:
     Raises:
         ConformError: There is none; says which are near it.
     """
-    if ".py" in name:
+    if names_file(name):
         return _load_rule(name)
     from thalweg import catalogue
 

@@ -127,6 +127,8 @@ def _get_whole_name(
     aggregation: object = None,
 ) -> Any:
     """Return `get_variable` of a whole name, without the defaults of a scope."""
+    if isinstance(shape, int):
+        shape = (shape,)
     graph = get_default_graph()
     is_found = partitioner is None and reuse is True and name in graph.partitioned_store
     if is_found or (partitioner is not None and (shape is None or len(Shape(shape)))):
@@ -151,8 +153,6 @@ def _get_whole_name(
             f" {name}/part_0. Give the partitioner of that, or reuse=True."
         )
     kind = None if dtype is None else as_dtype(dtype)
-    if isinstance(shape, int):
-        shape = (shape,)
     if executing_eagerly() and current_session() is None:
         start, wanted = _initial_value(name, shape, kind, initializer)
         if shape is not None and needs_arguments(start):

@@ -145,8 +145,7 @@ def get_partitioned(
             "A partitioner was provided, but an unpartitioned version of the variable was found:"
             f" {name}. Leave partitioner out."
         )
-    is_value = initializer is not None and not callable(initializer)
-    if is_value:
+    if initializer is not None and not callable(initializer):
         initializer = _convert_value(initializer, name, shape, dtype)
         shape, dtype = initializer.shape, initializer.dtype
     kind = as_dtype(get_variable_scope().dtype if dtype is None else dtype)
@@ -160,19 +159,27 @@ def get_partitioned(
             f"PartitionedVariable {name} does not exist, or was not created with get_variable()."
             " Did you mean to set reuse=tf.AUTO_REUSE in VarScope?"
         )
-    counts = partitions or []
-    parts = []
-    for info in _slices(name, [int(size) for size in shape], counts):
-        if is_value:
-            start = (None, None, info.cut(initializer))
-        else:
-            start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
-        part = get_part(info.key, *start, reuse=reuse, **options)
-        part._save_slice_info = info
-        parts.append(part)
-    variable = PartitionedVariable(name, shape, kind, parts, counts)
+    get_part = functools.partial(get_part, reuse=reuse, **options)
+    parts = [
+        _get_part(get_part, info, initializer, kind)
+        for info in _slices(name, [int(size) for size in shape], partitions or [])
+    ]
+    variable = PartitionedVariable(name, shape, kind, parts, partitions or [])
     graph.partitioned_store[name] = variable
     return variable
+
+
+def _get_part(
+    get_part: Callable[..., Any], info: SaveSliceInfo, initializer: Any, kind: torch.dtype
+) -> Any:
+    """Find or create one part, with its share of the initializer or value of the whole variable."""
+    if initializer is None or callable(initializer):
+        start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
+    else:
+        start = (None, None, info.cut(initializer))
+    part = get_part(info.key, *start)
+    part._save_slice_info = info
+    return part
 
 
 def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:

@@ -1,11 +1,18 @@
-"""Lists and values of a command line."""
+"""Lists, values and names of a command line."""
 
 from __future__ import annotations
 
 import ast
 import re
 
+# The end of the name of a file; a module such as `nn.pytorch` has ".py" within its name.
+_FILE = re.compile(r"\.py(?=:|$)")
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "\"'"
+
+
+def names_file(text: str) -> bool:
+    """Return whether a text is the name of a Python file, or an object of one: `file.py:NAME`."""
+    return _FILE.search(text) is not None
 
 
 def split_at_commas(text: str) -> list[str]:

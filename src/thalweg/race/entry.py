@@ -19,15 +19,13 @@ from typing import Any
 
 from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.literals import parse_argument, split_at_commas
+from thalweg.ground.literals import names_file, parse_argument, split_at_commas
 from thalweg.race.errors import EntryError, RaceError
 
 # What stands before the colon in names of the library's own optimizers.
 FACES = ("optim", "torch", "v1", "openseq2seq")
 # Names of the argument for the learning rate.
 RATES = ("lr", "learning_rate")
-# The end of the name of a file; a module such as `nn.pytorch` has ".py" within its name.
-_FILE = re.compile(r"\.py(?=:|$)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Entry:
         """True for an object of a file or a package, False for a name of the library."""
         package, colon, _ = self.name.partition(":")
         is_package = bool(colon) and package.lower() not in FACES
-        return is_package or _FILE.search(self.name) is not None
+        return is_package or names_file(self.name)
 
 
 def parse_entry(text: str) -> Entry:
@@ -96,7 +94,7 @@ def load(text: str) -> Any:
         RaceError: There is no such file or module, or no such name in it.
         EntryError: The import fails.
     """
-    if _FILE.search(text) is None:
+    if not names_file(text):
         return _load_from_package(text)
     file, _, name = text.partition(".py:")
     path = Path(file if not name and file.endswith(".py") else f"{file}.py").expanduser()

@@ -74,7 +74,7 @@ def input_producer(
     _check_mode()
     with graph.name_scope(name or "input_producer") as scope:
         rows = graph.convert_to_tensor(input_tensor)
-        if not rows.shape:
+        if rows.shape == ():
             raise InvalidArgumentError(f"'{rows.name}' must have rows, not shape {rows.shape}.")
         queue = FIFOQueue(capacity, [rows.dtype], [rows.shape[1:]], name=scope)
         shuffled = _shuffle_rows(rows, seed) if shuffle else rows
@@ -102,8 +102,8 @@ def _shuffle_rows(rows: Any, seed: int | None) -> Any:
         order = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu")
         return values[order]
 
-    known = Output(rows.dtype, rows.shape, ())
-    return graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=known)
+    output = Output(rows.dtype, rows.shape, ())
+    return graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=output)
 
 
 def range_input_producer(
@@ -154,7 +154,11 @@ def slice_input_producer(
     _check_mode()
     with graph.name_scope(name or "input_producer"):
         tensors = [graph.convert_to_tensor(tensor) for tensor in tensor_list]
-        rows = (tensors[0].shape or (None,))[0]
+        for tensor in tensors:
+            if tensor.shape == ():
+                raise InvalidArgumentError(f"'{tensor.name}' must have rows, not shape ().")
+        # A tensor of unknown rank has an unknown number of rows.
+        rows = tensors[0].shape[0]
         places = _arange(rows) if rows is not None else _places_of(tensors[0])
         title = f"fraction_of_{capacity}_full"
         options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
@@ -168,7 +172,7 @@ def _arange(limit: int) -> torch.Tensor:
 
 def _places_of(tensor: Any) -> Any:
     """Return the places of the rows of a tensor whose number only a run knows."""
-    known = Output(torch.int32, (None,), ())
+    output = Output(torch.int32, (None,), ())
     return graph.operation(
-        lambda value: _arange(len(value)), [tensor], "range", kind="pure", outputs=known
+        lambda value: _arange(len(value)), [tensor], "range", kind="pure", outputs=output
     )
