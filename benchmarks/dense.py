@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from figure import Figure, compared
 
-from thalweg.bench import catalogue, peers, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import peers, roofline, shapes
+from thalweg._cli.bench import registry as catalogue
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, measure
 
 
 def adam() -> list[Figure]:

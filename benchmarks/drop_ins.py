@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thalweg import optim
-from thalweg.bench import problem, roofline, shapes
-from thalweg.bench.timing import Contender, Timings, measure
+from thalweg._cli.bench import roofline, shapes
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, Timings, measure
 from thalweg.optim.hooks import GroupHooks
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100

@@ -14,9 +14,11 @@ from figure import Figure
 
 import thalweg
 from thalweg import optim
-from thalweg.bench import catalogue, memory, problem, shapes
-from thalweg.bench.timing import Contender, Timings, measure
-from thalweg.engines.cpu import launch, store
+from thalweg._cli.bench import memory, shapes
+from thalweg._cli.bench import registry as catalogue
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, Timings, measure
+from thalweg._engines.cpu import launch, store
 from thalweg.keras.optimizers import Adam, schedules
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train

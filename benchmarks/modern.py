@@ -11,8 +11,9 @@ from figure import Figure, compared
 from torch import Tensor
 
 from thalweg import optim
-from thalweg.bench import problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import shapes
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
 SMALL = shapes.ShapeSet("small", ((1000,),) * 2000, (torch.float32,) * 2000)

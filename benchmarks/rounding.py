@@ -9,8 +9,9 @@ from drop_ins import WARM_UP
 from figure import Figure, compared
 
 from thalweg import optim
-from thalweg.bench import problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import shapes
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
 ADDED = 0.3  # what random bits may add, of the time of torch's step

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from figure import Figure, watched
 
-from thalweg.bench import catalogue
+from thalweg._cli.bench import registry as catalogue
 
 IMPORT = """
 import time, torch
@@ -36,9 +36,9 @@ step()
 print(time.process_time() - start, time.perf_counter() - wall)
 """
 RULE = """
-from thalweg.bench import catalogue, problem, shapes
-step = problem.thalweg_step(
-    catalogue.entry({rule!r}), problem.make_tensors(shapes.of("one", [(1000,)]))
+from thalweg._cli.bench import registry, shapes, workload
+step = workload.thalweg_step(
+    registry.entry({rule!r}), workload.make_tensors(shapes.of("one", [(1000,)]))
 )
 """
 OPTIM = """

@@ -9,8 +9,9 @@ import torch
 from figure import Figure, compared
 from torch import Tensor
 
-from thalweg.bench import memory, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import memory, roofline, shapes
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 Step = Callable[[], Any]

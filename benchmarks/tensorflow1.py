@@ -6,8 +6,10 @@ import torch
 from figure import Figure, compared
 from torch import Tensor, nn
 
-from thalweg.bench import catalogue, memory, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import memory, roofline, shapes
+from thalweg._cli.bench import registry as catalogue
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.v1 import train
 
 # Its time is that of pow; that of norms over other streams; that of AdamV1, whose formula it is.

@@ -3,7 +3,7 @@
 A line is a picture of 3 to 6 digits that is read column by column, 8 pixels to a frame, as speech
 is; CTC finds out where each digit stands. No image of a test line is in a training line. The digits
 are scikit-learn's (1,797 images of 8 x 8, E. Alpaydin and C. Kaynak, UCI Machine Learning
-Repository, CC BY 4.0). See `thalweg.race.problems.lines` for data, model and loss.
+Repository, CC BY 4.0). See `thalweg._cli.race.problems.digit_lines` for data, model and loss.
 
 `CONFIGS` look like those for Jasper and Deep Speech 2: float16 weights with float32 masters, a loss
 scale that backs off on overflow, NovoGrad or LARC, polynomial decay. Run it with
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thalweg._cli.race.problems import digit_lines as lines
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers.lr_policies import poly_decay
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-from thalweg.race.problems import lines
 from thalweg.v1.contrib.layers import l2_regularizer
 
 BASE_PARAMS: dict[str, Any] = {

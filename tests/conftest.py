@@ -71,7 +71,7 @@ def looks() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
     """Tests begin in eager mode, whatever the first of them calls."""
-    from thalweg.graph import enable_eager_execution  # after the environment is set
+    from thalweg._graph import enable_eager_execution  # after the environment is set
 
     enable_eager_execution()
 
@@ -85,7 +85,7 @@ def with_keras() -> None:
 @pytest.fixture
 def graph() -> Iterator[Any]:
     """A graph of its own, in which the test builds."""
-    from thalweg.graph import Graph  # after the environment is set
+    from thalweg._graph import Graph  # after the environment is set
 
     with Graph().as_default() as made:
         yield made
@@ -114,8 +114,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets how many threads of torch kernels run on, however small the tensors."""
     import torch
 
-    from thalweg.engines.cpu import launch
-    from thalweg.engines.cpu.tuning import Tuning
+    from thalweg._engines.cpu import launch
+    from thalweg._engines.cpu.tuning import Tuning
 
     monkeypatch.setattr(launch, "tuning", lambda: Tuning(serial=0))
     before = torch.get_num_threads()

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from many import many
-from thalweg import IndexedSlices, Variable, catalogue
+from thalweg import IndexedSlices, Variable
+from thalweg._cli import registry as catalogue
 from thalweg.v1 import train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "extensions"))

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from thalweg import catalogue, optim
-from thalweg.cli.class_facts import numbers_of, sparse_words
-from thalweg.cli.rules import formula_source, sweep_words
+from thalweg import optim
+from thalweg._cli import registry as catalogue
+from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli.commands.rules import formula_source, sweep_words
 from thalweg.formula import Rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow

@@ -18,10 +18,10 @@ import torch
 from torch import distributed
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from thalweg._base.context_managers import Within
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import Within
-from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
 from thalweg.variable import is_variable, tensor_of, to_tensor
 

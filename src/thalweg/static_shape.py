@@ -1,5 +1,5 @@
 """Pickles of earlier versions name shapes here."""
 
-from thalweg.ground.static_shape import Dimension, DimensionShape, Shape, UnknownShape
+from thalweg._base.static_shape import Dimension, DimensionShape, Shape, UnknownShape
 
 __all__ = ["Dimension", "DimensionShape", "Shape", "UnknownShape"]

@@ -2,7 +2,7 @@
 
 A change of bytes alone is refused, or is none. Where the checksums of what was changed are made to
 fit, whatever is read has the bytes that its shape asks for, and all together no more than the files
-have. Nothing raises but what `thalweg.storage.bundle` says it does, nothing takes two seconds, and
+have. Nothing raises but what `thalweg._formats.bundle` says it does, nothing takes two seconds, and
 nothing takes memory that the files do not.
 """
 
@@ -21,18 +21,19 @@ import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
 from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
+from thalweg._formats import bundle
+from thalweg._formats import stored_tensor as stored
+from thalweg._formats.bundle import object_graph, proto, strings
+from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.table import encoded_table, iterate_entries
+from thalweg._formats.checksum import crc32c, mask_checksum
+from thalweg._formats.stored_tensor import ITEM_BYTES
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle import object_graph, proto, strings
-from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.table import encoded_table, iterate_entries
-from thalweg.storage.checksum import crc32c, mask_checksum
-from thalweg.storage.stored import ITEM_BYTES
 
 TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
 CASES = {False: 2000, True: 20_000}

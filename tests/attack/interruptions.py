@@ -40,7 +40,8 @@ from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
 from fuse import NOT_TAKEN
 from interrupting import outcome, switched
-from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, diagnostics, graph, optim
+from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, diagnostics, optim
+from thalweg import _graph as graph
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 

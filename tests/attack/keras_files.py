@@ -22,14 +22,14 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.server import figures_of
 from golden_files import FOLDER
+from thalweg._formats import source
+from thalweg._formats.keras_files import is_keras_file, read
 from thalweg.errors import (
     DataLossError,
     InvalidConfigError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import source
-from thalweg.storage.keras_files import is_keras_file, read
 
 TRIED = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
 CASES = {False: 2000, True: 20_000}

@@ -23,9 +23,10 @@ import torch
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from thalweg import Variable
+from thalweg._formats import container
+from thalweg._formats import stored_tensor as stored
 from thalweg.errors import ThalwegError
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import container, stored
 
 TRIED = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
 CASES = {False: 30, True: 300}

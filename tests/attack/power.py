@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thalweg.storage import calls, disk, temporary
+from thalweg._formats import atomic_write as disk
+from thalweg._formats import syscalls as calls
+from thalweg._formats import temp_files as temporary
 
 SECTOR = 512
 Content = bytes | None  # None: there is no file

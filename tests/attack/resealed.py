@@ -30,11 +30,11 @@ from attack.server import figures_of
 from attack.torch_trainings import encode_all
 from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint
+from thalweg._formats import bundle
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.stored_tensor import Stored, of_tensor
 from thalweg.checkpoint import CheckpointManager, tensorflow
-from thalweg.checkpoint import files as inspected
-from thalweg.storage import bundle
-from thalweg.storage.bundle import ObjectGraph
-from thalweg.storage.stored import Stored, of_tensor
+from thalweg.checkpoint import inspection as inspected
 from thalweg.v1.train.experimental import DynamicLossScale
 
 TRIED = "files with one value changed under right checksums, given to all that reads them"

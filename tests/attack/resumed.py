@@ -20,8 +20,8 @@ from attack import restores
 from attack.torch_states import give, mixed
 from attack.torch_trainings import LACKED, OF_MATRICES, OPTIONS, OURS, TENSORFLOWS
 from thalweg import ThalwegError, checkpoint, optim
+from thalweg._formats.stored_tensor import Stored, of_tensor
 from thalweg.optim import tensorflow
-from thalweg.storage.stored import Stored, of_tensor
 
 Dice = random.Random
 Training = tuple[Any, list[Tensor]]

@@ -20,8 +20,9 @@ from attack import mutations
 from attack.figures import Figures
 from attack.server import figures_of
 from keras_table import train
-from thalweg import Variable, graph, v1
-from thalweg.core import state
+from thalweg import Variable, v1
+from thalweg import _graph as graph
+from thalweg._core import state
 from thalweg.keras.optimizers import Nadam
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler

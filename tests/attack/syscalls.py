@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import bare
+from thalweg._formats import atomic_write as disk
 from thalweg.errors import CheckpointWriteError
-from thalweg.storage import disk
 
 STRACE = ("strace", "-f", "-e", "trace=%file,%desc,getrandom,kill")
 FAULTS = ("KILL", "ENOSPC", "EIO", "EINTR")
@@ -27,8 +27,8 @@ ESSENTIAL = {"write", "fsync", "rename", "renameat", "renameat2", "lseek"}
 SAVE = """
 import json, os
 from thalweg.errors import ThalwegError
-from thalweg.storage import container
-from thalweg.storage.stored import Stored
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import Stored
 
 def save(path, fill):
     tensors = {
@@ -38,7 +38,7 @@ def save(path, fill):
     container.write(path, tensors, {"fill": fill})
 
 if len(sys.argv) > 1 and sys.argv[1] == "in place":
-    from thalweg.storage import disk
+    from thalweg._formats import atomic_write as disk
 
     def in_place(path, parts, total, progress=None, *, room=0, head=None):
         with open(path, "wb", buffering=0) as file:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import thalweg
-from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, v1
-from thalweg.core.slot_optimizer import SlotOptimizer
+from thalweg import IndexedSlices, Variable, diagnostics, keras, v1
+from thalweg import _graph as graph
+from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 HALF = (torch.float16, torch.bfloat16)

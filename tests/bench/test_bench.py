@@ -14,21 +14,13 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from thalweg import rules
-from thalweg.bench import (
-    catalogue,
-    compare,
-    memory,
-    peers,
-    problem,
-    roofline,
-    shapes,
-    table,
-    timing,
-)
-from thalweg.catalogue import applied, by_class
-from thalweg.cli import options
-from thalweg.cli.bench import bench
-from thalweg.cli.main import main as command
+from thalweg._cli import options
+from thalweg._cli.bench import compare, memory, peers, roofline, shapes, table, timing
+from thalweg._cli.bench import registry as catalogue
+from thalweg._cli.bench import workload as problem
+from thalweg._cli.commands.bench import bench
+from thalweg._cli.main import main as command
+from thalweg._cli.registry import applied, by_class
 
 TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import catalogue
+from thalweg._cli import registry as catalogue
 from thalweg.errors import NotFoundError
 from thalweg.rules import KERAS_RULES, RULES
 
@@ -55,7 +55,7 @@ def test_other_names_are_refused(name: str, message: str) -> None:
 
 def test_measuring_steps_knows_nothing_of_the_race() -> None:
     for path in Path(thalweg.__file__).with_name("bench").glob("*.py"):
-        assert "thalweg.race" not in path.read_text()
+        assert "thalweg._cli.race" not in path.read_text()
 
 
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])

@@ -27,15 +27,15 @@ from thalweg import (
     ThalwegError,
     UnsupportedCheckpointError,
 )
+from thalweg._formats import container
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import container
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.keras_files import KerasFile
-from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1 import train
 
 PARTS = [

@@ -11,11 +11,12 @@ import torch
 import thalweg
 from bundle_files import entry, write
 from thalweg import v1
-from thalweg.checkpoint import files, restore, tensorflow
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, object_graph
+from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.checksum import mask_checksum
+from thalweg.checkpoint import inspection as files
+from thalweg.checkpoint import restore, tensorflow
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, object_graph
-from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import mask_checksum
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 STRING = 7  # DT_STRING

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from thalweg.cli import files, lines, live
-from thalweg.cli.lines import Lines
-from thalweg.race.contestants import line_up
-from thalweg.race.outcome import race_seeds
-from thalweg.race.problems import PROBLEMS
+from thalweg._cli import log_progress as lines
+from thalweg._cli import race_progress as live
+from thalweg._cli.commands import files
+from thalweg._cli.log_progress import Lines
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.outcome import race_seeds
+from thalweg._cli.race.problems import PROBLEMS
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ import other_optimizers as others
 from thalweg import optim
 from thalweg.conform import ConformError, Outcome, Side, compare
 from thalweg.conform import atlas as atlases
+from thalweg.conform.argument_search import list_trials
 from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
-from thalweg.conform.closing import list_trials
-from thalweg.conform.ours import find_like, find_rule
-from thalweg.conform.picture import COLORS, _list_values, draw
-from thalweg.conform.theirs import load_class
+from thalweg.conform.external_optimizers import load_class
+from thalweg.conform.svg import COLORS, _list_values, draw
+from thalweg.conform.thalweg_optimizers import find_like, find_rule
 from thalweg.rules.modern import MODERN_RULES
 
 SIGN = Side(partial(optim.RuleOptimizer, rule=others.SIGN), "SignSGD")

@@ -21,13 +21,14 @@ import torch
 import thalweg
 from many import many
 from sessions import initialized
-from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, optim, v1
-from thalweg.core.steady_apply import SteadyApply
+from thalweg import IndexedSlices, Variable, diagnostics, keras, optim, v1
+from thalweg import _graph as graph
+from thalweg._core.steady_apply import SteadyApply
+from thalweg._engines.diagnostic_sums import sums_of_products
+from thalweg._engines.measuring import combine_leaves
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
-from thalweg.diagnostics.measuring import StepWatch
-from thalweg.diagnostics.reading import Reader
-from thalweg.engines.diagnostic_sums import sums_of_products
-from thalweg.engines.measuring import combine_leaves
+from thalweg.diagnostics.jsonl_reader import Reader
+from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from thalweg import checkpoint, optim
-from thalweg.distribute.message import Message
+from thalweg.distribute.handshake import Message
 from thalweg.keras.optimizers import Adam
 from thalweg.v1.contrib.opt import LARSOptimizer
 

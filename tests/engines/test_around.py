@@ -13,9 +13,9 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import Hyper, Rule, Slot, optim, sqrt, where
-from thalweg.engines.codegen import Update
-from thalweg.engines.cpu.codegen import generate_update
-from thalweg.engines.transcribe import bind_formula, transcribe
+from thalweg._engines.codegen import Update
+from thalweg._engines.cpu.codegen import generate_update
+from thalweg._engines.transcribe import bind_formula, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Around, StepMeasure, moved
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from thalweg import optim
-from thalweg.engines.codecs import CODECS, OF_SLOTS
-from thalweg.engines.codecs.dither import dithers_of
-from thalweg.engines.codecs.records import decode_array, decode_tensor, encode_array, encode_tensor
+from thalweg._engines.codecs import CODECS, OF_SLOTS
+from thalweg._engines.codecs.dither import dithers_of
+from thalweg._engines.codecs.records import decode_array, decode_tensor, encode_array, encode_tensor
 
 # Bounds of the largest step and of the mean of the last ones, in those of float32.
 MOST, LEAST = 3.0, 1 / 3

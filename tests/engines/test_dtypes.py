@@ -14,8 +14,8 @@ import fresh
 import rulebook
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, slow_unless, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
-from thalweg.engines.cpu import machine_code, store
-from thalweg.engines.engine import Columns, Request
+from thalweg._engines.cpu import machine_code, store
+from thalweg._engines.engine import Columns, Request
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 

@@ -39,8 +39,8 @@ from rulebook import (
 )
 from shared_examples import check_examples
 from thalweg import optim, sign, where
-from thalweg.engines import Selection, current
-from thalweg.engines.cpu import group, machine_code, store, team
+from thalweg._engines import Selection, current
+from thalweg._engines.cpu import group, machine_code, store, team
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -487,8 +487,8 @@ def _flags():
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_adam_is_vectorised(dtype):
-    from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate_update
+    from thalweg._engines.codegen import Update
+    from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.adam import ADAM
 
     kernel = generate_update(Update(ADAM.update, (dtype,) * 4), "float32")
@@ -523,8 +523,8 @@ def added(argument):
 
 
 def test_what_does_not_divide_is_not_prefetched():
-    from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate_update
+    from thalweg._engines.codegen import Update
+    from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.gradient_descent import SGD
 
     kernel = generate_update(Update(SGD.update, ("float32",) * 2), "float32")

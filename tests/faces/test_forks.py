@@ -20,12 +20,12 @@ import torch
 
 import thalweg
 from forks import TIMEOUT, Stop, told
-from thalweg import graph as tf
+from thalweg import _graph as tf
 from thalweg import optim, v1
-from thalweg.core import norms
-from thalweg.engines.cpu import store, team
-from thalweg.graph import Graph, Session, by_reference, operation
-from thalweg.ground.locks import Lock
+from thalweg._base.locks import Lock
+from thalweg._core import norms
+from thalweg._engines.cpu import store, team
+from thalweg._graph import Graph, Session, by_reference, operation
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.train.rendezvous import Rendezvous
@@ -337,7 +337,7 @@ def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr("thalweg.ground.locks._PATIENCE", 0.2)
+    monkeypatch.setattr("thalweg._base.locks._PATIENCE", 0.2)
     stop = Stop()
 
     def hold() -> None:
@@ -642,7 +642,7 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
 
 
 def test_kernels_with_locking_go_on_in_the_child():
-    from thalweg.v1 import kernels
+    from thalweg.v1 import training_kernels as kernels
 
     stop = Stop()
 

@@ -18,8 +18,8 @@ from many import many
 from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
 from shared_examples import check_examples
 from thalweg import IndexedSlices, Variable
-from thalweg.catalogue import applied, by_rule
-from thalweg.engines.selection import DENORMALS
+from thalweg._cli.registry import applied, by_rule
+from thalweg._engines.selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))

@@ -13,8 +13,8 @@ import torch
 
 import thalweg.v1 as tf
 from sessions import initialized
-from thalweg.graph import leaves
-from thalweg.ground.running import executing_eagerly, thread
+from thalweg._base.execution_context import executing_eagerly, thread
+from thalweg._graph import variable_store as leaves
 
 
 def in_time(work: Callable[[], Any]) -> None:

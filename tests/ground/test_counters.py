@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg import Variable
-from thalweg.core.section import run
-from thalweg.ground import counters
+from thalweg._base import device_counters as counters
+from thalweg._core.section import run
 
 HERE = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.ground.literals import names_file, parse_argument, split_at_commas
+from thalweg._base.literals import names_file, parse_argument, split_at_commas
 
 
 @pytest.mark.parametrize("text", ["mine.py", "mine.py:LION", "a folder/b.py:make(lr=1)"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thalweg import Variable
-from thalweg.ground.showing import show_value
+from thalweg._base.showing import show_value
 
 
 def cut_tensor() -> torch.Tensor:

@@ -13,13 +13,13 @@ import torch
 
 import thalweg
 from interrupting import switched
+from thalweg._base import context_managers as switches
+from thalweg._base.execution_context import eagerly
+from thalweg._core.hyperparameters import Hyperparameters
+from thalweg._core.state.entries import uncopied
+from thalweg._engines.denormals import set_denormals
 from thalweg.autodiff import watching
-from thalweg.core.hyperparameters import Hyperparameters
-from thalweg.core.state.entries import uncopied
 from thalweg.distribute import context
-from thalweg.engines.denormals import set_denormals
-from thalweg.ground import switches
-from thalweg.ground.running import eagerly
 
 HYPERS = Hyperparameters()
 BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

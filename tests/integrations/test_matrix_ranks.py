@@ -134,7 +134,7 @@ def test_a_rank_that_is_lost_leaves_the_others_as_before(at: int, tmp_path: Path
 
 
 def test_work_is_spread_evenly() -> None:
-    from thalweg.distribute.sharding.matrices import spread
+    from thalweg.distribute.sharding.gathered_matrices import spread
 
     draw = random.Random(0)
     for count in (1, 2, 3, 8):

@@ -10,7 +10,8 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import float32
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import (
     get_regularization_loss,
     lr_policies,

@@ -14,7 +14,8 @@ import torch
 from torch import distributed
 
 from openseq2seq_replay import Writer
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq import optimizers as package
 from thalweg.openseq2seq.optimizers import get_regularization_loss, mp_wrapper, optimizers
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper

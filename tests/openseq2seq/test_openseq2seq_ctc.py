@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.race.problems import lines
+from thalweg._cli.race.problems import digit_lines as lines
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,

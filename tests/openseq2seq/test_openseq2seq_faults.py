@@ -24,7 +24,7 @@ from openseq2seq_steps import (
     way,
 )
 from rulebook import label, slow_unless
-from thalweg import graph
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper

@@ -20,7 +20,8 @@ from openseq2seq_replay import (
     trained_eagerly,
     trained_in_a_session,
 )
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import (
     automatic_loss_scaler,
     get_regularization_loss,

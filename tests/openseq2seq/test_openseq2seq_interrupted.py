@@ -15,7 +15,8 @@ from fuse import NOT_TAKEN, Fuse, errors
 from interrupting import interrupted_at
 from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
 from thalweg.v1 import train

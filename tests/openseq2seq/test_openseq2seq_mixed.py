@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import IndexedSlices, Variable, graph, v1
+from thalweg import IndexedSlices, Variable, v1
+from thalweg import _graph as graph
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,

@@ -14,8 +14,9 @@ import torch
 from golden_files import Case
 from openseq2seq_goldens import by_case, float32
 from oracle_arrays import Array, Gradient, given, starts
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.plan_cache import Plans
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
+from thalweg._core.plan_cache import Plans
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad

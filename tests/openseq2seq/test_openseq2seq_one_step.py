@@ -12,7 +12,8 @@ import torch
 
 import openseq2seq_small
 from openseq2seq_steps import Training, differing
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import optimize_loss, update
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -263,7 +264,7 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
-    from thalweg.openseq2seq.optimizers import process
+    from thalweg.openseq2seq.optimizers import process_gradients as process
 
     def interrupted(*given: Any) -> Any:
         raise KeyboardInterrupt
@@ -301,6 +302,6 @@ def test_a_static_scale_takes_its_step_without_looking_at_gradients(
         seen.append(how)
         return own(optimizer, backward, how, *others)
 
-    monkeypatch.setattr("thalweg.openseq2seq.optimizers.process.update", watched)
+    monkeypatch.setattr("thalweg.openseq2seq.optimizers.process_gradients.update", watched)
     stepping([Variable(torch.ones(2, dtype=HALF))]).apply_gradients([torch.ones(2, dtype=HALF)])
     assert seen[0].measured == ()

@@ -12,7 +12,8 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.v1 import train

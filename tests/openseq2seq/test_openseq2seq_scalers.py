@@ -16,10 +16,11 @@ import torch
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
 from openseq2seq_small import stepping
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.section import run
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
+from thalweg._base.scalars import log, power
+from thalweg._core.section import run
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
-from thalweg.ground.scalars import log, power
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 
 INF, NAN = math.inf, math.nan

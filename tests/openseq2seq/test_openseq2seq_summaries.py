@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from openseq2seq_steps import each_way, process_before, way
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.optimizers import (

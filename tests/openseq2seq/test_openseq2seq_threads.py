@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper

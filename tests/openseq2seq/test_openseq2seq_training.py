@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper

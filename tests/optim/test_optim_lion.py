@@ -13,7 +13,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import checkpoint, optim
-from thalweg.checkpoint.of_torch import OfTorch
+from thalweg.checkpoint.torch_adapter import OfTorch
 from thalweg.optim.lion import PlainLion
 from torch_inputs import ROWS, give, params_of
 

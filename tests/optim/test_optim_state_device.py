@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rulebook import assert_same
 from thalweg import engine, optim
-from thalweg.checkpoint.of_torch import OfTorch
-from thalweg.engines import current, layout
-from thalweg.engines import offload as far
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.reference import ReferencePart
+from thalweg._engines import current, layout
+from thalweg._engines import offload as far
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.reference import ReferencePart
+from thalweg.checkpoint.torch_adapter import OfTorch
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow

@@ -12,12 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thalweg.catalogue import named
-from thalweg.catalogue.by_pairs import ByPairs
-from thalweg.cli.main import main
-from thalweg.race.contestants import line_up
-from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, lm, stdlib_text
-from thalweg.race.run import run
+from thalweg._cli.main import main
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, lm, stdlib_text
+from thalweg._cli.race.run import run
+from thalweg._cli.registry import named
+from thalweg._cli.registry.apply_gradients_adapter import ByPairs
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from thalweg.cli.main import main
-from thalweg.race import outcome as outcomes
-from thalweg.race import plot, report, run, standings, sweep
-from thalweg.race.contestants import Contestant, line_up
-from thalweg.race.problems import PROBLEMS
-from thalweg.race.problems.problem import Scores
-from thalweg.race.run import Evaluation, Lane, Race
+from thalweg._cli.main import main
+from thalweg._cli.race import outcome as outcomes
+from thalweg._cli.race import plot, report, run, standings, sweep
+from thalweg._cli.race.contestants import Contestant, line_up
+from thalweg._cli.race.problems import PROBLEMS
+from thalweg._cli.race.problems.problem import Scores
+from thalweg._cli.race.run import Evaluation, Lane, Race
 
 LONG = "v1:ProximalGradientDescentOptimizer"
 

@@ -20,20 +20,21 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-import thalweg.cli.race
+import thalweg._cli.commands.race
 from thalweg import optim
-from thalweg.cli import target as command
-from thalweg.cli.main import main
-from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.problems import PROBLEMS
-from thalweg.race.problems.problem import Examples, Problem
-from thalweg.race.target import picture, profile, running, summary, trial
-from thalweg.race.target.contestant import make_optimizer, make_schedule, rate_factor
-from thalweg.race.target.goals import GOALS, Goal
-from thalweg.race.target.halton import halton
-from thalweg.race.target.results import Plan, Results, resume
-from thalweg.race.target.spaces import DEFAULT, SPACES, Log, Space, find_spaces
-from thalweg.race.target.trial import Ran, Timed
+from thalweg._cli import race_target as command
+from thalweg._cli.main import main
+from thalweg._cli.race.errors import EntryError, RaceError
+from thalweg._cli.race.problems import PROBLEMS
+from thalweg._cli.race.problems.problem import Examples, Problem
+from thalweg._cli.race.target import picture, profile, summary, trial
+from thalweg._cli.race.target import run_trials as running
+from thalweg._cli.race.target.contestant import make_optimizer, make_schedule, rate_factor
+from thalweg._cli.race.target.goals import GOALS, Goal
+from thalweg._cli.race.target.halton import halton
+from thalweg._cli.race.target.results import Plan, Results, resume
+from thalweg._cli.race.target.search_spaces import DEFAULT, SPACES, Log, Space, find_spaces
+from thalweg._cli.race.target.trial import Ran, Timed
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -503,7 +504,7 @@ def test_nothing_to_go_on_from() -> None:
 
 
 def test_names_are_those_of_problems_and_goals() -> None:
-    assert [*GOALS] == [*PROBLEMS] == [*thalweg.cli.race.PROBLEMS]
+    assert [*GOALS] == [*PROBLEMS] == [*thalweg._cli.commands.race.PROBLEMS]
     assert set(DEFAULT) <= set(SPACES)
     assert len(DEFAULT) == 6
 

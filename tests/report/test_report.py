@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from thalweg.cli.main import main
-from thalweg.cli.worst import elide, find_shared, rank_layers
-from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg._cli.layer_table import elide, find_shared, rank_layers
+from thalweg._cli.main import main
+from thalweg._cli.report import bins
+from thalweg._cli.report.history import History, read_history
+from thalweg._cli.report.page import Training, draw
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, Reader
 from thalweg.diagnostics.spikes import Spikes
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
-from thalweg.report import bins
-from thalweg.report.history import History, read_history
-from thalweg.report.page import Training, draw
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {
@@ -365,7 +365,7 @@ def test_ctrl_c_ends_watch_without_a_word(
 ) -> None:
     from rich.console import Console
 
-    from thalweg.cli import watch
+    from thalweg._cli.commands import watch
 
     class Stdout(io.StringIO):
         def isatty(self) -> bool:

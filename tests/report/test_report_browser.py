@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg._cli.report.history import History
+from thalweg._cli.report.page import Training, draw
 from thalweg.diagnostics.spikes import Warned
-from thalweg.report.history import History
-from thalweg.report.page import Training, draw
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

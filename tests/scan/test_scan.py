@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 import thalweg.tf as tf
 from many import many
-from thalweg.cli.main import main
-from thalweg.scan import table
-from thalweg.scan.facade import Reached, reached, verdict
-from thalweg.scan.script import ScanError, scan
-from thalweg.scan.uses import Call, Use, uses
-from thalweg.tf.changed import CHANGED
+from thalweg._cli.main import main
+from thalweg._cli.scan import table
+from thalweg._cli.scan.facade import Reached, reached, verdict
+from thalweg._cli.scan.name_usage import Call, Use, uses
+from thalweg._cli.scan.script import ScanError, scan
+from thalweg.tf.behavior_differences import CHANGED
 
 DOCS = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 

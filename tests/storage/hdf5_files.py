@@ -8,10 +8,10 @@ from typing import Any
 
 import h5py
 
-from thalweg.storage.hdf5 import file
-from thalweg.storage.hdf5.file import Group
-from thalweg.storage.keras_files.opened import open_source
-from thalweg.storage.stored import Stored
+from thalweg._formats.hdf5 import file
+from thalweg._formats.hdf5.file import Group
+from thalweg._formats.keras_files.file_source import open_source
+from thalweg._formats.stored_tensor import Stored
 
 
 def made(path: Path, fill: Callable[[h5py.File], Any], **given: Any) -> Path:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from bundle_files import DATA, bits, entry, small, write
+from thalweg._formats import bundle
+from thalweg._formats.bundle import proto
+from thalweg._formats.bundle.messages import Entry, Header
+from thalweg._formats.bundle.slices import key_of
+from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg.errors import (
     DataLossError,
     ThalwegError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle
-from thalweg.storage.bundle import proto
-from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.slices import key_of
-from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import crc32c, mask_checksum
 
 PAYLOAD = struct.pack("<8f", *range(8))  # what every file of data below holds
 HALF = PAYLOAD[:16]

@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 from bundle_files import RECORDED, bits
+from thalweg._formats import bundle
+from thalweg._formats.bundle.messages import Slice, encoded_shape, encoded_slice
+from thalweg._formats.bundle.proto import bytes_field, encode_varint, number_field, string_field
+from thalweg._formats.bundle.slices import key_of
+from thalweg._formats.bundle.table import FOOTER, encoded_table
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
@@ -16,11 +21,6 @@ from thalweg.errors import (
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle
-from thalweg.storage.bundle.messages import Slice, encoded_shape, encoded_slice
-from thalweg.storage.bundle.proto import bytes_field, encode_varint, number_field, string_field
-from thalweg.storage.bundle.slices import key_of
-from thalweg.storage.bundle.table import FOOTER, encoded_table
 
 SAMPLE = RECORDED / "version_1" / "model.ckpt"
 TOP: Slice = ((0, 1), (0, None))

@@ -12,9 +12,10 @@ import torch
 
 import bundle_examples
 from bundle_files import DATA, RECORDED, bits, small
+from thalweg._formats import bundle
+from thalweg._formats import stored_tensor as stored
+from thalweg._formats.bundle.table import FOOTER
 from thalweg.errors import DataLossError
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle.table import FOOTER
 
 PLACES = 4  # bytes at the end of a small table that say where two blocks are
 

@@ -13,9 +13,9 @@ import pytest
 
 import bundle_examples
 from bundle_files import DATA, GOLDENS, RECORDED
+from thalweg._formats import bundle
+from thalweg._formats.bundle.object_graph import KEY
 from thalweg.errors import UnsupportedCheckpointError
-from thalweg.storage import bundle
-from thalweg.storage.bundle.object_graph import KEY
 
 SAMPLES = sorted(path.with_suffix("") for path in GOLDENS.glob("ckpt_v*/*/*.index"))
 TOLD: dict[str, Any] = json.loads((RECORDED / "values.json").read_text())["recorded"]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from bundle_files import GOLDENS, write
+from thalweg._formats import bundle
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph
+from thalweg._formats.bundle.messages import Entry
+from thalweg._formats.bundle.object_graph import KEY, encode_graph
+from thalweg._formats.bundle.proto import bytes_field, number_field, string_field
+from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.checksum import mask_checksum
 from thalweg.errors import DataLossError
-from thalweg.storage import bundle
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph
-from thalweg.storage.bundle.messages import Entry
-from thalweg.storage.bundle.object_graph import KEY, encode_graph
-from thalweg.storage.bundle.proto import bytes_field, number_field, string_field
-from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import mask_checksum
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 

@@ -16,17 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundle_files import DATA, small
+from thalweg._formats import bundle
+from thalweg._formats import stored_tensor as stored
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable, proto, slices
+from thalweg._formats.bundle.dtypes import NUMBERS
+from thalweg._formats.bundle.object_graph import KEY
+from thalweg._formats.bundle.table import encoded_table, iterate_entries
+from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
 from thalweg.errors import (
     CheckpointWriteError,
     InvalidArgumentError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable, proto, slices
-from thalweg.storage.bundle.dtypes import NUMBERS
-from thalweg.storage.bundle.object_graph import KEY
-from thalweg.storage.bundle.table import encoded_table, iterate_entries
-from thalweg.storage.stored import ITEM_BYTES, Stored
 
 ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 CHARACTERS = st.characters(codec="utf-8")

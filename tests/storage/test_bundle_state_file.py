@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundle_files import GOLDENS
+from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import DataLossError, ThalwegError, UnsafeCheckpointError
-from thalweg.storage.bundle import CheckpointState, read_state, write_state
 
 ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 LAST = 'model_checkpoint_path: "model.ckpt-5"\n'

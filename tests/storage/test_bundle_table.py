@@ -21,16 +21,16 @@ from bundle_files import (
     small,
     table,
 )
+from thalweg._formats import bundle
+from thalweg._formats.bundle import checkpoint_directory as folder
+from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.messages import Header
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle
-from thalweg.storage.bundle import folder
-from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.messages import Header
 
 HEAD = Header(1).encode_message()
 PAYLOAD = b"\0\0\x80\x3f" * 2

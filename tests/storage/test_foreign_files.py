@@ -23,11 +23,12 @@ from safetensors.torch import save
 
 from golden_files import FOLDER as GOLDENS
 from thalweg import ThalwegError, Variable, checkpoint
-from thalweg.checkpoint import files, tensorflow
-from thalweg.cli.main import main
+from thalweg._cli.main import main
+from thalweg._formats import bundle, container, header, keras_files
+from thalweg.checkpoint import inspection as files
+from thalweg.checkpoint import tensorflow
 from thalweg.errors import DataLossError, UnsafeCheckpointError, UnsupportedCheckpointError
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle, container, header, keras_files
 from thalweg.v1 import train
 
 SAVER = GOLDENS / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from hdf5_files import arrays, made, texts
+from thalweg._formats.hdf5.lookup3 import lookup3
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage.hdf5.lookup3 import lookup3
 
 NUMBERS = np.random.default_rng(0)
 MATRIX = NUMBERS.normal(size=(30, 20)).astype("f4")

@@ -20,6 +20,8 @@ import pytest
 
 from golden_files import FOLDER, array_of, cases_of
 from hdf5_files import made
+from thalweg._formats.keras_files import KerasFile, is_keras_file, read
+from thalweg._formats.stored_tensor import Stored
 from thalweg.errors import (
     DataLossError,
     InvalidConfigError,
@@ -27,8 +29,6 @@ from thalweg.errors import (
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage.keras_files import KerasFile, is_keras_file, read
-from thalweg.storage.stored import Stored
 
 HOME = "keras_files/cases"
 CASES = cases_of(HOME)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from thalweg.storage import checksum, checksum_compiled
-from thalweg.storage.checksum import crc32c, mask_checksum, unmask_checksum
+from thalweg._formats import checksum, checksum_compiled
+from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
 
 BY_INSTRUCTION = checksum_compiled.by_instruction()
 BY_SLICES = checksum_compiled.by_slices(checksum.byte_table())

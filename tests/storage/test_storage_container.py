@@ -16,6 +16,9 @@ from safetensors import safe_open
 
 import storage_files
 from storage_files import DOCUMENT, a_few, same, stored
+from thalweg._formats import container
+from thalweg._formats.container import Contents
+from thalweg._formats.stored_tensor import ITEM_BYTES, Stored, of_tensor
 from thalweg.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -23,9 +26,6 @@ from thalweg.errors import (
     MissingFileError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import container
-from thalweg.storage.container import Contents
-from thalweg.storage.stored import ITEM_BYTES, Stored, of_tensor
 
 
 @pytest.fixture

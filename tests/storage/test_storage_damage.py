@@ -14,6 +14,8 @@ import pytest
 
 import storage_files
 from storage_files import DOCUMENT, Header, a_few, packed, parts, same, stored, whole
+from thalweg._formats import container, header
+from thalweg._formats.container import Contents
 from thalweg.errors import (
     CheckpointMismatchError,
     DataLossError,
@@ -21,8 +23,6 @@ from thalweg.errors import (
     ThalwegError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import container, header
-from thalweg.storage.container import Contents
 
 SUMS = re.compile(r"stored \d+ vs\. calculated on the restored bytes \d+$")
 

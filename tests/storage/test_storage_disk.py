@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import bare
+from thalweg._formats import atomic_write as disk
+from thalweg._formats import syscalls as calls
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
-from thalweg.storage import calls, disk
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -343,7 +344,7 @@ def test_writers_at_the_same_time_make_whole_files(path: Path) -> None:
 
 def test_processes_at_the_same_time_make_whole_files(path: Path) -> None:
     program = (
-        "from thalweg.storage import disk\n"
+        "from thalweg._formats import atomic_write as disk\n"
         "for _ in range(40): disk.replace(sys.argv[1], [sys.argv[2].encode() * 200000], 200000)"
     )
     writers = [subprocess.Popen(bare.command(program, str(path), letter)) for letter in "ab"]
@@ -410,7 +411,7 @@ def test_no_descriptors_are_left_open(path: Path) -> None:
 
 def test_the_standard_library_is_enough() -> None:
     program = (
-        "import thalweg.storage.container\n"
+        "import thalweg._formats.container\n"
         "found = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
         "sys.exit(repr(found) if found != {'thalweg', '__main__'} else 0)"
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from thalweg._formats import json_text
 from thalweg.errors import InvalidArgumentError, InvalidConfigError, InvalidTypeError
-from thalweg.storage import json_text
 
 REFUSED = {
     "300,000 levels": "[" * 300_000 + "]" * 300_000,

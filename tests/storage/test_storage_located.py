@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 
 from golden_files import FOLDER as GOLDENS
 from thalweg import Variable, checkpoint
-from thalweg.checkpoint import CheckpointManager, files, tensorflow
+from thalweg._formats import bundle
+from thalweg._formats.path_resolution import Kind, locate_checkpoint
+from thalweg.checkpoint import CheckpointManager, tensorflow
+from thalweg.checkpoint import inspection as files
 from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
-from thalweg.storage import bundle
-from thalweg.storage.located import Kind, locate_checkpoint
 from thalweg.tf.io import gfile
 from thalweg.v1 import train
 from thalweg.v1.summary import FileWriter

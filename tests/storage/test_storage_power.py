@@ -11,7 +11,8 @@ import pytest
 from attack import power
 from attack.power import Content, Op
 from storage_files import DOCUMENT, stored
-from thalweg.storage import container, disk
+from thalweg._formats import atomic_write as disk
+from thalweg._formats import container
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.stored import Stored
+from thalweg._formats import bundle
+from thalweg._formats import stored_tensor as stored
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.stored_tensor import Stored
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 SLOT = ".OPTIMIZER_SLOT/optimizer"

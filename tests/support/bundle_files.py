@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.proto import encode_varint
-from thalweg.storage.bundle.table import encoded_table
-from thalweg.storage.checksum import crc32c, mask_checksum
+from thalweg._formats import bundle
+from thalweg._formats import stored_tensor as stored
+from thalweg._formats.bundle.messages import Entry, Header
+from thalweg._formats.bundle.proto import encode_varint
+from thalweg._formats.bundle.table import encoded_table
+from thalweg._formats.checksum import crc32c, mask_checksum
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
 RECORDED = GOLDENS / "bundles"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import openseq2seq_steps
 from thalweg import IndexedSlices, Variable
-from thalweg.catalogue import Named, by_class, by_rule, named
+from thalweg._cli.registry import Named, by_class, by_rule, named
 from thalweg.keras.optimizers import Nadam
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1 import train

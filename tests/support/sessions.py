@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg import graph
+from thalweg import _graph as graph
 
 
 def initialized() -> graph.Session:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thalweg.storage import container, header
-from thalweg.storage.checksum import crc32c
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg._formats import container, header
+from thalweg._formats.checksum import crc32c
+from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
 
 Header = dict[str, Any]
 

@@ -12,7 +12,7 @@ import pytest
 import fresh
 import thalweg
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.tf import installing
+from thalweg.tf import install as installing
 
 VERSION_2 = """
 import importlib.util

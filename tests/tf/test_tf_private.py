@@ -10,7 +10,7 @@ import pytest
 
 import thalweg.tf as tf
 from many import many
-from thalweg.tf import private
+from thalweg.tf import private_modules as private
 from thalweg.v1 import train
 
 ASKED = {

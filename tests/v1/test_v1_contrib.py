@@ -23,7 +23,8 @@ from test_contrib_rules import (
     summed,
     with_decay,
 )
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.gradient_transforms import Decision, GradientTransforms
+from thalweg import IndexedSlices, Variable
+from thalweg import _graph as graph
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import contrib, train
 

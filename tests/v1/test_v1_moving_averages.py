@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import Variable, graph
+from thalweg import Variable
+from thalweg import _graph as graph
 from thalweg.v1 import train
 
 AVERAGED = "ExponentialMovingAverage"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Variable, graph, keras
+from thalweg import IndexedSlices, Variable, keras
+from thalweg import _graph as graph
+from thalweg._base.scalars import power
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.scalars import power
 from thalweg.v1 import train, training_ops
 from thalweg.v1.contrib import opt as contrib
 

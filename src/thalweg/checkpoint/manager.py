@@ -14,10 +14,14 @@ from typing import Any, Literal
 
 import torch
 
-from thalweg.checkpoint.asynchronous import Saving
-from thalweg.checkpoint.named import Variables
-from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.saving import Progress, Restored, restore, take_snapshot
+from thalweg._base.showing import show_value
+from thalweg._formats import atomic_write as disk
+from thalweg._formats import container
+from thalweg._formats.retention import Keeper
+from thalweg.checkpoint.async_save import Saving
+from thalweg.checkpoint.json_encoding import Reader
+from thalweg.checkpoint.named_state import Variables
+from thalweg.checkpoint.save_restore import Progress, Restored, restore, take_snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,
@@ -27,9 +31,6 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     warn,
 )
-from thalweg.ground.showing import show_value
-from thalweg.storage import container, disk
-from thalweg.storage.keeper import Keeper
 
 SUFFIX = ".safetensors"
 _MOST = 10**18

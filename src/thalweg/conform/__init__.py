@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from thalweg.conform.comparing import Outcome, Parting, compare
+from thalweg.conform.candidate import Side
+from thalweg.conform.compare import Outcome, Parting, compare
 from thalweg.conform.errors import ConformError
-from thalweg.conform.side import Side
 
 __all__ = ["ConformError", "Outcome", "Parting", "Side", "compare"]
 

@@ -26,7 +26,7 @@ from thalweg.diagnostics.bands import (
     Duration,
     RunningMedian,
 )
-from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, Reader
 from thalweg.diagnostics.table import Table
 
 # The least factor above the median at which a number leaves its band.

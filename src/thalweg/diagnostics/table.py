@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thalweg.engines.diagnostics import MEASURED
+from thalweg._base.showing import show_value
+from thalweg._engines.diagnostics import MEASURED
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
-from thalweg.ground.showing import show_value
 
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
@@ -180,7 +180,7 @@ def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
     """The columns of a table.
 
     Args:
-        measured: (parameters, measured), as `thalweg.engines.diagnostics` has them.
+        measured: (parameters, measured), as `thalweg._engines.diagnostics` has them.
         sizes: Elements of each parameter.
         clip: What clipping multiplied gradients by.
     """

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg.ground.running import replicas, thread
-from thalweg.ground.switches import Sections, Within
+from thalweg._base.context_managers import Sections, Within
+from thalweg._base.execution_context import replicas, thread
 
 if TYPE_CHECKING:
     from thalweg.distribute.buckets import Sending
-    from thalweg.distribute.ranks import Ranks
+    from thalweg.distribute.process_group import Ranks
 
 
 class Replicas(Protocol):

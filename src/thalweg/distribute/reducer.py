@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.all_reduce_gradients import MaybePair, fill_missing, sum_matched_pairs
+from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
-from thalweg.distribute.kinds import signature
-from thalweg.distribute.message import Doing, raise_on_all
-from thalweg.distribute.overlapping import Underway
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import MaybePair, fill_missing, sum_matched_pairs
-from thalweg.distribute.sender import Sender
+from thalweg.distribute.consistency_check import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.gradient_kinds import signature
+from thalweg.distribute.handshake import Doing, raise_on_all
+from thalweg.distribute.overlapped_all_reduce import Underway
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.sharded_step import SharedStep, fate_before_write
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.sharding.step import SharedStep, fate_before_write
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.distribute.agreement import StepFingerprint
+from thalweg._base.context_managers import no_grad
+from thalweg.distribute.consistency_check import StepFingerprint
 from thalweg.distribute.context import in_cross_replica_context
-from thalweg.distribute.message import Doing
-from thalweg.distribute.nested import all_reduce
+from thalweg.distribute.handshake import Doing
+from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.switches import no_grad
 from thalweg.variable import Variable, VariableAggregation, dtype_name
 
 _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import engines
-from thalweg.core.common_factor import Factor
-from thalweg.core.gradient_stats import known_of
-from thalweg.core.gradient_transforms import GradientTransforms, Measures
-from thalweg.engines import Dispatcher, layout
-from thalweg.engines.engine import Ready, Request
+from thalweg import _engines as engines
+from thalweg._core.common_factor import Factor
+from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_transforms import GradientTransforms, Measures
+from thalweg._engines import Dispatcher, layout
+from thalweg._engines.engine import Ready, Request
 from thalweg.indexed_slices import values_of
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.step_options import GradientReport

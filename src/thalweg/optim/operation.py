@@ -19,9 +19,9 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.options.update_targets import MASTER
-from thalweg.core.section import Call, unwatched
-from thalweg.ground.switches import Within, no_grad
+from thalweg._base.context_managers import Within, no_grad
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.section import Call, unwatched
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C

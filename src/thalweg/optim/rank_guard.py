@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.groups import titles_in
-from thalweg.core.meshes import any_on_mesh, is_on_mesh
-from thalweg.core.options.diagnostics import Diagnosed
-from thalweg.distribute.sharding.meshes import are_misplaced
-from thalweg.distribute.sharding.team import Team, describe_dtensors
-from thalweg.engines import current
+from thalweg._core.groups import titles_in
+from thalweg._core.meshes import any_on_mesh, is_on_mesh
+from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._engines import current
+from thalweg.distribute.sharding.dtensor_step import are_misplaced
+from thalweg.distribute.sharding.matrix_group import Team, describe_dtensors
 
 if TYPE_CHECKING:
     from thalweg.formula import Rule

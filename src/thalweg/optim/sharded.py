@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.meshes import any_on_mesh, is_imported
-from thalweg.core.state import Entry, Part
-from thalweg.ground.locks import importing
+from thalweg._base.locks import importing
+from thalweg._core.meshes import any_on_mesh, is_imported
+from thalweg._core.state import Entry, Part
 
 if TYPE_CHECKING:
-    from thalweg.distribute.sharding.meshes import Locals, LocalStep
-    from thalweg.distribute.sharding.team import Team
+    from thalweg.distribute.sharding.dtensor_step import Locals, LocalStep
+    from thalweg.distribute.sharding.matrix_group import Team
 
 
 def locals_of(params: Sequence[Tensor]) -> Locals | None:
     """What tells the local parts of parameters, if there are DTensors among them."""
     if not any_on_mesh(params):
         return None
-    from thalweg.distribute.sharding.meshes import Locals
+    from thalweg.distribute.sharding.dtensor_step import Locals
 
     return Locals()
 
@@ -36,7 +36,7 @@ def sharing_of(parts: Locals, team: Team | None) -> LocalStep:
         parts: The local parts.
         team: The ranks that take the step together; None if they send no messages in it.
     """
-    from thalweg.distribute.sharding.meshes import LocalStep
+    from thalweg.distribute.sharding.dtensor_step import LocalStep
 
     return LocalStep(parts, team)
 
@@ -69,7 +69,7 @@ def placed(
     pairs: list[tuple[object, Tensor]], team: Team | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return the pairs with gradients cut as their parameters are; all ranks call this."""
-    from thalweg.distribute.sharding import meshes
+    from thalweg.distribute.sharding import dtensor_step as meshes
 
     return meshes.place_on_mesh(pairs, team)
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import states_of, titles_in
-from thalweg.core.meshes import local
-from thalweg.core.options.average import EMA
-from thalweg.core.outcome import raise_first
-from thalweg.core.section import Call, unless_resized, unwatched, when
-from thalweg.engines.layout import check_memory
+from thalweg._base.context_managers import Within, writable
+from thalweg._core.groups import states_of, titles_in
+from thalweg._core.meshes import local
+from thalweg._core.options.average import EMA
+from thalweg._core.outcome import raise_first
+from thalweg._core.section import Call, unless_resized, unwatched, when
+from thalweg._engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.ground.switches import Within, writable
 
 
 class _Swap(NamedTuple):

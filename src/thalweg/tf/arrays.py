@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import known_size, known_sizes, sizes_of
+from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import known_size, known_sizes, sizes_of
-from thalweg.graph.ops import creation_node
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import joining, products
+from thalweg.tf import concat_split as joining
+from thalweg.tf import matmul as products
+from thalweg.tf.concat_split import *
+from thalweg.tf.concat_split import place_of
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
-from thalweg.tf.joining import *
-from thalweg.tf.joining import place_of
-from thalweg.tf.products import *
+from thalweg.tf.matmul import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]

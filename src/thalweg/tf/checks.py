@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import must_hold
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import must_hold
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.control import control_dependencies, group
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.variable import as_dtype, dtype_name

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
-from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
-from thalweg.graph.names import node_name_from
-from thalweg.ground.switches import enable_grad
+from thalweg import _graph as graph
+from thalweg._base.context_managers import enable_grad
+from thalweg._graph import case, cond, foldl, foldr, map_fn, scan, while_loop
+from thalweg._graph.unique_names import node_name_from
 from thalweg.tf.convert import call, tensor
 
 __all__ = [

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
+from thalweg._core.nest import leaves_of
+from thalweg._graph.default_graph import has_symbol
 from thalweg.errors import InvalidTypeError
-from thalweg.graph.default import has_symbol
-from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import as_asked, check_held, tensor_of, to_tensor
 

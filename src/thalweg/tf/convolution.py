@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
-from thalweg.tf import windows
+from thalweg.tf import conv_windows as windows
+from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
-from thalweg.tf.windows import Windows
 
 __all__ = [
     "atrous_conv2d",

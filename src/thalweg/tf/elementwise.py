@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thalweg import graph
+from thalweg import _graph as graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.tf import candidates, convolution, normalization, ranking
-from thalweg.tf.candidates import *
+from thalweg.tf import convolution, normalization
+from thalweg.tf import sampled_losses as candidates
+from thalweg.tf import top_k as ranking
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
 from thalweg.tf.convolution import *
@@ -21,7 +22,8 @@ from thalweg.tf.missing import attribute_of
 from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
 from thalweg.tf.partitioned_lookup import look_up
-from thalweg.tf.ranking import *
+from thalweg.tf.sampled_losses import *
+from thalweg.tf.top_k import *
 from thalweg.variable import dtype_name
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import table_of
 from thalweg.tf.convert import call, tensor
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped
+from thalweg import _graph as graph
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.assertions import excerpt
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.checking import excerpt
-from thalweg.graph.exchange import exported
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import is_tensor, tensor
 from thalweg.tf.elementwise import cast

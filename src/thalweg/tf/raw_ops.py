@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from thalweg import graph
-from thalweg.graph.variables import scatter_node as scattered  # the documented name
-from thalweg.ground.scattering import UPDATES, scatter
+from thalweg import _graph as graph
+from thalweg._base.scatter import UPDATES, scatter
+from thalweg._graph.variables import scatter_node as scattered  # the documented name
 from thalweg.tf.arrays import gather, identity
 from thalweg.tf.missing import attribute_of
 from thalweg.v1 import training_ops

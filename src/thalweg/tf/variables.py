@@ -6,9 +6,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from thalweg import graph, v1
+from thalweg import _graph as graph
+from thalweg import v1
 from thalweg import variable as eager
-from thalweg.graph.either import Either, IndexedSlices
+from thalweg._graph.eager_or_graph import Either, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thalweg.core.meshes import is_on_mesh
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.tree import in_pairs
-from thalweg.engines.diagnostics import MEASURED, PEAKS
+from thalweg._core.meshes import is_on_mesh
+from thalweg._engines.diagnostics import MEASURED, PEAKS
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.tree_reduction import in_pairs
 
 _LOST = 2  # beside 1 for what was measured and 0 for what was not: a rank could not, so none has it
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from thalweg.distribute.message import Doing, Message, report_error
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.sharding.pieces import Piece, pieces_of
-from thalweg.engines import layout
-from thalweg.engines.measuring import LEAF
+from thalweg._engines import layout
+from thalweg._engines.measuring import LEAF
+from thalweg.distribute.handshake import Doing, Message, report_error
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.shard_layout import Piece, pieces_of
 from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.state import mismatch
+from thalweg._base.tracing import untraced
+from thalweg._core import state
+from thalweg._core.state import mismatch
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers import Optimizer
 
 _BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's

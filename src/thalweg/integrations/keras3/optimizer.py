@@ -11,16 +11,16 @@ import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch import Tensor
 
+from thalweg._base.context_managers import writable
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
 from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import writable
-from thalweg.ground.tracing import untraced
 from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
 from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
-from thalweg.integrations.keras3.sharing import share, slot_variables
+from thalweg.integrations.keras3.shared_variables import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
 from thalweg.variable import named_variables, variable_constraint
 

@@ -19,35 +19,41 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.described import Described
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import NOTHING
-from thalweg.core.graph_mode import graph_mode
-from thalweg.core.hooks import Shared
-from thalweg.core.hyperparameters import hint, is_number
-from thalweg.core.meshes import is_imported, is_on_mesh
-from thalweg.core.outcome import Outcome, raise_first
-from thalweg.core.pairs import Pair, as_pairs
-from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
-from thalweg.core.section import Call
-from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.core.slots import SlotStore
-from thalweg.core.slots_as_dicts import variable_key
-from thalweg.core.step import repeat, take
-from thalweg.distribute.last_sums import commit_sums
+from thalweg._base.execution_context import (
+    executing_eagerly,
+    is_deferred,
+    is_symbolic,
+    replicas,
+    thread,
+)
+from thalweg._base.locks import importing
+from thalweg._base.scatter import scatter
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.described import Described
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import NOTHING
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.hooks import Shared
+from thalweg._core.hyperparameters import hint, is_number
+from thalweg._core.meshes import is_imported, is_on_mesh
+from thalweg._core.outcome import Outcome, raise_first
+from thalweg._core.pairs import Pair, as_pairs
+from thalweg._core.plan_cache import PlanCache, Plans
+from thalweg._core.repeats import note_repeated, quick_steps, say_what_became
+from thalweg._core.section import Call
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.slots import SlotStore
+from thalweg._core.slots_as_dicts import variable_key
+from thalweg._core.step import repeat, take
+from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.ground.locks import importing
-from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
-from thalweg.ground.scattering import scatter
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, has_hooks
-from thalweg.keras.optimizers.hypers import Hypers
+from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
-from thalweg.keras.optimizers.rows import deduplicated, rows_of
+from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import StateDict
+from thalweg.keras.optimizers.step_adapter import UPDATES, ApplyState, KerasHooks, call, has_hooks
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 
@@ -67,13 +73,13 @@ def _unique_name(cls: type) -> str:
 def _in_replicas() -> Any:
     """What optimizers do in strategies, which most trainings do not have."""
     with importing:
-        return import_module("thalweg.keras.optimizers.replicas")
+        return import_module("thalweg.keras.optimizers.distributed_step")
 
 
 def _quick_step(optimizer: object, kept: PlanCache, given: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.keras.optimizers.steady import SteadyKerasApply
+        from thalweg.keras.optimizers.replay import SteadyKerasApply
     return SteadyKerasApply.of(optimizer, kept, given)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_readable
-from thalweg.core.vectors import is_host
+from thalweg._core.checks import check_readable
+from thalweg._core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
 from thalweg.openseq2seq.optimizers.accumulation import is_whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import check_size, hint
-from thalweg.core.outcome import not_taken, raise_first
-from thalweg.core.pairs import as_pairs, distinct
-from thalweg.core.state import Loading, Names, check_eager, keys_of, restore
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
-from thalweg.graph import (
+from thalweg._base.context_managers import writable
+from thalweg._base.execution_context import graph_of
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hyperparameters import check_size, hint
+from thalweg._core.outcome import not_taken, raise_first
+from thalweg._core.pairs import as_pairs, distinct
+from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
+from thalweg._graph import (
     GraphKeys,
     by_reference,
     executing_eagerly,
@@ -23,10 +26,7 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.ground.running import graph_of
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import writable
-from thalweg.ground.tracing import untraced
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
 from thalweg.openseq2seq.optimizers.gradients import (
@@ -52,7 +52,7 @@ from thalweg.openseq2seq.optimizers.update_in_graph import (
     written_beside,
 )
 from thalweg.v1.train.optimizer import Optimizer, check_any
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import REDUCED
 
 __all__ = ["MixedPrecisionOptimizerWrapper", "mp_regularizer_wrapper"]

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.outcome import following
-from thalweg.core.state import Entry, Names
-from thalweg.ground.locks import Guard
+from thalweg._base.locks import Guard
+from thalweg._core import state
+from thalweg._core.outcome import following
+from thalweg._core.state import Entry, Names
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters

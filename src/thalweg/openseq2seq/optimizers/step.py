@@ -10,29 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.described import Described
-from thalweg.core.outcome import Outcome, raise_first, restored, say
-from thalweg.core.pairs import flatten
-from thalweg.core.reentrance import Stepping, one_step_at_a_time
-from thalweg.core.repeats import Done
-from thalweg.core.section import Call
-from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Loading, Names, keys_of, restore
-from thalweg.core.vectors import is_host
+from thalweg._base.context_managers import outside_inference
+from thalweg._base.locks import Guard
+from thalweg._base.tracing import untraced
+from thalweg._core.described import Described
+from thalweg._core.outcome import Outcome, raise_first, restored, say
+from thalweg._core.pairs import flatten
+from thalweg._core.reentrance import Stepping, one_step_at_a_time
+from thalweg._core.repeats import Done
+from thalweg._core.section import Call
+from thalweg._core.slots import SlotStore
+from thalweg._core.state import Entry, Loading, Names, keys_of, restore
+from thalweg._core.vectors import is_host
+from thalweg._graph import executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly
-from thalweg.ground.locks import Guard
-from thalweg.ground.switches import outside_inference
-from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
+from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
-from thalweg.openseq2seq.optimizers.rate import LiveRate
+from thalweg.openseq2seq.optimizers.process_gradients import Given, Treatment, apply_processed
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.state import Training

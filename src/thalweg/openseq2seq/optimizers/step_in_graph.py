@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.outcome import not_taken, raise_first
-from thalweg.distribute import current_strategy, fill_missing
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.execution_context import thread
+from thalweg._base.showing import show_value
+from thalweg._core.outcome import not_taken, raise_first
+from thalweg._graph import (
     GraphKeys,
     GraphVariable,
     Output,
@@ -22,14 +22,15 @@ from thalweg.graph import (
     operation,
     variable_scope,
 )
-from thalweg.ground.running import thread
-from thalweg.ground.showing import show_value
+from thalweg.distribute import current_strategy, fill_missing
+from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import (
+from thalweg.openseq2seq.optimizers.process_gradients import (
     ADDED_UP,
     SCOPE,
     Given,
@@ -47,7 +48,6 @@ from thalweg.openseq2seq.optimizers.summaries_in_graph import (
     collect,
     collect_scalar,
 )
-from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, captured_by
 from thalweg.openseq2seq.optimizers.update_in_graph import (
     is_called_at_the_build,

@@ -11,13 +11,21 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.checks import check_memories
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import Decision, GradientTransforms
-from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, following, says_not_taken
-from thalweg.core.pairs import distinct
-from thalweg.core.section import Call, run, unless_resized
-from thalweg.engines import current
+from thalweg._core.checks import check_memories
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.outcome import (
+    LEFT,
+    SKIPPED,
+    TAKEN,
+    Outcome,
+    add_taken,
+    following,
+    says_not_taken,
+)
+from thalweg._core.pairs import distinct
+from thalweg._core.section import Call, run, unless_resized
+from thalweg._engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.v1.train.optimizer import Optimizer

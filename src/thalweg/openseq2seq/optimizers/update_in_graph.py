@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.section import run
-from thalweg.engines import current
-from thalweg.graph import (
+from thalweg._base.context_managers import writable
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.section import run
+from thalweg._engines import current
+from thalweg._graph import (
     GraphKeys,
     Output,
     SymbolicSlices,
@@ -29,7 +30,6 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward

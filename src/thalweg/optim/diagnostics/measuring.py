@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import names_in, states_of
-from thalweg.diagnostics.asked import Diagnostics
-from thalweg.diagnostics.measuring import StepWatch
+from thalweg._base.locks import importing
+from thalweg._core.groups import names_in, states_of
+from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.recorder import Recorder, apart
+from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.state import shown
+from thalweg._core.groups import Group
+from thalweg._core.state import shown
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer

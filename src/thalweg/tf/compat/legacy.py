@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph, v1
+from thalweg import _graph as graph
+from thalweg import v1
+from thalweg._graph.eager_or_graph import Either
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.either import Either
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.compat.behavior import begins_graphs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator as Elements
 from typing import Any
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped, packed
+from thalweg import _graph as graph
+from thalweg._base.execution_context import current_session, executing_eagerly
+from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._graph.default_graph import begin_graphs
 from thalweg.errors import FailedPreconditionError, OutOfRangeError
-from thalweg.graph.default import begin_graphs
-from thalweg.ground.running import current_session, executing_eagerly
 from thalweg.tf.data import spec as specs
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import mapped
+from thalweg import _graph as graph
+from thalweg._base.execution_context import eagerly, is_symbolic
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import mapped
+from thalweg._graph.shapes import infer_outputs
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.shapes import infer_outputs
-from thalweg.ground.running import eagerly, is_symbolic
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
 

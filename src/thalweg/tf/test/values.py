@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped
-from thalweg.graph.exchange import exported
+from thalweg import _graph as graph
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.variable import tensor_of
 
 

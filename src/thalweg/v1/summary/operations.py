@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message
 

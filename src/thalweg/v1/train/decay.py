@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from thalweg import schedules
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.scalars import as_scalar, scalar_type
+from thalweg._graph import Output, operation
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import Output, operation
-from thalweg.ground.running import is_deferred
-from thalweg.ground.scalars import as_scalar, scalar_type
 from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
-from thalweg.v1.train.followed import Followed, remember_source
+from thalweg.v1.train.callable_rate import Followed, remember_source
 from thalweg.variable import as_dtype, dtype_name
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._graph import GraphKeys, Output
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys, Output
 from thalweg.v1 import summary
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner
 from thalweg.v1.train.queues import FIFOQueue

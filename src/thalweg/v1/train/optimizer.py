@@ -14,22 +14,26 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.autodiff import has_replicas
-from thalweg.core.described import OPTIMIZERS, Argument, Described, Names
-from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg.core.hooks import Copies
-from thalweg.core.hyperparameters import is_function
-from thalweg.core.meshes import is_imported
-from thalweg.core.outcome import Outcome, raise_first, says_taken
-from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
-from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import Done, note_repeated, quick_steps, say_what_became
-from thalweg.core.section import run
-from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.core.slots import SlotStore
-from thalweg.core.slots_as_dicts import variable_key_in_graph
-from thalweg.core.step import finish, repeat, take
-from thalweg.graph import (
+from thalweg._base.context_managers import Sections, Within
+from thalweg._base.device_counters import Move, number_of
+from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thread
+from thalweg._base.locks import Lock, importing
+from thalweg._base.tracing import untraced
+from thalweg._core.described import OPTIMIZERS, Argument, Described, Names
+from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
+from thalweg._core.hooks import Copies
+from thalweg._core.hyperparameters import is_function
+from thalweg._core.meshes import is_imported
+from thalweg._core.outcome import Outcome, raise_first, says_taken
+from thalweg._core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
+from thalweg._core.plan_cache import PlanCache, Plans
+from thalweg._core.repeats import Done, note_repeated, quick_steps, say_what_became
+from thalweg._core.section import run
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.slots import SlotStore
+from thalweg._core.slots_as_dicts import variable_key_in_graph
+from thalweg._core.step import finish, repeat, take
+from thalweg._graph import (
     GraphKeys,
     by_reference,
     check_updates,
@@ -43,19 +47,16 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.graph.either import IndexedSlices as EitherSlices
-from thalweg.ground.counters import Move, number_of
-from thalweg.ground.locks import Lock, importing
-from thalweg.ground.running import handle_of, is_deferred, is_ours, thread
-from thalweg.ground.switches import Sections, Within
-from thalweg.ground.tracing import untraced
+from thalweg._graph.eager_or_graph import IndexedSlices as EitherSlices
+from thalweg.autodiff import has_replicas
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train import gating, gradients, processors
+from thalweg.v1.train import gate_gradients as gating
+from thalweg.v1.train import gradients, processors
 from thalweg.v1.train.gradients import GradsAndVars
-from thalweg.v1.train.hooks import V1Hooks, counting_calls
-from thalweg.v1.train.recorded import add_update_names, has_hooks, recorded
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.step_adapter import V1Hooks, counting_calls
+from thalweg.v1.train.traced_hooks import add_update_names, has_hooks, recorded
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
@@ -66,7 +67,7 @@ _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # chang
 def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.v1.train.steady import SteadyV1Apply
+        from thalweg.v1.train.replay import SteadyV1Apply
     return SteadyV1Apply.of(optimizer, kept, step)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from thalweg import graph
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import (
+from thalweg import _graph as graph
+from thalweg._graph import (
     Initializer,
     constant_initializer,
     global_variables_initializer,
@@ -23,6 +22,7 @@ from thalweg.graph import (
     variables_initializer,
     zeros_initializer,
 )
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call
 from thalweg.tf.missing import attribute_of
 from thalweg.variable import as_dtype

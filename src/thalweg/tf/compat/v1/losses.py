@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import distribute, graph
+from thalweg import _graph as graph
+from thalweg import distribute
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import nn
-from thalweg.tf.compat.v1.weighting import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
-from thalweg.tf.compat.v1.weighting import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
 

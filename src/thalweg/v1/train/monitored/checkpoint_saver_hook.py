@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from thalweg._formats import atomic_write as disk
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.storage import disk
 from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.state import flaw, kept
-from thalweg.core.trackable import Trackable
+from thalweg._base.locks import Lock
+from thalweg._base.tracing import untraced
+from thalweg._core.state import flaw, kept
+from thalweg._core.trackable import Trackable
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.path_resolution import ENDING
+from thalweg._graph import GraphVariable, executing_eagerly, get_default_graph
+from thalweg._graph.nodes import session_for
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphVariable, executing_eagerly, get_default_graph
-from thalweg.graph.nodes import session_for
-from thalweg.ground.locks import Lock
-from thalweg.ground.tracing import untraced
-from thalweg.storage.bundle import ObjectGraph
-from thalweg.storage.located import ENDING
 from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from thalweg._formats import bundle, container
+from thalweg._formats.path_resolution import ENDING as SUFFIX
+from thalweg._formats.path_resolution import Kind, Located, locate_checkpoint
+from thalweg._formats.stored_tensor import ITEM_BYTES, Stored, dtype_of
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     NotFoundError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, container
-from thalweg.storage.located import ENDING as SUFFIX
-from thalweg.storage.located import Kind, Located, locate_checkpoint
-from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph, v1
+from thalweg import _graph as graph
+from thalweg import v1
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor

@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf import convolution, nn, windows
+from thalweg.tf import conv_windows as windows
+from thalweg.tf import convolution, nn
 from thalweg.tf.compat.v1.initializers import zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer, activation_of, as_function
+from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call
-from thalweg.tf.windows import Windows
 
 
 class Convolution(Layer):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.context_managers import no_grad
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import no_grad
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer
 from thalweg.tf.compat.v1.layers.dense import decided

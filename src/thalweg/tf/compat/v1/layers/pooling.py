@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.tf import convolution, windows
+from thalweg.tf import conv_windows as windows
+from thalweg.tf import convolution
 from thalweg.tf.compat.v1.layers.base import Layer, as_function
 
 

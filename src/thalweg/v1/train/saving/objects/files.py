@@ -8,15 +8,16 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from thalweg._formats import atomic_write as disk
+from thalweg._formats import bundle, container
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.format_detection import reader_of
+from thalweg._formats.path_resolution import ENDING, Kind, locate_checkpoint
+from thalweg._formats.stored_tensor import Stored, of_tensor
 from thalweg.errors import (
     DataLossError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, container, disk
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import ENDING, Kind, locate_checkpoint
-from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
 KIND = "tf.train.Checkpoint"

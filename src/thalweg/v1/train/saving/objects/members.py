@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.trackable import Trackable, TrackableSlots
+from thalweg._base.showing import show_value
+from thalweg._core.trackable import Trackable, TrackableSlots
+from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._graph import GraphVariable, handle_of, is_symbolic
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import GraphVariable, handle_of, is_symbolic
-from thalweg.ground.showing import show_value
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.variable import name_of
 
 VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable

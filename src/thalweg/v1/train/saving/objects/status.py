@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Self
 
+from thalweg._graph import GraphVariable
+from thalweg._graph.nodes import session_for
 from thalweg.errors import NotConsumedError, listed
-from thalweg.graph import GraphVariable
-from thalweg.graph.nodes import session_for
 from thalweg.v1.train.saving.objects.members import Member
 from thalweg.v1.train.saving.objects.values import Values
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from thalweg.graph import GraphVariable
-from thalweg.storage.bundle import ObjectGraph
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._graph import GraphVariable
 from thalweg.v1.train.saving.objects.members import SUFFIX, VALUE
 
 Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slot's name, its own

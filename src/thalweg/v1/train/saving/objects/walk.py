@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.state import Entry, alike
-from thalweg.core.trackable import Position, Trackable, TrackableSlots
-from thalweg.graph import GraphVariable, constant
-from thalweg.graph.variables import begin_with
-from thalweg.ground.static_shape import UNKNOWN
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core import state
+from thalweg._core.state import Entry, alike
+from thalweg._core.trackable import Position, Trackable, TrackableSlots
+from thalweg._graph import GraphVariable, constant
+from thalweg._graph.variables import begin_with
 from thalweg.v1.train.saving.objects.members import child_of, held_by, is_variable
 from thalweg.v1.train.saving.objects.values import Link, Values
 from thalweg.variable import dtype_name

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.showing import show_value
 from thalweg.tf.compat.v1.initializers import fans
 
 

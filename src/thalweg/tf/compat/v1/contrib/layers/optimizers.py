@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
+from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.graph.either import IndexedSlices
-from thalweg.ground.showing import show_value
 from thalweg.tf.clipping import clip_by_global_norm, global_norm
 from thalweg.tf.convert import is_tensor, tensor
 from thalweg.v1 import summary, train

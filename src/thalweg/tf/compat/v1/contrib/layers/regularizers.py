@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph as graph
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
 from thalweg.tf.elementwise import add_n
 
 
