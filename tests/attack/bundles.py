@@ -21,8 +21,7 @@ import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
 from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import object_graph, proto, strings
 from thalweg._formats.bundle.errors import Flaw
 from thalweg._formats.bundle.table import encoded_table, iterate_entries
@@ -78,7 +77,7 @@ def warm() -> None:
                 bundle.write(own, {name: tensors[name], "other": tensors["bits"]})
                 SEEDS.append({s: Path(f"{own}{s}").read_bytes() for s in (".index", DATA)})
     crc32c(b"\0" * 10_000)
-    stored.Stored("F32", (), memoryview(b"\0" * 4)).tensor()
+    stored_tensor.Stored("F32", (), memoryview(b"\0" * 4)).tensor()
 
 
 # Changes. Each takes the files and a source of chance, and returns other files.

@@ -17,8 +17,7 @@ from thalweg._engines.cpu import store
 from thalweg._engines.metadata_guard import Likeness
 from thalweg._engines.plan import DensePlan
 from thalweg._engines.storage_guard import StorageGuard
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import header
+from thalweg._formats import atomic_write, header
 from thalweg._formats.bundle import index
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
@@ -123,5 +122,5 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
     "checksums are not compared": _instead(header, "check_sum", lambda *_: None),
     "headers and manifests are not compared": _instead(header, "_differences", lambda *_: ()),
-    "files are written in place": _instead(disk, "replace", _in_place),
+    "files are written in place": _instead(atomic_write, "replace", _in_place),
 }

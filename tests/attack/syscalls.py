@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import bare
-from thalweg._formats import atomic_write as disk
+from thalweg._formats import atomic_write
 from thalweg.errors import CheckpointWriteError
 
 STRACE = ("strace", "-f", "-e", "trace=%file,%desc,getrandom,kill")
@@ -170,7 +170,7 @@ def tried(place: Place, call: Call, fault: str, old: bytes, new: bytes) -> str:
         if fault == "KILL"
         else _of_failed(call, fault, said, content == new, left)
     )
-    disk.replace(place.path, [b"next"], 4)
+    atomic_write.replace(place.path, [b"next"], 4)
     if place.path.read_bytes() != b"next" or place.left():
         return f"the next save left {place.left()}"
     return wrong or ("new" if content == new else "old")

@@ -8,33 +8,33 @@ import pytest
 import torch
 
 import thalweg
-from thalweg._cli import registry as catalogue
+from thalweg._cli import registry
 from thalweg.errors import NotFoundError
 from thalweg.rules import KERAS_RULES, RULES
 
-NAMES = catalogue.names()
+NAMES = registry.names()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
-    assert catalogue.spelled(name.upper()) == catalogue.spelled(name.lower()) == name
-    named = catalogue.named(name)
+    assert registry.spelled(name.upper()) == registry.spelled(name.lower()) == name
+    named = registry.named(name)
     made = named.make(0.25)
     assert type(made) is named.cls
-    assert named.cls is catalogue.by_class()[named.of].cls
-    assert float(getattr(made, catalogue.rate_name(made) or "")) == 0.25
+    assert named.cls is registry.by_class()[named.of].cls
+    assert float(getattr(made, registry.rate_name(made) or "")) == 0.25
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_name_of_a_rule_makes_what_runs_it(rule: thalweg.Rule) -> None:
-    named = catalogue.by_rule()[rule.name]
+    named = registry.by_rule()[rule.name]
     assert named.rule is rule
-    assert (named.of in catalogue.KERAS) == (rule in KERAS_RULES)
+    assert (named.of in registry.KERAS) == (rule in KERAS_RULES)
 
 
 def test_names_are_those_of_rules_and_of_classes() -> None:
     assert NAMES[: len(RULES)] == [rule.name for rule in RULES]
-    assert set(catalogue.KERAS) < set(NAMES)
+    assert set(registry.KERAS) < set(NAMES)
     others = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
     assert others == ["v1"] * (len(others) - 1) + ["openseq2seq"]
 
@@ -49,7 +49,7 @@ def test_names_are_those_of_rules_and_of_classes() -> None:
 )
 def test_other_names_are_refused(name: str, message: str) -> None:
     with pytest.raises(NotFoundError) as raised:
-        catalogue.spelled(name)
+        registry.spelled(name)
     assert str(raised.value).startswith(message)
 
 
@@ -61,7 +61,7 @@ def test_measuring_steps_knows_nothing_of_the_race() -> None:
 @pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])
 def test_rules_of_matrices_take_kernels_of_conv1d(name: str) -> None:
     variable = torch.nn.Parameter(torch.ones(3, 2, 4))
-    made = catalogue.named(f"optim:{name}").make(0.1)
+    made = registry.named(f"optim:{name}").make(0.1)
     for _ in range(2):  # the first step of SOAP moves nothing
         made.apply_gradients([(torch.arange(24.0).reshape(3, 2, 4), variable)])
     assert not torch.equal(variable.detach(), torch.ones(3, 2, 4))

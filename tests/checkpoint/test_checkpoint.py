@@ -29,9 +29,9 @@ from thalweg import (
     NotFoundError,
     ThalwegError,
     Variable,
+    _graph,
     checkpoint,
 )
-from thalweg import _graph as graph
 from thalweg._cli.registry import applied, by_class, by_rule
 from thalweg.checkpoint import tensorflow
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
@@ -850,8 +850,8 @@ def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> Non
 def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
     one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
     path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
-    with graph.Graph().as_default():
-        tied = graph.Variable([0.0])
+    with _graph.Graph().as_default():
+        tied = _graph.Variable([0.0])
         with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
             train.Checkpoint(a=tied, b=tied).restore(path)
 

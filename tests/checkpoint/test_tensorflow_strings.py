@@ -14,8 +14,7 @@ from thalweg import v1
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, object_graph
 from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.checksum import mask_checksum
-from thalweg.checkpoint import inspection as files
-from thalweg.checkpoint import restore, tensorflow
+from thalweg.checkpoint import inspection, restore, tensorflow
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -64,7 +63,7 @@ def test_strings_and_variants_are_skipped_by_name(
     w.data.zero_()
     restore(tmp_path / "out", variables={"w": w})
     assert w.tolist() == [1, 2]
-    listing = files.list_file(path)
+    listing = inspection.list_file(path)
     assert [(each.name, each.shape) for each in listing.tensors][1:] == [
         (f"note{SUFFIX}", shape), (f"w{SUFFIX}", (2,)),
     ]  # fmt: skip

@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from thalweg import Variable, checkpoint, optim
-from thalweg._cli import progress
-from thalweg._cli import race_target as target
+from thalweg._cli import progress, race_target
 from thalweg._cli.commands import bench, race
 from thalweg._cli.console import make_console
 from thalweg._cli.main import main
@@ -154,7 +153,7 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(race, "_run_race", note("race"))
     monkeypatch.setattr(race, "launch_ranks", note("race"))
-    monkeypatch.setattr(target, "race_to_targets", note("race"))
+    monkeypatch.setattr(race_target, "race_to_targets", note("race"))
     monkeypatch.setattr(bench, "_measure_all", note("bench", []))
     monkeypatch.setattr(bench, "_print_table", note("bench"))
     monkeypatch.setattr("thalweg._cli.bench.table.judge_noise", lambda rows: {"message": ""})

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from thalweg._cli import log_progress as lines
-from thalweg._cli import race_progress as live
+from thalweg._cli import log_progress, race_progress
 from thalweg._cli.commands import files
 from thalweg._cli.log_progress import Lines
 from thalweg._cli.race.contestants import line_up
@@ -46,12 +45,12 @@ def test_the_time_of_a_line(capfd: Any) -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "SOONEST", 0.0)
+    monkeypatch.setattr(log_progress, "SOONEST", 0.0)
 
 
 @pytest.mark.usefixtures("often")
 def test_a_race_without_a_terminal(capfd: Any) -> None:
-    with live.watch_race(Console(file=io.StringIO()), "digits") as progress:
+    with race_progress.watch_race(Console(file=io.StringIO()), "digits") as progress:
         race_seeds(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress)  # fmt: skip
     found = capfd.readouterr().err.splitlines()

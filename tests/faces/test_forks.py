@@ -642,16 +642,16 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
 
 
 def test_kernels_with_locking_go_on_in_the_child():
-    from thalweg.v1 import training_kernels as kernels
+    from thalweg.v1 import training_kernels
 
     stop = Stop()
 
     def hold() -> None:
-        with kernels._LOCK:
+        with training_kernels._LOCK:
             stop()
 
     with stop.reached_by(hold):
-        assert told(lambda: kernels._LOCK.acquire(blocking=False))
+        assert told(lambda: training_kernels._LOCK.acquire(blocking=False))
 
 
 def test_every_lock_of_the_package_is_one_that_forks_renew():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg import Variable
-from thalweg._base import device_counters as counters
+from thalweg._base import device_counters
 from thalweg._core.section import run
 
 HERE = torch.device("cpu")
@@ -20,7 +20,7 @@ def counter(value: float, dtype: torch.dtype = torch.float32) -> Variable:
 
 
 def move(*moves: tuple[Tensor, float | None], taken: bool = True) -> None:
-    run(counters.moved(moves, torch.tensor(taken)))
+    run(device_counters.moved(moves, torch.tensor(taken)))
 
 
 @pytest.fixture
@@ -45,44 +45,44 @@ def test_a_step_counts_if_it_is_taken(taken: bool) -> None:
 def test_a_number_is_known_without_asking() -> None:
     step, power = counter(2**40, torch.int64), counter(0.9)
     move((power, 0.5), (step, None))
-    found = counters.number_of(step)
+    found = device_counters.number_of(step)
     assert found == 2**40 + 1
     assert type(found) is int
-    assert counters.number_of(power) == float(torch.tensor(0.45).numpy())
+    assert device_counters.number_of(power) == float(torch.tensor(0.45).numpy())
     move((power, 0.5), (step, None), taken=False)
-    assert counters.number_of(step) == 2**40 + 1
+    assert device_counters.number_of(step) == 2**40 + 1
 
 
 def test_a_counter_that_has_moved_since_is_asked() -> None:
     step = counter(1, torch.int64)
     move((step, None))
     step.assign(7)
-    assert counters.number_of(step) == 7
-    calls = counters.moved([(step, None)], torch.tensor(True))
-    assert counters.number_of(step) == 7
+    assert device_counters.number_of(step) == 7
+    calls = device_counters.moved([(step, None)], torch.tensor(True))
+    assert device_counters.number_of(step) == 7
     step.assign(1)  # in place of the calls
-    assert counters.number_of(step) == 1
+    assert device_counters.number_of(step) == 1
     run(calls)
-    assert counters.number_of(step) == step.item() == 2
+    assert device_counters.number_of(step) == step.item() == 2
 
 
 def test_what_was_never_moved_is_asked() -> None:
-    assert counters.number_of(torch.tensor([3])) == 3
+    assert device_counters.number_of(torch.tensor([3])) == 3
 
 
 def test_numbers_of_no_counter_are_kept() -> None:
     gc.collect()
-    before = len(counters._sent)
+    before = len(device_counters._sent)
     move((counter(1.0), 2.0))
     gc.collect()
-    assert len(counters._sent) == before
+    assert len(device_counters._sent) == before
 
 
 def test_memory_that_was_replaced_is_asked() -> None:
     step = counter(1, torch.int64)
     move((step, None))
     step.data = torch.tensor(40)
-    assert counters.number_of(step) == 40
+    assert device_counters.number_of(step) == 40
 
 
 def test_what_a_device_knows_goes_on_counting() -> None:
@@ -91,15 +91,15 @@ def test_what_a_device_knows_goes_on_counting() -> None:
     move((power, 0.5))
     power.data.fill_(8.0)
     move((power, 0.5))
-    assert power.item() == counters.number_of(power) == 4.0
+    assert power.item() == device_counters.number_of(power) == 4.0
 
 
 def test_steps_of_two_threads_both_count() -> None:
     step = counter(0, torch.int64)
-    plans = [counters.moved([(step, None)], torch.tensor(True)) for _ in range(2)]
+    plans = [device_counters.moved([(step, None)], torch.tensor(True)) for _ in range(2)]
     for calls in plans:
         run(calls)
-    assert counters.number_of(step) == step.item() == 2
+    assert device_counters.number_of(step) == step.item() == 2
 
 
 def test_a_product_below_the_normal_numbers_is_zero() -> None:
@@ -115,10 +115,10 @@ def test_a_counter_of_inference_mode_counts() -> None:
     with torch.inference_mode():
         step = torch.tensor(3)
         move((step, None))
-        assert counters.number_of(step) == 4
+        assert device_counters.number_of(step) == 4
 
 
 def test_nothing_moves() -> None:
-    assert counters.moved([], torch.tensor(True)) == []
+    assert device_counters.moved([], torch.tensor(True)) == []
     step = counter(1, torch.int64)
-    assert counters.at(HERE, step).data_ptr() == step.data_ptr()
+    assert device_counters.at(HERE, step).data_ptr() == step.data_ptr()

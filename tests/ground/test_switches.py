@@ -13,7 +13,7 @@ import torch
 
 import thalweg
 from interrupting import switched
-from thalweg._base import context_managers as switches
+from thalweg._base import context_managers
 from thalweg._base.execution_context import eagerly
 from thalweg._core.hyperparameters import Hyperparameters
 from thalweg._core.state.entries import uncopied
@@ -23,11 +23,11 @@ from thalweg.distribute import context
 
 HYPERS = Hyperparameters()
 BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no_grad": switches.no_grad,
-    "enable_grad": switches.enable_grad,
-    "grad_kept": switches.grad_kept,
-    "outside_inference": switches.outside_inference,
-    "writable": switches.writable,
+    "no_grad": context_managers.no_grad,
+    "enable_grad": context_managers.enable_grad,
+    "grad_kept": context_managers.grad_kept,
+    "outside_inference": context_managers.outside_inference,
+    "writable": context_managers.writable,
     "denormals": lambda: set_denormals(True),
     "eagerly": eagerly,
     "engine": lambda: thalweg.engine("reference", denormals="keep"),
@@ -115,7 +115,7 @@ def test_a_block_records_what_it_says(name: str, outside: str) -> None:
 
 
 def test_a_block_may_be_that_of_a_function() -> None:
-    @switches.no_grad()
+    @context_managers.no_grad()
     def doubled(x: torch.Tensor, by: int = 2) -> torch.Tensor:
         return x * by
 

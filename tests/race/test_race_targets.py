@@ -27,8 +27,7 @@ from thalweg._cli.main import main
 from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg._cli.race.problems import PROBLEMS
 from thalweg._cli.race.problems.problem import Examples, Problem
-from thalweg._cli.race.target import picture, profile, summary, trial
-from thalweg._cli.race.target import run_trials as running
+from thalweg._cli.race.target import picture, profile, run_trials, summary, trial
 from thalweg._cli.race.target.contestant import make_optimizer, make_schedule, rate_factor
 from thalweg._cli.race.target.goals import GOALS, Goal
 from thalweg._cli.race.target.halton import halton
@@ -327,7 +326,7 @@ SHORT = ("--trials", "2", "--studies", "2", "--problem", "lm",
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
     """Ctrl-C comes in one of the trials, or when one is timed."""
-    run, left = getattr(running, where), [count]
+    run, left = getattr(run_trials, where), [count]
 
     def stopping(*arguments: Any) -> Any:
         left[0] -= 1
@@ -335,7 +334,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(running, where, stopping)
+    monkeypatch.setattr(run_trials, where, stopping)
 
 
 def numbers_of(text: str) -> Any:
@@ -446,10 +445,10 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
         def __exit__(self, *error: Any) -> None: ...
 
-    monkeypatch.setattr(running, "_open_pool", lambda jobs: Opened())
+    monkeypatch.setattr(run_trials, "_open_pool", lambda jobs: Opened())
     results = Results(Plan(["lm"], find_spaces(["Lion"]), 1, 1))
     with pytest.raises(EntryError, match="was killed, perhaps for its memory: --jobs 2"):
-        running.run_all(results, Path("target.json"), 2, lambda share, text: None)
+        run_trials.run_all(results, Path("target.json"), 2, lambda share, text: None)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import torch
 
 import bundle_examples
 from bundle_files import DATA, RECORDED, bits, small
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle.table import FOOTER
 from thalweg.errors import DataLossError
 
@@ -102,7 +101,7 @@ def test_data_that_is_truncated_is_refused(tmp_path: Path) -> None:
 def test_random_flips_of_a_large_bundle_are_refused(tmp_path: Path) -> None:
     tensors = {f"w{place}": torch.randn(1 << 20) for place in range(4)}
     bundle.write(
-        tmp_path / "ckpt", {name: stored.of_tensor(each) for name, each in tensors.items()}
+        tmp_path / "ckpt", {name: stored_tensor.of_tensor(each) for name, each in tensors.items()}
     )
     path, dice = tmp_path / f"ckpt{DATA}", random.Random(0)
     with path.open("r+b", buffering=0) as file:

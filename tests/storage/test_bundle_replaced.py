@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg.errors import CheckpointWriteError, DataLossError
 
-OLD, NEW = ({"w": stored.of_tensor(torch.full((3,), value))} for value in (1.0, 2.0))
+OLD, NEW = ({"w": stored_tensor.of_tensor(torch.full((3,), value))} for value in (1.0, 2.0))
 CALLS = [(name, number) for name in ("open", "write", "fsync", "replace") for number in range(6)]
 
 

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundle_files import DATA, small
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable, proto, slices
 from thalweg._formats.bundle.dtypes import NUMBERS
 from thalweg._formats.bundle.object_graph import KEY
@@ -145,7 +144,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
         return told, lambda *numbers: told.append(numbers)
 
-    made = {name: stored.of_tensor(torch.ones(5)) for name in "abc"}
+    made = {name: stored_tensor.of_tensor(torch.ones(5)) for name in "abc"}
     told, progress = watched()
     bundle.write(tmp_path / "ckpt", made, progress=progress)
     assert told[-1] == (60, 60)
@@ -169,7 +168,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
 )
 def test_names_that_mean_something_else_are_refused(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        bundle.write(tmp_path / "ckpt", {name: stored.of_tensor(torch.ones(1))})
+        bundle.write(tmp_path / "ckpt", {name: stored_tensor.of_tensor(torch.ones(1))})
     assert not os.listdir(tmp_path)
 
 
@@ -188,11 +187,11 @@ def test_tensors_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWriteError, match=f"{DATA}: No such file or directory"):
-        bundle.write(tmp_path / "none" / "ckpt", {"w": stored.of_tensor(torch.ones(1))})
+        bundle.write(tmp_path / "none" / "ckpt", {"w": stored_tensor.of_tensor(torch.ones(1))})
 
 
 def test_reading_takes_the_memory_of_the_tensors(tmp_path: Path) -> None:
-    made = {f"w{place}": stored.of_tensor(torch.ones(1 << 18)) for place in range(4)}
+    made = {f"w{place}": stored_tensor.of_tensor(torch.ones(1 << 18)) for place in range(4)}
     bundle.write(tmp_path / "ckpt", made)
     bundle.read(tmp_path / "ckpt")
     gc.collect()

@@ -22,7 +22,7 @@ from bundle_files import (
     table,
 )
 from thalweg._formats import bundle
-from thalweg._formats.bundle import checkpoint_directory as folder
+from thalweg._formats.bundle import checkpoint_directory
 from thalweg._formats.bundle.errors import Flaw
 from thalweg._formats.bundle.messages import Header
 from thalweg.errors import (
@@ -250,7 +250,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
 ) -> None:
     prefix = small(tmp_path / "ckpt")
     wanted = bits(prefix)
-    monkeypatch.setattr(folder, "_BY_FOLDER", False)
+    monkeypatch.setattr(checkpoint_directory, "_BY_FOLDER", False)
     assert bits(prefix) == wanted
     with pytest.raises(MissingFileError, match=r"other\.index: No such file"):
         bundle.read(tmp_path / "other")
@@ -263,7 +263,7 @@ def test_files_are_found_by_their_paths_where_folders_cannot_be_opened(
 
 def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
     prefix = small(tmp_path / "ckpt")
-    with folder.Folder(str(prefix)) as home:
+    with checkpoint_directory.Folder(str(prefix)) as home:
         file = home.open_shard(DATA)
         os.truncate(f"{prefix}{DATA}", 10)
         with pytest.raises(Flaw, match=rf"ckpt{DATA} ends at 10, within what is read"):

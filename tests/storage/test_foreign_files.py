@@ -25,8 +25,7 @@ from golden_files import FOLDER as GOLDENS
 from thalweg import ThalwegError, Variable, checkpoint
 from thalweg._cli.main import main
 from thalweg._formats import bundle, container, header, keras_files
-from thalweg.checkpoint import inspection as files
-from thalweg.checkpoint import tensorflow
+from thalweg.checkpoint import inspection, tensorflow
 from thalweg.errors import DataLossError, UnsafeCheckpointError, UnsupportedCheckpointError
 from thalweg.keras.optimizers import Adam
 from thalweg.v1 import train
@@ -111,9 +110,9 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "container.verify": (container.verify, "file of thalweg"),
     "bundle.read": (lambda path: bundle.read(str(path)), "checkpoint of TensorFlow"),
     "bundle.describe": (lambda path: bundle.describe(str(path)), "checkpoint of TensorFlow"),
-    "listing": (files.list_file, ANY),
-    "verified": (files.list_verified, ANY),
-    "contents": (files.read_tensors, ANY),
+    "listing": (inspection.list_file, ANY),
+    "verified": (inspection.list_verified, ANY),
+    "contents": (inspection.read_tensors, ANY),
     "tensorflow.load": (tensorflow.load, ANY),
     "tensorflow.restore": (lambda path: tensorflow.restore(path, {}), ANY),
     "convert": (lambda path: tensorflow.convert(path, path.with_name("out")), ANY),
@@ -274,6 +273,6 @@ def test_one_flipped_bit_does_not_make_ours_a_file_of_others(place: int, tmp_pat
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    for read in (checkpoint.restore, container.read, files.list_file):
+    for read in (checkpoint.restore, container.read, inspection.list_file):
         with pytest.raises(DataLossError, match="run: The beginning of its header is damaged"):
             read(path)

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 import bare
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import syscalls as calls
+from thalweg._formats import atomic_write, syscalls
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
@@ -36,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def replaced(path: Any) -> None:
-    disk.replace(path, NEW, len(WHOLE))
+    atomic_write.replace(path, NEW, len(WHOLE))
 
 
 def test_the_new_content_is_there(path: Path) -> None:
@@ -48,7 +47,7 @@ def test_the_new_content_is_there(path: Path) -> None:
 def test_any_kind_of_path_will_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     for number, given in enumerate((path, str(path), os.fsencode(path), "ckpt", "./ckpt")):
-        disk.replace(given, [b"%d" % number], 1)
+        atomic_write.replace(given, [b"%d" % number], 1)
         assert path.read_bytes() == b"%d" % number
 
 
@@ -64,7 +63,7 @@ def test_the_beginning_is_written_last(path: Path) -> None:
         seen.append("head")
         return b"head"
 
-    disk.replace(path, parts(), 10, room=4, head=head)
+    atomic_write.replace(path, parts(), 10, room=4, head=head)
     assert path.read_bytes() == b"headonetwo"
     assert seen == ["one", "two", "head"]
 
@@ -91,7 +90,7 @@ def test_a_private_file_stays_private(mode: int, path: Path) -> None:
         seen.append(stat.S_IMODE(made.stat().st_mode))
         yield WHOLE
 
-    disk.replace(path, parts(), len(WHOLE))
+    atomic_write.replace(path, parts(), len(WHOLE))
     assert path.read_bytes() == WHOLE
     assert [*seen, stat.S_IMODE(path.stat().st_mode)] == [mode & 0o644] * 2
 
@@ -115,7 +114,7 @@ def test_a_group_that_may_not_have_the_file_does_not_see_it(
     path.chmod(0o640)
     old = list(path.stat())
     old[stat.ST_GID] += 1
-    monkeypatch.setattr(calls, "status", lambda _: os.stat_result(old))
+    monkeypatch.setattr(syscalls, "status", lambda _: os.stat_result(old))
     replaced(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -191,7 +190,7 @@ def test_errors_of_the_caller_leave_nothing(
             stop()
 
     with pytest.raises(error, match="by the caller") as caught:
-        disk.replace(
+        atomic_write.replace(
             path,
             parts(),
             3,
@@ -206,7 +205,7 @@ def test_errors_of_the_caller_leave_nothing(
 @pytest.mark.parametrize("total", [0, len(WHOLE) - 1, len(WHOLE) + 1])
 def test_what_was_promised_must_come(total: int, path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{total} bytes were promised"):
-        disk.replace(path, NEW, total)
+        atomic_write.replace(path, NEW, total)
     assert path.read_bytes() == OLD
     assert os.listdir(path.parent) == ["ckpt"]
 
@@ -223,9 +222,9 @@ def test_a_disk_that_is_full_is_told_with_figures(
         left[0] -= count
         return count
 
-    monkeypatch.setattr(disk.os, "write", limited)
+    monkeypatch.setattr(atomic_write.os, "write", limited)
     with pytest.raises(CheckpointWriteError) as caught:
-        disk.replace(path, [bytes(16_000_000)] * 3, 48_000_000)
+        atomic_write.replace(path, [bytes(16_000_000)] * 3, 48_000_000)
     assert str(caught.value) == (
         f"{path}: No space left on device after 12.0 of 48.0 MB; the previous checkpoint is intact."
     )
@@ -240,7 +239,7 @@ def test_writes_that_are_cut_short_go_on(
     most: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
-    monkeypatch.setattr(disk.os, "write", lambda file, data: write(file, data[:most]))
+    monkeypatch.setattr(atomic_write.os, "write", lambda file, data: write(file, data[:most]))
     replaced(path)
     assert path.read_bytes() == WHOLE
 
@@ -248,7 +247,7 @@ def test_writes_that_are_cut_short_go_on(
 def test_a_write_of_nothing_does_not_go_on_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk.os, "write", lambda file, data: 0)
+    monkeypatch.setattr(atomic_write.os, "write", lambda file, data: 0)
     with pytest.raises(CheckpointWriteError, match="Input/output error"):
         replaced(path)
 
@@ -259,7 +258,7 @@ def test_signals_that_are_handled_do_not_end_it(path: Path) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
         while len(seen) < 20:
-            disk.replace(path, [bytes(1 << 16)] * 32, 1 << 21)
+            atomic_write.replace(path, [bytes(1 << 16)] * 32, 1 << 21)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -329,7 +328,7 @@ def test_writers_at_the_same_time_make_whole_files(path: Path) -> None:
     def write(content: bytes) -> None:
         try:
             for _ in range(15):
-                disk.replace(path, [content[:1000], content[1000:]], len(content))
+                atomic_write.replace(path, [content[:1000], content[1000:]], len(content))
         except BaseException as error:
             errors.append(error)
 
@@ -359,12 +358,12 @@ def test_processes_at_the_same_time_make_whole_files(path: Path) -> None:
 
 
 def test_folders_are_made(tmp_path: Path) -> None:
-    disk.make_folder(tmp_path / "a" / "b" / "c")
-    disk.make_folder(tmp_path / "a" / "b" / "c")
+    atomic_write.make_folder(tmp_path / "a" / "b" / "c")
+    atomic_write.make_folder(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointWriteError, match=re.escape(f"{tmp_path / 'file'}")):
-        disk.make_folder(tmp_path / "file" / "b")
+        atomic_write.make_folder(tmp_path / "file" / "b")
 
 
 def test_folders_above_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,25 +374,25 @@ def test_folders_above_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
         synced.append(os.readlink(f"/proc/self/fd/{file}"))
         sync(file)
 
-    monkeypatch.setattr(disk.os, "fsync", note)
-    disk.make_folder(tmp_path / "a" / "b")
+    monkeypatch.setattr(atomic_write.os, "fsync", note)
+    atomic_write.make_folder(tmp_path / "a" / "b")
     assert synced == [str(tmp_path), str(tmp_path / "a")]
 
 
 def test_files_are_opened(path: Path) -> None:
-    with disk.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as file:
         assert file.read() == OLD
     path.with_name("link").symlink_to(path)
-    with disk.open_for_reading(path.with_name("link")) as file:
+    with atomic_write.open_for_reading(path.with_name("link")) as file:
         assert not os.get_inheritable(file.fileno())
     path.with_name("circle").symlink_to("circle")
     for missing in ("missing", "ckpt/x", "a\0b", "circle", "circle/x", "x" * 300):
         with pytest.raises(MissingFileError, match=missing.replace("\0", r"\\x00")):
-            disk.open_for_reading(path.parent / missing)
+            atomic_write.open_for_reading(path.parent / missing)
     with pytest.raises(InvalidArgumentError, match="a folder"):
-        disk.open_for_reading(path.parent)
+        atomic_write.open_for_reading(path.parent)
     with pytest.raises(InvalidArgumentError, match="a device"):
-        disk.open_for_reading("/dev/zero")
+        atomic_write.open_for_reading("/dev/zero")
 
 
 def test_no_descriptors_are_left_open(path: Path) -> None:
@@ -403,9 +402,9 @@ def test_no_descriptors_are_left_open(path: Path) -> None:
         with pytest.raises((InvalidArgumentError, CheckpointWriteError)):
             replaced(bad)
     with pytest.raises(InvalidArgumentError):
-        disk.replace(path, NEW, 1)
+        atomic_write.replace(path, NEW, 1)
     with pytest.raises(InvalidArgumentError):
-        disk.open_for_reading(path.parent)
+        atomic_write.open_for_reading(path.parent)
     assert os.listdir("/proc/self/fd") == before
 
 

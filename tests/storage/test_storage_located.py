@@ -17,8 +17,7 @@ from golden_files import FOLDER as GOLDENS
 from thalweg import Variable, checkpoint
 from thalweg._formats import bundle
 from thalweg._formats.path_resolution import Kind, locate_checkpoint
-from thalweg.checkpoint import CheckpointManager, tensorflow
-from thalweg.checkpoint import inspection as files
+from thalweg.checkpoint import CheckpointManager, inspection, tensorflow
 from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
 from thalweg.tf.io import gfile
 from thalweg.v1 import train
@@ -56,7 +55,7 @@ def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Pat
     w = torch.zeros(2)
     checkpoint.restore(prefix, variables={"w": w})
     assert w.tolist() == [1.0, 1.0]
-    assert list(files.read_tensors(prefix)) == ["variables/w"]
+    assert list(inspection.read_tensors(prefix)) == ["variables/w"]
     assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
     with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
         tensorflow.load(prefix)
@@ -132,7 +131,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    "read", [tensorflow.load, files.list_file, files.list_verified, files.read_tensors]
+    "read",
+    [tensorflow.load, inspection.list_file, inspection.list_verified, inspection.read_tensors],
 )
 @pytest.mark.parametrize("kind", REFUSED)
 def test_every_reader_says_the_same_of_what_is_no_checkpoint(

@@ -11,8 +11,7 @@ import pytest
 from attack import power
 from attack.power import Content, Op
 from storage_files import DOCUMENT, stored
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import container
+from thalweg._formats import atomic_write, container
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
@@ -92,5 +91,5 @@ def test_what_is_left_by_others_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_folders_are_on_the_disk_before_files_are(tmp_path: Path) -> None:
-    log = power.recorded(lambda: disk.make_folder(tmp_path / "a" / "b"))
+    log = power.recorded(lambda: atomic_write.make_folder(tmp_path / "a" / "b"))
     assert log == [Op("sync", str(tmp_path)), Op("sync", str(tmp_path / "a"))]

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg._formats.stored_tensor import Stored
 
@@ -49,7 +48,7 @@ def by_name() -> dict[str, Stored]:
     }
     for key, dtype in DTYPES.items():
         made[f"dtypes/{key}"] = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
-    return {name: stored.of_tensor(tensor) for name, tensor in made.items()}
+    return {name: stored_tensor.of_tensor(tensor) for name, tensor in made.items()}
 
 
 def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
@@ -76,7 +75,7 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
             value = torch.tensor(2**40 + place)
         elif shape:
             value = value + torch.arange(float(value.numel())).reshape(shape) / 3
-        made[f"{path}/{VALUE}"] = stored.of_tensor(value)
+        made[f"{path}/{VALUE}"] = stored_tensor.of_tensor(value)
         leaves.append(Node(attributes=(Attribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
     root = Node({"model": 1, "optimizer": 2, "step": 3, "save_counter": 4})
     model = Node({"w": 5, "b": 6})

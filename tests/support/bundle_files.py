@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from thalweg._formats import bundle
-from thalweg._formats import stored_tensor as stored
+from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle.messages import Entry, Header
 from thalweg._formats.bundle.proto import encode_varint
 from thalweg._formats.bundle.table import encoded_table
@@ -118,8 +117,8 @@ def write(
 def small(prefix: Path) -> Path:
     """A bundle of two tensors."""
     tensors = {
-        "dec/bias": stored.of_tensor(torch.arange(3.0)),
-        "dec/kernel": stored.of_tensor(torch.arange(6).reshape(2, 3)),
+        "dec/bias": stored_tensor.of_tensor(torch.arange(3.0)),
+        "dec/kernel": stored_tensor.of_tensor(torch.arange(6).reshape(2, 3)),
     }
     bundle.write(prefix, tensors)
     return prefix

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import _engines as engines
+from thalweg import _engines
 from thalweg._base.lazy import lazy
 from thalweg._core import norms, vectors
 from thalweg._core.checks import check_memories, check_readable
@@ -453,12 +453,12 @@ def materialised(
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
-    known = known_of(how, engines.Tensors(values, variables, flush), variables)
+    known = known_of(how, _engines.Tensors(values, variables, flush), variables)
     shared: Mapping[Dtype, object] = {dtype: known.shared(dtype) for dtype in dtypes}
     columns = Columns(shared, known.separate)
     found: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
         own = columns.scalars_of(index, compute_dtype(var.dtype))
-        changed = engines.transform(how.stages, values[index], own, flush, var.dtype)
+        changed = _engines.transform(how.stages, values[index], own, flush, var.dtype)
         found.append((with_values(grad, changed), var))
     return found, known.decision()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from thalweg import _engines as engines
+from thalweg import _engines
 from thalweg._base.context_managers import writable
 from thalweg._base.locks import importing
 from thalweg._core.checks import check_memories, check_numerics, sparse_and_constrained
@@ -394,7 +394,7 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     """Refuse gradients that are not finite, of a step that is not planned as a whole."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
-    max_abs = engines.Tensors(values, variables).max_abs()
+    max_abs = _engines.Tensors(values, variables).max_abs()
     check_numerics(max_abs, hooks.names_of(variables))
 
 

@@ -16,8 +16,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable
 from typing import BinaryIO
 
-from thalweg._formats import syscalls as calls
-from thalweg._formats import temp_files as temporary
+from thalweg._formats import syscalls, temp_files
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
 Buffer = bytes | bytearray | memoryview
@@ -59,15 +58,15 @@ def replace(
     """
     commit = _Commit(os.fsdecode(path), total, progress, room)
     with commit.report_write_errors():
-        folder = calls.open_folder(os.path.dirname(commit.target))
+        folder = syscalls.open_folder(os.path.dirname(commit.target))
     try:
-        temporary.remove_abandoned(commit.target)
+        temp_files.remove_abandoned(commit.target)
         with commit.write_temporary(parts, head):
             commit.rename_into_place()
         with commit.report_write_errors():
-            calls.sync_folder(folder)
+            syscalls.sync_folder(folder)
     finally:
-        calls.close_folder(folder)
+        syscalls.close_folder(folder)
 
 
 def replace_together(
@@ -92,16 +91,16 @@ def replace_together(
         for path, parts, total in files:
             commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
             with commit.report_write_errors():
-                commit.folder = calls.open_folder(os.path.dirname(commit.target))
-            held.callback(calls.close_folder, commit.folder)
-            temporary.remove_abandoned(commit.target)
+                commit.folder = syscalls.open_folder(os.path.dirname(commit.target))
+            held.callback(syscalls.close_folder, commit.folder)
+            temp_files.remove_abandoned(commit.target)
             held.enter_context(commit.write_temporary(parts, None))
             commits.append(commit)
         for commit in commits:
             commit.rename_into_place()
         for commit in commits:
             with commit.report_write_errors():
-                calls.sync_folder(commit.folder)
+                syscalls.sync_folder(commit.folder)
 
 
 def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
@@ -153,11 +152,11 @@ def make_folder(path: str | os.PathLike[str]) -> None:
             os.mkdir(given)
         if not os.path.isdir(given):
             raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
-        folder = calls.open_folder(above)
+        folder = syscalls.open_folder(above)
         try:
-            calls.sync_folder(folder)
+            syscalls.sync_folder(folder)
         finally:
-            calls.close_folder(folder)
+            syscalls.close_folder(folder)
     except OSError as error:
         raise CheckpointWriteError(error.errno, f"{given}: {error.strerror}.") from error
 
@@ -187,8 +186,8 @@ class _Commit:
         self._is_there = False
         with self.report_write_errors():
             try:
-                self.target = calls.without_links(path)
-                found = calls.status(self.target)
+                self.target = syscalls.without_links(path)
+                found = syscalls.status(self.target)
             except ValueError as error:  # a NUL in the name
                 raise InvalidArgumentError(f"{path!r}: {error}.") from error
         if found is not None:
@@ -226,67 +225,69 @@ class _Commit:
     ) -> Generator[None]:
         """The new content in a temporary file, which the block has to `rename_into_place`."""
         with self.report_write_errors():
-            self._made = made = temporary.name_of(self.target)
-        temporary.under_way.add(made)
+            self._made = made = temp_files.name_of(self.target)
+        temp_files.under_way.add(made)
         try:
             mode = 0o666 if self._old is None else self._old.st_mode & 0o666
             with self.report_write_errors():
-                file = calls.retry_interrupted(os.open, made, _NEW | temporary.SAFELY, mode | 0o600)
+                file = syscalls.retry_interrupted(
+                    os.open, made, _NEW | temp_files.SAFELY, mode | 0o600
+                )
             try:
                 try:
                     if self._old is not None:
                         with self.report_write_errors():
-                            calls.give_ownership(file, self._old)
+                            syscalls.give_ownership(file, self._old)
                     self._write_content(file, parts, head)
                 finally:
                     with self.report_write_errors():
-                        calls.close(file)
+                        syscalls.close(file)
                 yield
             except BaseException:
                 with contextlib.suppress(OSError):
-                    calls.retry_interrupted(os.unlink, made)
+                    syscalls.retry_interrupted(os.unlink, made)
                 raise
         finally:
-            temporary.under_way.discard(made)
+            temp_files.under_way.discard(made)
 
     def rename_into_place(self) -> None:
         """Give the temporary file the name."""
         with self.report_write_errors():
-            calls.retry_interrupted(os.replace, self._made, self.target)
+            syscalls.retry_interrupted(os.replace, self._made, self.target)
             self._is_there = True
 
     def _write_content(
         self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
     ) -> None:
         with contextlib.suppress(OSError):  # some file systems have no locks
-            temporary.lock_file(file)
+            temp_files.lock_file(file)
         if self._room:
             with self.report_write_errors():
-                calls.retry_interrupted(os.lseek, file, self._room, os.SEEK_SET)
+                syscalls.retry_interrupted(os.lseek, file, self._room, os.SEEK_SET)
         for part in parts:
             self._write_part(file, part)
         if head is not None:
             first = head()
             with self.report_write_errors():
-                calls.retry_interrupted(os.lseek, file, 0, os.SEEK_SET)
+                syscalls.retry_interrupted(os.lseek, file, 0, os.SEEK_SET)
             self._write_part(file, first)
         if self._done != self._total:
             raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._done}.")
         with self.report_write_errors():
-            calls.sync(file)
+            syscalls.sync(file)
 
     def _write_part(self, file: int, part: Buffer) -> None:
         left = memoryview(part)
         left = left.cast("B") if left.nbytes else memoryview(b"")
         while left:
             with self.report_write_errors():
-                count = calls.retry_interrupted(os.write, file, left[:_PIECE])
+                count = syscalls.retry_interrupted(os.write, file, left[:_PIECE])
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
             left = left[count:]
             self._done += count
             if self._done - self._begun >= _BURST:
-                calls.start_writeback(file, self._room + self._begun, self._done - self._begun)
+                syscalls.start_writeback(file, self._room + self._begun, self._done - self._begun)
                 self._begun = self._done
             if self._progress is not None:
                 self._progress(self._done, self._total)

@@ -11,10 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import format_detection as foreign
-from thalweg._formats import header
-from thalweg._formats import tensor_payload as payload
+from thalweg._formats import atomic_write, format_detection, header, tensor_payload
 from thalweg._formats.checksum import crc32c
 from thalweg._formats.header import Described, Description
 from thalweg._formats.header_draft import Draft
@@ -68,7 +65,7 @@ def write(
     """
     kept = dict(tensors)
     draft, checksums = Draft(kept, document), dict[str, int]()
-    disk.replace(
+    atomic_write.replace(
         path,
         _tensor_pieces(kept, draft.order, checksums),
         draft.room + sum(each.data.nbytes for each in kept.values()),
@@ -115,7 +112,7 @@ def read(
         InvalidArgumentError: It is no file but a folder, a device or a pipe.
     """
     given = os.fsdecode(path)
-    with disk.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as file:
         described = _read_description(given, file)
         wanted = _select_wanted(described, names)
         rooms = _allocate_rooms(wanted)
@@ -136,7 +133,7 @@ def mapped(
         ThalwegError: As `read`.
     """
     given = os.fsdecode(path)
-    with disk.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as file:
         described = _read_description(given, file)
         wanted = _select_wanted(described, names)
         _check_all(given, file, wanted, {}, progress)
@@ -162,7 +159,7 @@ def describe(path: Path) -> Description:
     Raises:
         ThalwegError: As `read`.
     """
-    with disk.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as file:
         return _read_description(os.fsdecode(path), file)
 
 
@@ -173,7 +170,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
         ThalwegError: As `read`.
     """
     given = os.fsdecode(path)
-    with disk.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as file:
         described = _read_description(given, file)
         _check_all(given, file, described.tensors, {}, progress)
         return described
@@ -182,7 +179,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
 def is_container(path: Path) -> bool:
     """Whether a file begins as ours do; False where there is no file."""
     try:
-        with disk.open_for_reading(path) as file:
+        with atomic_write.open_for_reading(path) as file:
             return header.begins_like_ours(file.read(header.LENGTH + len(header.FIRST)))
     except (OSError, ThalwegError):
         return False
@@ -192,7 +189,7 @@ def _read_description(path: str, file: BinaryIO) -> Description:
     size = os.fstat(file.fileno()).st_size
     first = file.read(header.LENGTH)
     if not header.begins_like_ours(first + file.read(len(header.FIRST))):
-        raise foreign.refusal_error(path, file, "file of thalweg")
+        raise format_detection.refusal_error(path, file, "file of thalweg")
     length = int.from_bytes(first, "little")
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
@@ -237,6 +234,6 @@ def _check_all(
     rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    with closing(payload.iterate_checksums(path, file, wanted, rooms, progress)) as found:
+    with closing(tensor_payload.iterate_checksums(path, file, wanted, rooms, progress)) as found:
         for name, value in found:
             header.check_sum(path, repr(name[:200]), wanted[name].checksum, value)

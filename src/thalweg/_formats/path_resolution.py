@@ -9,9 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import container
-from thalweg._formats import format_detection as foreign
+from thalweg._formats import atomic_write, container, format_detection
 from thalweg.errors import MissingFileError, ThalwegError, UnsupportedCheckpointError, did_you_mean
 
 ENDING = ".safetensors"  # savers call our files by a name without it
@@ -84,7 +82,7 @@ class Located:
         """
         if self.check_readable().kind is not Kind.OURS:
             raise UnsupportedCheckpointError(
-                f"{self.path} is a checkpoint of {self.of}: {foreign.THEIRS}."
+                f"{self.path} is a checkpoint of {self.of}: {format_detection.THEIRS}."
             )
         return self.path
 
@@ -145,14 +143,16 @@ def _missing(path: str) -> Located:
 def _by_content(path: str) -> Kind:
     if container.is_container(path):
         return Kind.OURS
-    with disk.open_for_reading(path) as file:
-        start = file.read(foreign.SHOWN)
-    if start.startswith(foreign.HDF5):
+    with atomic_write.open_for_reading(path) as file:
+        start = file.read(format_detection.SHOWN)
+    if start.startswith(format_detection.HDF5):
         return Kind.HDF5
-    if start.startswith(foreign.ZIP):
-        is_keras = path.endswith(".keras") or foreign.is_keras_archive(start) or _is_keras(path)
+    if start.startswith(format_detection.ZIP):
+        is_keras = (
+            path.endswith(".keras") or format_detection.is_keras_archive(start) or _is_keras(path)
+        )
         return Kind.KERAS if is_keras else Kind.FOREIGN
-    return Kind.STATE if start.startswith(foreign.STATE) else Kind.FOREIGN
+    return Kind.STATE if start.startswith(format_detection.STATE) else Kind.FOREIGN
 
 
 # The formats of others are imported where a path may be one of theirs.
@@ -200,8 +200,10 @@ def _state_file_error(path: str) -> ThalwegError:
 
 
 def _foreign_error(path: str) -> ThalwegError:
-    with disk.open_for_reading(path) as file:
-        return foreign.refusal_error(path, file, "checkpoint of thalweg, TensorFlow or Keras")
+    with atomic_write.open_for_reading(path) as file:
+        return format_detection.refusal_error(
+            path, file, "checkpoint of thalweg, TensorFlow or Keras"
+        )
 
 
 _REFUSED = {

@@ -16,7 +16,7 @@ from thalweg._base.execution_context import (
 from thalweg._base.static_shape import Dimension, Shape
 from thalweg._core.graph_mode import register
 from thalweg._core.one_update import apply_as_one_update
-from thalweg._graph import graph_mode_backend as port
+from thalweg._graph import graph_mode_backend
 from thalweg._graph.arguments import by_reference
 from thalweg._graph.assertions import must_hold
 from thalweg._graph.atomic_update import after_writes, updates_since
@@ -233,4 +233,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-register(port)
+register(graph_mode_backend)

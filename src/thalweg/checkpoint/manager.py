@@ -15,8 +15,7 @@ from typing import Any, Literal
 import torch
 
 from thalweg._base.showing import show_value
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import container
+from thalweg._formats import atomic_write, container
 from thalweg._formats.retention import Keeper
 from thalweg.checkpoint.async_save import Saving
 from thalweg.checkpoint.json_encoding import Reader
@@ -122,7 +121,7 @@ class CheckpointManager:
         if not name or os.sep in name:
             raise InvalidArgumentError(f"name must be the name of a file, not {show_value(name)}.")
         self.directory = Path(directory)
-        disk.make_folder(self.directory)
+        atomic_write.make_folder(self.directory)
         self._keep, self._keep_every = keep, keep_every
         self._best, self._mode = best, mode
         self._name, self._clock = name, clock

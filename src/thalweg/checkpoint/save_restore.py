@@ -22,8 +22,7 @@ from thalweg._formats.format_detection import TRAINING, reader_of
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import Stored, of_tensor
-from thalweg.checkpoint import optimizer_config as described
-from thalweg.checkpoint import schedule_state as rates
+from thalweg.checkpoint import optimizer_config, schedule_state
 from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.json_encoding import Reader, Writer
 from thalweg.checkpoint.named_state import (
@@ -163,8 +162,8 @@ def _copy_training(
     if optimizer is not None:
         with nullcontext() if parts is None else parts.collecting():
             document["state"] = own(state_of(optimizer, tensors), "optimizer")
-        document["optimizer"] = described.describe_optimizer(optimizer, tensors)
-        document["rates"] = own(rates.states_of(optimizer), "rates")
+        document["optimizer"] = optimizer_config.describe_optimizer(optimizer, tensors)
+        document["rates"] = own(schedule_state.states_of(optimizer), "rates")
     document["variables"] = given(gather_dtensors(tensors), "variables")
     if own_states := extra_states(module):
         document["extra_states"] = given(own_states, "extra_states")
@@ -380,7 +379,9 @@ def _of_optimizer(
         found = held.enter_context(prepare_loading(optimizer, own, tensors))
         return [
             found,
-            rates.prepare_rates(optimizer, _read_by_name(reader, document, "rates"), check),
+            schedule_state.prepare_rates(
+                optimizer, _read_by_name(reader, document, "rates"), check
+            ),
         ]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         if isinstance(error, ThalwegError):
@@ -407,14 +408,14 @@ def _find_optimizer(
 ) -> object:
     description = document["optimizer"]
     if given is None:
-        return described.make_optimizer(description, tensors)
-    own = described.describe_optimizer(given, tensors)
+        return optimizer_config.make_optimizer(description, tensors)
+    own = optimizer_config.describe_optimizer(given, tensors)
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
-    found = described.describe_differences(description, own, loaded)
+    found = optimizer_config.describe_differences(description, own, loaded)
     rest = found
     if isinstance(given, OfTorch):
         wanted, here = map(without_converted, (description, own), (own, description))
-        rest = described.describe_differences(wanted, here, loaded)
+        rest = optimizer_config.describe_differences(wanted, here, loaded)
     if convert:
         found = rest
     is_other = description["class"] != own["class"]

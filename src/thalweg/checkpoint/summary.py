@@ -13,7 +13,7 @@ from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
 from thalweg._formats.stored_tensor import Stored
 from thalweg.checkpoint import json_encoding as kinds
-from thalweg.checkpoint import optimizer_config as described
+from thalweg.checkpoint import optimizer_config
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.errors import DataLossError
 
@@ -87,7 +87,7 @@ def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
     if name in arguments:
         return arguments[name]
     inner = [
-        as_object(as_object(as_object(each).get(described.OPTIMIZER)).get("arguments"))
+        as_object(as_object(as_object(each).get(optimizer_config.OPTIMIZER)).get("arguments"))
         for each in arguments.values()
     ]
     return next(
@@ -110,17 +110,23 @@ def in_words(plain: Any) -> str:
     content = own.get(mark)
     inner = as_object(content)
     match mark:
-        case described.SCHEDULE:
+        case optimizer_config.SCHEDULE:
             return f"{inner.get('class_name')}({format_arguments(inner.get('config'))})"
-        case described.RATE:
+        case optimizer_config.RATE:
             return f"{inner.get('function')}({format_arguments(inner.get('arguments'))})"
-        case described.OPTIMIZER:
+        case optimizer_config.OPTIMIZER:
             return f"{inner.get('class')}({format_arguments(inner.get('arguments'))})"
-        case described.LOSS_SCALER:
+        case optimizer_config.LOSS_SCALER:
             return f"AutomaticLossScaler({format_arguments(content)})"
-        case described.NUMBER | kinds.SCALAR if isinstance(content, list):
+        case optimizer_config.NUMBER | kinds.SCALAR if isinstance(content, list):
             return in_words(cast(list[Any], content)[-1]) if content else "[]"
-        case described.RULE | described.VARIABLE | described.YOURS | kinds.FLOAT | kinds.TUPLE:
+        case (
+            optimizer_config.RULE
+            | optimizer_config.VARIABLE
+            | optimizer_config.YOURS
+            | kinds.FLOAT
+            | kinds.TUPLE
+        ):
             return in_words(content)
         case _:
             return f"{{{format_arguments(plain)}}}" if isinstance(plain, dict) else str(plain)

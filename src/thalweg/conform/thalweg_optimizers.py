@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.literals import names_file
-from thalweg.conform import external_optimizers as theirs
+from thalweg.conform import external_optimizers
 from thalweg.conform.candidate import Side
 from thalweg.conform.errors import ConformError
 from thalweg.errors import NotFoundError
@@ -32,16 +32,16 @@ def find_rule(name: str) -> Side:
     """
     if names_file(name):
         return _load_rule(name)
-    from thalweg._cli import registry as catalogue
+    from thalweg._cli import registry
 
     if ":" in name and name.lower().partition(":")[0] not in _FACES:
-        return replace(theirs.load_class(name)[0], name=name)
+        return replace(external_optimizers.load_class(name)[0], name=name)
     try:
-        known = catalogue.spelled(name)
+        known = registry.spelled(name)
     except NotFoundError as error:
         raise ConformError(str(error)) from error
-    named = catalogue.named(known)
-    if known.startswith((catalogue.OPTIM, catalogue.TORCH)):
+    named = registry.named(known)
+    if known.startswith((registry.OPTIM, registry.TORCH)):
         return Side(partial(named.cls.made_of, **named.options), known)
     own = inspect.signature(named.cls.__init__).parameters
     defaults = {key: named.options.get(key, each.default) for key, each in own.items()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import _engines as engines
+from thalweg import _engines
 from thalweg._core.common_factor import Factor
 from thalweg._core.gradient_stats import known_of
 from thalweg._core.gradient_transforms import GradientTransforms, Measures
@@ -85,7 +85,7 @@ class CommonNorm:
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
             flush = asked.selection.denormals == "flush"
             values = list(map(values_of, gradients))
-            return engines.Tensors(values, variables, flush), variables
+            return _engines.Tensors(values, variables, flush), variables
         self._ready = self._gate.plan_step(_own(shares, asked))
         return self._ready, variables
 

@@ -69,9 +69,9 @@ def placed(
     pairs: list[tuple[object, Tensor]], team: Team | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return the pairs with gradients cut as their parameters are; all ranks call this."""
-    from thalweg.distribute.sharding import dtensor_step as meshes
+    from thalweg.distribute.sharding import dtensor_step
 
-    return meshes.place_on_mesh(pairs, team)
+    return dtensor_step.place_on_mesh(pairs, team)
 
 
 def entry_of(name: str, own: Tensor) -> Entry:

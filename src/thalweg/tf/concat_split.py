@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of
@@ -134,14 +134,14 @@ def _split_parts(
     function: Callable[..., Any], given: Tensor, how: Any, shapes: Sequence[Any], name: str
 ) -> list[Tensor]:
     """`function(given, how)`; in a graph an operation with an output of each of these shapes."""
-    symbols = [x for x in leaves_of((given, how)) if isinstance(x, graph.SymbolicTensor)]
+    symbols = [x for x in leaves_of((given, how)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
         return list(function(given, how))
     if not shapes:
         raise InvalidArgumentError(f"{name} needs num: the number of parts is not known.")
     flows = tuple(x for x in symbols if x is given and x.is_differentiable())
-    outputs = [graph.Output(given.dtype, shape, flows) for shape in shapes]
-    return graph.operation(function, [given, how], name, kind="pure", outputs=outputs)
+    outputs = [_graph.Output(given.dtype, shape, flows) for shape in shapes]
+    return _graph.operation(function, [given, how], name, kind="pure", outputs=outputs)
 
 
 def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:

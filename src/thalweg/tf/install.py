@@ -11,12 +11,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg._base.execution_context import process
 from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.tf import import_guard as neighbours
-from thalweg.tf import private_modules as private
+from thalweg.tf import import_guard, private_modules
 from thalweg.tf.module_views import View
 
 _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
@@ -53,8 +52,8 @@ def install_as_tensorflow(version: int = 2) -> None:
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _Finder(version))
-    neighbours.settle()
-    graph.disable_eager_execution() if version == 1 else graph.enable_eager_execution()
+    import_guard.settle()
+    _graph.disable_eager_execution() if version == 1 else _graph.enable_eager_execution()
     process.resource_variables = version == 2
 
 
@@ -78,12 +77,12 @@ class _Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         top, _, rest = fullname.partition(".")
-        if top == neighbours.OPENSEQ2SEQ:
-            return neighbours.openseq2seq(fullname, rest, self)
+        if top == import_guard.OPENSEQ2SEQ:
+            return import_guard.openseq2seq(fullname, rest, self)
         if top != "tensorflow":
-            return neighbours.answer(fullname, path, self)
+            return import_guard.answer(fullname, path, self)
         importer, only_asks = _importer_of()
-        if neighbours.is_neighbour(importer):
+        if import_guard.is_neighbour(importer):
             return None
         try:
             shown = self._find_shown(fullname)
@@ -98,7 +97,7 @@ class _Finder(MetaPathFinder, Loader):
         """What the module of that name shows; AttributeError if there is none."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
-            return private.module(fullname)
+            return private_modules.module(fullname)
         shown: object = importlib.import_module(_FACADES[self.version])
         for name in path:
             shown = getattr(shown, name)

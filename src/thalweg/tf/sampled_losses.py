@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.tf.elementwise import cast, stop_gradient
@@ -124,21 +124,21 @@ def _sample_classes(
 ) -> Candidates:
     if unique and count > range_max:
         raise InvalidArgumentError(f"{count} unique classes cannot be sampled from {range_max}.")
-    true_classes, generator = tensor(true_classes), graph.numbers_of(seed)
+    true_classes, generator = tensor(true_classes), _graph.numbers_of(seed)
 
     def sample(wanted: torch.Tensor) -> list[torch.Tensor]:
         found, tries = (_draw_unique if unique else _draw_any)(draw, count, generator())
         found = found.to(wanted.device)
         return [found, *(_expected_count(probability(x), count, tries) for x in (wanted, found))]
 
-    if not isinstance(true_classes, graph.SymbolicTensor):
+    if not isinstance(true_classes, _graph.SymbolicTensor):
         return Candidates(*sample(true_classes))
     outputs = [
-        graph.Output(torch.int64, (count,), ()),
-        graph.Output(torch.float32, true_classes.shape, ()),
-        graph.Output(torch.float32, (count,), ()),
+        _graph.Output(torch.int64, (count,), ()),
+        _graph.Output(torch.float32, true_classes.shape, ()),
+        _graph.Output(torch.float32, (count,), ()),
     ]
-    return Candidates(*graph.operation(sample, [true_classes], name, kind="pure", outputs=outputs))
+    return Candidates(*_graph.operation(sample, [true_classes], name, kind="pure", outputs=outputs))
 
 
 def _draw_any(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size, known_sizes, sizes_of
@@ -313,16 +313,16 @@ def unique_with_counts(
         order = firsts.argsort()
         return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
 
-    if not isinstance(given, graph.SymbolicTensor):
+    if not isinstance(given, _graph.SymbolicTensor):
         return UniqueWithCounts(*find(given))
     count = None if given.shape is UNKNOWN else given.shape[0]
     outputs = [
-        graph.Output(given.dtype, (None,), ()),
-        graph.Output(kind, (count,), ()),
-        graph.Output(kind, (None,), ()),
+        _graph.Output(given.dtype, (None,), ()),
+        _graph.Output(kind, (count,), ()),
+        _graph.Output(kind, (None,), ()),
     ]
     title = name or "UniqueWithCounts"
-    found = graph.operation(find, [given], title, kind="pure", outputs=outputs)
+    found = _graph.operation(find, [given], title, kind="pure", outputs=outputs)
     return UniqueWithCounts(*found)
 
 

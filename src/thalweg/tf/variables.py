@@ -6,8 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from thalweg import _graph as graph
-from thalweg import v1
+from thalweg import _graph, v1
 from thalweg import variable as eager
 from thalweg._graph.eager_or_graph import Either, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
@@ -41,7 +40,7 @@ class Variable(metaclass=Either):
             that change.
     """
 
-    CLASSES = (eager.Variable, graph.GraphVariable)
+    CLASSES = (eager.Variable, _graph.GraphVariable)
 
     @named_in_graphs(3, "collections")
     def __new__(
@@ -82,7 +81,7 @@ class Tensor(metaclass=_NoVariable):
     one.
     """
 
-    CLASSES = (torch.Tensor, graph.SymbolicTensor)
+    CLASSES = (torch.Tensor, _graph.SymbolicTensor)
 
 
 class SparseTensor(metaclass=Either):

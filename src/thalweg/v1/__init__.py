@@ -1,6 +1,6 @@
 """TensorFlow 1, as in `tf.compat.v1`: graph mode, optimizers in `train` and `contrib.opt`."""
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg._graph import *  # noqa: F403
 from thalweg._graph import tuple_ as tuple
 from thalweg._graph.eager_or_graph import IndexedSlices
@@ -12,7 +12,7 @@ from thalweg.v1.missing import attribute_of
 from thalweg.v1.variables import *  # noqa: F403
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *graph.__all__,
+    *_graph.__all__,
     *dtypes.__all__,
     *variables.__all__,
     "CancelledError",

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._cli.bench import memory, peers, roofline
-from thalweg._cli.bench import registry as catalogue
-from thalweg._cli.bench import workload as problem
+from thalweg._cli.bench import memory, peers, registry, roofline, workload
 from thalweg._cli.bench.registry import Entry
 from thalweg._cli.bench.shapes import ShapeSet
 from thalweg._cli.bench.timing import SPREAD, Contender, Timings, Verdict, measure
@@ -95,16 +93,16 @@ def compare(
         doing: Called with what comes next, between what is timed.
     """
     doing("making the variables")
-    made, own = problem.make_tensors(shapes), problem.make_optimizer(entry, options)
+    made, own = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
     contenders = [
-        Contender(entry.label, problem.step_of(own, made)),
+        Contender(entry.label, workload.step_of(own, made)),
         *peers.make_contenders(entry, made, tuple(wanted)),
         Contender(ROOFLINE, roofline.roofline(entry.slots, made.variables, made.gradients)),
     ]
     anchor = "torch-fused"
     if rule != "Adam" or anchor not in wanted:
         anchor = ANCHOR
-        adam = peers.torch_step(catalogue.entry("Adam"), made, "fused")
+        adam = peers.torch_step(registry.entry("Adam"), made, "fused")
         if adam is None:
             raise RuntimeError("This torch has no fused Adam to compare with.")
         contenders.append(Contender(ANCHOR, adam))

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import torch
 
-from thalweg._formats import format_detection as foreign
+from thalweg._formats import format_detection
 from thalweg._formats.stored_tensor import ITEM_BYTES, dtype_of
 from thalweg.errors import UnsafeCheckpointError
 from thalweg.variable import TRAINED
@@ -150,7 +150,7 @@ def _what_is_wrong(error: Exception, file: BinaryIO, is_safetensors: bool) -> st
             f"holds objects of {classes[0]}, which are not loaded, as that may run code: save"
             " model.state_dict()"
         )
-    look = foreign.identify_file(file)
+    look = format_detection.identify_file(file)
     if look is not None and look.error is not UnsafeCheckpointError and not is_safetensors:
         return f"is {look.kind}: {look.hint[0].lower()}{look.hint[1:]}"
     if is_safetensors:

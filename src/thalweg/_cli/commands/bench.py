@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg._base.literals import names_file
-from thalweg._cli import rule_loader as own
+from thalweg._cli import rule_loader
 from thalweg._cli.console import make_console
 from thalweg._cli.log_progress import Lines
 from thalweg._cli.options import Whole, clamp_threads, split_values
@@ -45,7 +45,7 @@ def _split_value(value: str) -> list[str]:
 
 def _entries_named(value: str) -> dict[str, Entry]:
     """The rules in `value` by the names the table gives them."""
-    from thalweg._cli.bench import registry as catalogue
+    from thalweg._cli.bench import registry
     from thalweg._cli.bench.roofline import MOST_SLOTS
     from thalweg._cli.registry import spelled
     from thalweg.errors import NotFoundError
@@ -58,12 +58,12 @@ def _entries_named(value: str) -> dict[str, Entry]:
         if not names_file(name):
             try:
                 known = spelled(name)
-                found[known] = catalogue.entry(known)
+                found[known] = registry.entry(known)
             except NotFoundError as error:
                 raise click.BadParameter(str(error), param_hint="--rules") from None
             _check_elements(known, found[known].rule)
             continue
-        rule = own.load_rule(name)
+        rule = rule_loader.load_rule(name)
         _check_elements(name, rule)
         count = len(rule.element_slots)
         if count > MOST_SLOTS:
@@ -71,8 +71,8 @@ def _entries_named(value: str) -> dict[str, Entry]:
                 f"'{name}' has {count} slots; up to {MOST_SLOTS} can be measured.",
                 param_hint="--rules",
             )
-        taken = rule.name in found or rule.name in catalogue.KNOWN
-        found[name if taken else rule.name] = catalogue.own(rule)
+        taken = rule.name in found or rule.name in registry.KNOWN
+        found[name if taken else rule.name] = registry.own(rule)
     return found
 
 

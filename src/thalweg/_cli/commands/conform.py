@@ -198,8 +198,7 @@ def _list_arguments(values: dict[str, object]) -> str:
 
 
 def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
-    from thalweg.conform import ConformError, atlas
-    from thalweg.conform import svg as picture
+    from thalweg.conform import ConformError, atlas, svg
 
     if path.suffix.lower() != ".svg":
         raise click.BadParameter(f"'{path}' must end in .svg.", param_hint="--atlas")
@@ -213,7 +212,7 @@ def _draw(path: Path, listed: Path | None, steps: int, as_json: bool) -> None:
         _fail(str(error))
     own = [*(["--list", str(listed)] if listed else []), *(["--steps", str(steps)] * (steps != 20))]
     command = shlex.join(["thalweg", "conform", "--atlas", str(path), *own])
-    path.write_text(picture.draw(found, command), encoding="utf-8")
+    path.write_text(svg.draw(found, command), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
     else:

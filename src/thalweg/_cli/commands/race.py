@@ -378,9 +378,9 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
         report.save(result, written[0])
         plot.save(result, written[1])
         if chosen.report is not None:
-            from thalweg._cli.race import html_page as page
+            from thalweg._cli.race import html_page
 
-            page.save(result, chosen.report)
+            html_page.save(result, chosen.report)
         if events_folder is not None:
             events.save(result, events_folder)
             written.append(events_folder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg._base.literals import names_file
-from thalweg._cli import rule_loader as own
+from thalweg._cli import rule_loader
 from thalweg._cli.class_facts import numbers_of, sparse_words
 from thalweg._cli.console import make_console
 
@@ -241,19 +241,19 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
     from thalweg import optim
-    from thalweg._cli import registry as catalogue
+    from thalweg._cli import registry
     from thalweg.errors import NotFoundError
     from thalweg.rules import RULES
 
     known = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in known:
         return known[name.lower()], None
-    titles = {rule.name.lower(): title for title, rule in catalogue.torch_rules().items()}
+    titles = {rule.name.lower(): title for title, rule in registry.torch_rules().items()}
     title = titles.get(name.lower(), name)
     if names_file(title):
-        return own.load_rule(title), None
+        return rule_loader.load_rule(title), None
     try:
-        entry = catalogue.named(catalogue.spelled(title))
+        entry = registry.named(registry.spelled(title))
         made_of = getattr(entry.cls, "made_of", None)  # torch's own classes have the same facts
         return entry.rule, made_of and getattr(optim, made_of.__name__, None)
     except NotFoundError as error:

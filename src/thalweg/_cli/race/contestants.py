@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from thalweg._cli import registry as catalogue
+from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.default_rates import default_rate
 from thalweg._cli.race.entry import Entry, load, parse_entry
@@ -20,7 +20,7 @@ from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import KERAS_RULES
 
 # Rules that Keras reaches through arguments of its eight classes race as rules.
-RULES = {rule.name: rule for rule in KERAS_RULES if rule.name not in catalogue.KERAS}
+RULES = {rule.name: rule for rule in KERAS_RULES if rule.name not in registry.KERAS}
 # Ftrl's first step multiplies the initial weights by 1 - sqrt(a / (a + g^2)), a the accumulator:
 # with the default of 0.1 they all but vanish, and a network of more than one layer never learns.
 ACCUMULATOR = {"initial_accumulator_value": 1e-8}
@@ -131,7 +131,7 @@ def _find_optimizer(entry: Entry, problem: str) -> Contestant:
         long = parse_entry(SHORT[short])
         entry = replace(entry, name=long.name, options={**long.options, **entry.options})
     try:
-        known = catalogue.spelled(entry.name, "optimizer")
+        known = registry.spelled(entry.name, "optimizer")
     except NotFoundError as error:
         raise RaceError(str(error)) from error
     return _enter_named(entry, known, (short or known) + written, problem)
@@ -139,7 +139,7 @@ def _find_optimizer(entry: Entry, problem: str) -> Contestant:
 
 def _enter_named(entry: Entry, known: str, title: str, problem: str) -> Contestant:
     """Return the contestant of an optimizer that the catalogue knows."""
-    named = catalogue.named(known)
+    named = registry.named(known)
     learning_rate = default_rate(problem, known, named.of) if entry.rate is None else entry.rate
     if known in RULES:
         arguments, rule = ARGUMENTS.get(known, {}), RULES[known]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg._cli import registry as catalogue
+from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.entry import RATES, Entry
 from thalweg._cli.race.errors import EntryError, RaceError
@@ -203,7 +203,7 @@ def _make_by_rate(thing: Callable[..., Any], entry: Entry, rate: float | None) -
 def _with_rate(optimizer: Any, text: str, rate: float | None) -> Optimizer:
     """Set the learning rate of an optimizer, and return it."""
     if rate is not None:
-        attribute = catalogue.rate_name(optimizer)
+        attribute = registry.rate_name(optimizer)
         if attribute is None:
             raise RaceError(
                 f"'{text}' is a {type(optimizer).__name__}, whose learning rate cannot be set from"

@@ -18,7 +18,7 @@ from thalweg._cli.race import sweep
 from thalweg._cli.race.outcome import Outcome
 from thalweg._cli.race.run import BLOCK, Lane, Race
 from thalweg._cli.race.standings import Standing, rank_contestants
-from thalweg._formats import syscalls as calls
+from thalweg._formats import syscalls
 from thalweg.version import __version__
 
 if TYPE_CHECKING:
@@ -322,6 +322,6 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if old is not None:
-            calls.give_ownership(file.fileno(), old)
+            syscalls.give_ownership(file.fileno(), old)
         yield file
     partial.replace(path)

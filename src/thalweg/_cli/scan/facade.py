@@ -14,7 +14,7 @@ import torch
 from thalweg import tf
 from thalweg._cli.scan.name_usage import Call, Path, Use
 from thalweg.errors import ThalwegError
-from thalweg.tf import private_modules as private
+from thalweg.tf import private_modules
 from thalweg.tf.behavior_differences import CHANGED
 from thalweg.tf.missing import INSTEAD
 from thalweg.tf.module_views import Gathered
@@ -137,13 +137,17 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
 def private_verdict(use: Use) -> Verdict:
     """What becomes of a name in TensorFlow's private modules, some of which a script imports."""
-    found: Any = private.module("tensorflow.python")
+    found: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
         if not isinstance(found, ModuleType | Gathered):
             break
         module = ".".join(("tensorflow", *use.path[:depth]))
         try:
-            found = private.module(module) if private.has(module) else getattr(found, name)
+            found = (
+                private_modules.module(module)
+                if private_modules.has(module)
+                else getattr(found, name)
+            )
         except AttributeError:
             if use.caught:
                 return Verdict("changed", use.path[:depth], "missing, which the script catches")

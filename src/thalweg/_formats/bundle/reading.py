@@ -7,10 +7,8 @@ import re
 from collections.abc import Container
 from dataclasses import replace
 
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import format_detection as foreign
-from thalweg._formats.bundle import object_graph
-from thalweg._formats.bundle import v1_format as first_version
+from thalweg._formats import atomic_write, format_detection
+from thalweg._formats.bundle import object_graph, v1_format
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg._formats.bundle.dtypes import VARIANT, name_of
@@ -55,11 +53,11 @@ def read(
         try:
             index = read_index(folder)
         except MissingFileError:
-            found = first_version.suffixes_of(folder)
+            found = v1_format.suffixes_of(folder)
             if not found:
                 _refuse_foreign(path)
                 raise
-            return first_version.read(folder, found, names, progress)
+            return v1_format.read(folder, found, names, progress)
         wanted = {
             name: tensor
             for name, tensor in index.tensors.items()
@@ -94,11 +92,11 @@ def describe(prefix: Path) -> list[Listed]:
         try:
             found = read_index(folder).tensors
         except MissingFileError:
-            suffixes = first_version.suffixes_of(folder)
+            suffixes = v1_format.suffixes_of(folder)
             if not suffixes:
                 _refuse_foreign(path)
                 raise
-            return first_version.describe(folder, suffixes)
+            return v1_format.describe(folder, suffixes)
     return [
         Listed(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
     ]
@@ -108,9 +106,7 @@ def is_bundle(prefix: Path) -> bool:
     """Whether a prefix names a checkpoint of TensorFlow, by the last bytes of its index alone."""
     try:
         with Folder(_prefix_of(prefix)) as folder:
-            return first_version.is_table_file(folder, ".index") or bool(
-                first_version.suffixes_of(folder)
-            )
+            return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))
     except (OSError, ValueError, Flaw):
         return False
 
@@ -118,8 +114,8 @@ def is_bundle(prefix: Path) -> bool:
 def _refuse_foreign(path: str) -> None:
     """Say of a file that is in the place of a checkpoint what it is."""
     if os.path.isfile(path):
-        with disk.open_for_reading(path) as file:
-            raise foreign.refusal_error(path, file, "checkpoint of TensorFlow") from None
+        with atomic_write.open_for_reading(path) as file:
+            raise format_detection.refusal_error(path, file, "checkpoint of TensorFlow") from None
 
 
 def _prefix_of(path: Path) -> str:

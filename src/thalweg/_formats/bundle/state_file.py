@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg._formats import atomic_write as disk
+from thalweg._formats import atomic_write
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.errors import Flaw, locate_flaws, raise_flaws
 from thalweg._formats.bundle.proto import decode_text
@@ -99,7 +99,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     if state.last_preserved_timestamp is not None:
         lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
     data = "".join(f"{line}\n" for line in lines).encode()
-    disk.replace(title, [data], len(data))
+    atomic_write.replace(title, [data], len(data))
 
 
 def _parse_state(source: str) -> CheckpointState:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from thalweg._formats import atomic_write as disk
+from thalweg._formats import atomic_write
 from thalweg._formats.bundle import object_graph
 from thalweg._formats.bundle.contents import Path, Progress
 from thalweg._formats.bundle.dtypes import NUMBERS, STRING
@@ -73,7 +73,7 @@ def write(
         index = encoded_table(sorted(made.items()))  # `data_parts` has told checksums by now
         yield f"{path}.index", [index], len(index)
 
-    disk.replace_together(files_to_write(), progress)
+    atomic_write.replace_together(files_to_write(), progress)
 
 
 def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:

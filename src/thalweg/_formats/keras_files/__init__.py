@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import format_detection as foreign
+from thalweg._formats import atomic_write, format_detection
 from thalweg._formats.hdf5 import file
 from thalweg._formats.keras_files import archive, keras3, legacy
 from thalweg._formats.keras_files.config import Described
@@ -71,8 +70,8 @@ def read(
         if source.begins_with(archive.MAGIC):
             return _keras_file("keras", *keras3.read_archive(source))
         if not source.begins_with(file.MAGIC):
-            with disk.open_for_reading(path) as found:
-                raise foreign.refusal_error(source.title, found, "file of Keras")
+            with atomic_write.open_for_reading(path) as found:
+                raise format_detection.refusal_error(source.title, found, "file of Keras")
         group = file.root_group(source)
         if legacy.is_legacy(group):
             return _keras_file("h5", *legacy.read(source, group))

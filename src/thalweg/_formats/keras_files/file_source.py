@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator
 
-from thalweg._formats import atomic_write as disk
+from thalweg._formats import atomic_write
 from thalweg._formats.source import Source
 
 
@@ -23,7 +23,7 @@ def open_source(
     Raises:
         MissingFileError: There is none.
     """
-    with disk.open_for_reading(path) as stream:
+    with atomic_write.open_for_reading(path) as stream:
         whole, done = os.fstat(stream.fileno()).st_size, 0
 
         def read_bytes(begin: int, size: int) -> memoryview:

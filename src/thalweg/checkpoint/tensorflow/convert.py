@@ -18,8 +18,7 @@ from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.path_resolution import Kind, locate_checkpoint
 from thalweg._formats.stored_tensor import Stored, dtype_of
-from thalweg.checkpoint import optimizer_config as described
-from thalweg.checkpoint import save_restore as saving
+from thalweg.checkpoint import optimizer_config, save_restore
 from thalweg.checkpoint.json_encoding import Reader
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
@@ -142,7 +141,7 @@ def compare_converted(
     """
     contents = container.read(ours, progress=progress)
     document = contents.document
-    if document.get("kind") != saving.KIND:
+    if document.get("kind") != save_restore.KIND:
         return None
     origin, given = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
     if isinstance(origin, dict):
@@ -150,7 +149,7 @@ def compare_converted(
         counter, optimizer = _step_counter(file), None
         variables = {} if counter is None else {GLOBAL_STEP: counter}
         if "optimizer" in document:
-            optimizer = described.make_optimizer(document["optimizer"], variables)
+            optimizer = optimizer_config.make_optimizer(document["optimizer"], variables)
         if given is None and isinstance(document.get(_NAMES), dict):
             names = as_object(document[_NAMES])
             given = Rules(function=lambda name: _rule_result(names.get(name)))
@@ -198,7 +197,7 @@ def _convert_to_ours(
     which: int | None,
     counter: Variable | None,
     hyperparameters: dict[str, object],
-) -> tuple[saving.Snapshot, tuple[str, ...]]:
+) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
     """A file of TensorFlow as one of ours, and the names of what this has no place for."""
     if file.mixed is not None and file.mixed.masters:
         raise UnsupportedCheckpointError(
@@ -226,7 +225,9 @@ def _convert_to_ours(
             for name, value in averages.items()
         }
     left = _names_left_out(file, places, found, has_steps=counter is not None)
-    made = saving.take_snapshot(optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False)
+    made = save_restore.take_snapshot(
+        optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False
+    )
     if not rules.are_none:  # `thalweg diff` finds the variables by them
         names = {name: [place.target, place.axes] for name, place in places.items()}
         made = replace(made, document={**made.document, _NAMES: names})
@@ -322,7 +323,7 @@ def _convert_to_theirs(
     """The arguments that `save` is given for a file of ours, and the names of what they lack."""
     own, has_place = _empty_of_ours(path)
     given: Any = None if has_place else False
-    restored = saving.restore(path, variables=own, optimizer=given, progress=progress)
+    restored = save_restore.restore(path, variables=own, optimizer=given, progress=progress)
     opt, extra = restored.optimizer, as_object(restored.extra)
     origin = as_object(extra.get(_ORIGIN))
     steps, averages = origin.get(GLOBAL_STEP), as_object(origin.get(_AVERAGES))

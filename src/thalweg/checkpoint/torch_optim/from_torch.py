@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.showing import show_value
 from thalweg._core import state
-from thalweg.checkpoint.torch_optim import difference_notes as notes
+from thalweg.checkpoint.torch_optim import difference_notes
 from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of
 from thalweg.checkpoint.torch_optim.hyperparameters import is_classic
 from thalweg.checkpoint.torch_optim.parse_state_dict import (
@@ -99,13 +99,13 @@ def from_torch(
         into_v1(into, listed, slots, steps)
     else:
         into_keras(into, listed, slots, steps, *products[:1])
-    notes.warn_of(title, said)
+    difference_notes.warn_of(title, said)
 
 
 def _collect_notes(counterpart: Counterpart, saved: Saved, into: object) -> list[str]:
     epsilons = [number_option(group, "eps") for group in saved.groups]
-    said = notes.of_formula(counterpart, epsilons)
-    return said + notes.of_options(counterpart, saved.groups, into)
+    said = difference_notes.of_formula(counterpart, epsilons)
+    return said + difference_notes.of_options(counterpart, saved.groups, into)
 
 
 def _keys_of_variables(pairs: Matched) -> list[str]:

@@ -14,7 +14,7 @@ from thalweg._core import state
 from thalweg._core.hyperparameters import as_hyper
 from thalweg._core.pairs import check_variables, distinct, flatten
 from thalweg.checkpoint.step_inference import steps_of
-from thalweg.checkpoint.torch_optim import difference_notes as notes
+from thalweg.checkpoint.torch_optim import difference_notes
 from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of
 from thalweg.checkpoint.torch_optim.hyperparameters import (
     beta_of,
@@ -80,9 +80,9 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
             }
             states.setdefault(index, own)
     family = "AdamW" if group.get("decoupled_weight_decay") else counterpart.family
-    said = notes.of_formula(counterpart, [hypers.get("epsilon")])
+    said = difference_notes.of_formula(counterpart, [hypers.get("epsilon")])
     title = f"From {type(optimizer).__name__} to torch.optim.{family}"
-    notes.warn_of(title, said + _left_behind(optimizer, hypers, group))
+    difference_notes.warn_of(title, said + _left_behind(optimizer, hypers, group))
     return {"state": dict(sorted(states.items())), "param_groups": [group]}
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import _engines as engines
-from thalweg import rules
+from thalweg import _engines, rules
 from thalweg._base.execution_context import current_session, is_ours, is_symbolic
 from thalweg._base.locks import importing
 from thalweg._core.checks import scatters
@@ -89,7 +88,7 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
-        engines.check_rule(rule, {**own, **given})
+        _engines.check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 

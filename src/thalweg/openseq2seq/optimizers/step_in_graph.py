@@ -27,10 +27,7 @@ from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
-from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process_gradients import (
+from thalweg.openseq2seq.optimizers.gradient_pipeline import (
     ADDED_UP,
     SCOPE,
     Given,
@@ -40,6 +37,9 @@ from thalweg.openseq2seq.optimizers.process_gradients import (
     told,
     told_of,
 )
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
+from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Outbox
 from thalweg.openseq2seq.optimizers.summaries_in_graph import (

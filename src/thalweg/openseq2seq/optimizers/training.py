@@ -16,13 +16,13 @@ from thalweg._graph import is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.gradient_pipeline import SCOPE, Treatment
 from thalweg.openseq2seq.optimizers.learning_rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.name_tables import optimizer_class
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import is_mixed
-from thalweg.openseq2seq.optimizers.process_gradients import SCOPE, Treatment
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph

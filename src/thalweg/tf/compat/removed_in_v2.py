@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import _graph as graph
+from thalweg import _graph
 from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf import arrays, reductions
-from thalweg.tf import slicing as parts
+from thalweg.tf import arrays, reductions, slicing
 from thalweg.tf.arrays import linspace as lin_space
 from thalweg.tf.checks import check_numerics
 from thalweg.tf.convert import call, pair, tensor
@@ -210,7 +209,7 @@ def pad(
     constant_values: object = 0,
 ) -> Tensor:
     """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
-    return parts.pad(tensor, paddings, mode, constant_values, name)
+    return slicing.pad(tensor, paddings, mode, constant_values, name)
 
 
 def sparse_to_dense(
@@ -232,7 +231,7 @@ def sparse_to_dense(
     def put(whole: Tensor, places: Tensor, values: Tensor) -> Tensor:
         places = places.long()
         rows = places.reshape(-1, 1) if places.dim() < 2 else places
-        return whole.index_put(parts.indices_of(rows, whole.shape), values)
+        return whole.index_put(slicing.indices_of(rows, whole.shape), values)
 
     return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")
 
@@ -250,7 +249,7 @@ def verify_tensor_all_finite(
 
 def model_variables(scope: str | None = None) -> list[Any]:
     """The variables of the default graph in MODEL_VARIABLES."""
-    return graph.get_collection(GraphKeys.MODEL_VARIABLES, scope)
+    return _graph.get_collection(GraphKeys.MODEL_VARIABLES, scope)
 
 
 def make_template(
@@ -280,8 +279,8 @@ def make_template(
 
     def enter() -> Any:
         if scope is not None:
-            return graph.variable_scope(scope, reuse=True if used else None)
-        return graph.variable_scope(unique_name_, default_name=name_)
+            return _graph.variable_scope(scope, reuse=True if used else None)
+        return _graph.variable_scope(unique_name_, default_name=name_)
 
     used = False
 

@@ -50,8 +50,8 @@ from thalweg._graph import (
 from thalweg._graph.eager_or_graph import IndexedSlices as EitherSlices
 from thalweg.autodiff import has_replicas
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train import gate_gradients as gating
 from thalweg.v1.train import gradients, processors
+from thalweg.v1.train.gate_gradients import backward, forward, need_no_tape
 from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
@@ -194,7 +194,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
             var_list = None if var_list is None else flatten(var_list)
-            if gating.need_no_tape(var_list or ()):
+            if need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
         with distribute.guard_backward(self) if thread.strategies else contextlib.nullcontext():
             pairs = self.compute_gradients(
@@ -509,7 +509,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         grad_loss: object,
         name: str | None,
     ) -> object:
-        value, variables = gating.forward(loss, var_list)
+        value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._make_hooks(global_step, name or self._name, None)
         locked, one_step = self._locked(), self._plans.one_step(self._name)
@@ -523,7 +523,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
             hooks.read_hypers(variables)
             hooks.is_prepared = True
-            updated = gating.backward(value, variables, grad_loss, apply_one)
+            updated = backward(value, variables, grad_loss, apply_one)
             kept.forget_others(updated)
             hooks.updates = len(updated)
             errors += finish(hooks)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from thalweg._base.showing import show_value
-from thalweg._formats import atomic_write as disk
+from thalweg._formats import atomic_write
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
 AXES = {
@@ -190,7 +190,7 @@ def _read_rules(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        if error.errno not in (errno.EISDIR, *disk.NOWHERE):
+        if error.errno not in (errno.EISDIR, *atomic_write.NOWHERE):
             raise
         raise MissingFileError(
             f"{path}: there is no such rules file ({error.strerror})."

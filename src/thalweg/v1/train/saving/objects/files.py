@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from thalweg._formats import atomic_write as disk
-from thalweg._formats import bundle, container
+from thalweg._formats import atomic_write, bundle, container
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import ENDING, Kind, locate_checkpoint
@@ -31,7 +30,7 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
         graph: What the objects are.
         values: The values of their variables by the graph's keys; not changed meanwhile.
     """
-    disk.make_folder(os.path.dirname(prefix) or ".")
+    atomic_write.make_folder(os.path.dirname(prefix) or ".")
     stored = {key: of_tensor(value) for key, value in values.items()}
     container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encode_graph(graph)})
 
