@@ -263,12 +263,12 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
-    from thalweg.openseq2seq.optimizers import process_gradients
+    from thalweg.openseq2seq.optimizers import gradient_pipeline
 
     def interrupted(*given: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process_gradients, "told", interrupted)
+    monkeypatch.setattr(gradient_pipeline, "told", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         training.step()
     assert raised.value.__notes__ == ["The run added its gradients up."]

@@ -17,16 +17,16 @@ from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import concat_split, matmul
+from thalweg.tf import concat_split, matrix_products
 from thalweg.tf.concat_split import *
 from thalweg.tf.concat_split import place_of
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
-from thalweg.tf.matmul import *
+from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *concat_split.__all__,
-    *matmul.__all__,
+    *matrix_products.__all__,
     "broadcast_to",
     "constant",
     "convert_to_tensor",

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from thalweg import _graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.tf import convolution, normalization, sampled_losses, top_k
+from thalweg.tf import convolution, normalization, ranking, sampled_losses
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
 from thalweg.tf.convolution import *
@@ -20,15 +20,15 @@ from thalweg.tf.missing import attribute_of
 from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
 from thalweg.tf.partitioned_lookup import look_up
+from thalweg.tf.ranking import *
 from thalweg.tf.sampled_losses import *
-from thalweg.tf.top_k import *
 from thalweg.variable import dtype_name
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *sampled_losses.__all__,
     *convolution.__all__,
     *normalization.__all__,
-    *top_k.__all__,
+    *ranking.__all__,
     "bias_add",
     "crelu",
     "dropout",
