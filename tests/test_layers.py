@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "variable", "indexed_slices", "autodiff", "version", "_base", "static_shape"),
+    ("errors", "variable", "indexed_slices", "autodiff", "version", "_base"),
     ("_formats",),
     ("formula", "rules"),
     ("_engines",),

@@ -9,12 +9,14 @@ from typing import Any, cast
 from torch import Tensor
 
 from thalweg._base.divisors import as_divisor
+from thalweg._base.exports import exported_from
 from thalweg._base.pairwise_sum import join_pairs, pairs_of
 from thalweg._base.rule_passes import Stage
 from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
 
 
+@exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class FusedStage(Stage):
     """A stage over rows and columns that is a formula, and needs no torch.
@@ -56,6 +58,7 @@ class FusedStage(Stage):
         return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
 
 
+@exported_from("thalweg.formula")
 def mean_over_rows(values: Any) -> Any:
     """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
 
@@ -64,6 +67,7 @@ def mean_over_rows(values: Any) -> Any:
     return _mean_over(values, -2)
 
 
+@exported_from("thalweg.formula")
 def mean_over_columns(values: Any) -> Any:
     """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
     return _mean_over(values, -1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
 
@@ -16,6 +17,7 @@ def _check_function(thing: Pass | Measure | Stage) -> None:
         raise RuleError(f"A {kind} needs a function, not {show_value(function)}.")
 
 
+@exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Pass:
     """What a step makes of each element before the update, and forgets when it ends.
@@ -47,6 +49,7 @@ class Pass:
         return self.makes
 
 
+@exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Measure:
     """A number of each row, column or variable, made of its elements by one sweep.
@@ -87,6 +90,7 @@ class Measure:
                 )
 
 
+@exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Level:
     """What is measured of variables by scalars that measures before it have led to.
@@ -110,6 +114,7 @@ class Level:
             )
 
 
+@exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Torch's functions over whole matrices, between two passes of a step.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from thalweg._base.composed_formula import Formula, OfTwo
+from thalweg._base.exports import exported_from
 
 
+@exported_from("thalweg.formula")
 class Around(OfTwo):
     """A formula of a rule, of whose step another formula makes the variable.
 
@@ -22,6 +24,7 @@ class Around(OfTwo):
         self.__name__ = how.__name__
 
 
+@exported_from("thalweg.formula")
 class StepMeasure(Around):
     """A measure of a rule's step: of the same values `how` makes the one number that is summed.
 

@@ -283,7 +283,8 @@ class _Writer(ast.NodeTransformer):
         name = _BY_FUNCTION.get(id(function))
         if name is None and function is abs:
             name = "absolute"
-        if isinstance(function, types.FunctionType) and function.__module__ == _HOME_OF_MEANS:
+        is_function = isinstance(function, types.FunctionType)
+        if is_function and function.__globals__["__name__"] == _HOME_OF_MEANS:
             if not self.of_lines:
                 raise self.refuse(
                     node,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from thalweg._base.execution_context import resolve, thread
+from thalweg._base.exports import exported_from
 from thalweg._base.tensor_patching import lend_for_good
 from thalweg._core.nest import mapped
 from thalweg._graph.in_place import write
@@ -16,6 +17,7 @@ from thalweg._graph.recording import record
 from thalweg._graph.unique_names import node_name_from
 
 
+@exported_from("thalweg.v1")
 class Graph(Nodes):
     """A set of operations, to be run by sessions.
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thalweg._base.execution_context import Symbolic, TensorReference, get_default_session
+from thalweg._base.exports import exported_from
 from thalweg._base.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
 from thalweg._graph.collections import Collections
 from thalweg._graph.node_def import NodeDef, node_def_of
@@ -26,6 +27,7 @@ _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
 
 
+@exported_from("thalweg.v1")
 class Operation:
     """One node of a graph.
 
@@ -128,6 +130,7 @@ class Subgraph:
     nest: Any
 
 
+@exported_from("thalweg.v1")
 class SymbolicTensor(Operators):
     """The value that an operation will have in a run.
 

@@ -12,6 +12,7 @@ import torch
 
 from thalweg._base.context_managers import Within, writable
 from thalweg._base.execution_context import SessionVariable, thread
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import Lock, excuse, on_fork
 from thalweg._base.tracing import untraced
 from thalweg._core import section
@@ -30,6 +31,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
+@exported_from("thalweg.v1")
 class Session:
     """A place where a graph runs.
 

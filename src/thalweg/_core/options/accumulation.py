@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._base.storage_use_count import count_holders
 from thalweg._core.groups import Group, states_of, titles_in
@@ -270,6 +271,7 @@ def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> li
     ]
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Accumulation(Option):
     """Several backward passes for one step.

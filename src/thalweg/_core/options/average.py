@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import as_number
@@ -27,6 +28,7 @@ def add_average(rule: Rule) -> Rule:
     return follow_rule(rule, f"{rule.name} with an average", average, EMA)
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Average(Option):
     """An exponential moving average of each parameter.

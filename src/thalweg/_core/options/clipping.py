@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import as_number
 from thalweg._core.options.option import Option
 from thalweg.errors import InvalidArgumentError
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Option):
     """Clipping by torch's names.

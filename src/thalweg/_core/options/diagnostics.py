@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.options.in_backward import InBackward
 from thalweg._core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed(Option):
     """Numbers of gradients, updates and weights.

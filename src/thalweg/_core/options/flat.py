@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.options.accumulation import Accumulation
 from thalweg._core.options.in_backward import InBackward
@@ -11,6 +12,7 @@ from thalweg._core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Flat(Option):
     """Buffers for gradients.

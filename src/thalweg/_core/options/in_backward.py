@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thalweg._base.exports import exported_from
 from thalweg._core.options.accumulation import Accumulation
 from thalweg._core.options.clipping import Clipping
 from thalweg._core.options.loss_scale import Unscaling
@@ -11,6 +12,7 @@ from thalweg._core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class InBackward(Option):
     """An update of each parameter by itself.

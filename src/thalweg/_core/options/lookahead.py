@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import as_number
@@ -39,6 +40,7 @@ def with_slow_weights(rule: Rule) -> Rule:
     return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Lookahead(Option):
     """Slow weights of each parameter, to which it returns.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thalweg._base.exports import exported_from
 from thalweg._core.options.option import Option
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Unscaling(Option):
     """What `torch.amp.GradScaler` leaves to the step.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.options.in_backward import InBackward
 from thalweg._core.options.option import Option, Others
@@ -16,6 +17,7 @@ from thalweg.formula import STORED
 from thalweg.variable import REDUCED
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Masters(Option):
     """Parameters of 16 bits that follow masters of 32.
@@ -40,6 +42,7 @@ class Masters(Option):
         return {"narrow": True}
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class StateDtype(Option):
     """The dtype of slots.
@@ -60,6 +63,7 @@ class StateDtype(Option):
             )
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Offload(Option):
     """State that is kept and updated on the CPU.

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.options.masters import Offload
 from thalweg._core.options.option import Option, Others
@@ -14,6 +15,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Rounding(Option):
     """Rounding of what is kept in 16 bits.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.options.masters import Masters, Offload
@@ -16,6 +17,7 @@ from thalweg.formula import Rule
 from thalweg.variable import dtype_name
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class SplitWeights(Option):
     """Weights of 24 bits in three bytes.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.options.masters import Offload, StateDtype
@@ -73,6 +74,7 @@ def _suited(codec: str, slot: Slot) -> str:
     return _POSITIVE.get(codec, codec) if slot.positive else codec
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class StateCodec(Option):
     """Slots in 8 bits.

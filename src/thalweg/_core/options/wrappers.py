@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._core.options.option import Option, Others
 from thalweg.errors import InvalidArgumentError, RuleError
@@ -63,6 +64,7 @@ def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
     return found
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class CautiousDecay(Wrapper):
     """Elements decay where their step makes them smaller, and nowhere else.
@@ -76,6 +78,7 @@ class CautiousDecay(Wrapper):
     cautious_decay: bool = False
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Cautious(Wrapper):
     """No element moves against its gradient.
@@ -89,6 +92,7 @@ class Cautious(Wrapper):
     cautious: bool = False
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class TrustRatio(Wrapper):
     """Steps are as long as their parameters, times the rate.
@@ -103,6 +107,7 @@ class TrustRatio(Wrapper):
     trust_ratio: bool = False
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Sphere(Wrapper):
     """Parameters keep the norm that they begin with.
@@ -138,6 +143,7 @@ class _Share(Wrapper):
             check_share(name, given, self.highest)
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class RowFloor(_Share):
     """Rows of matrices move at least by a share of their length, times the rate.
@@ -160,6 +166,7 @@ class RowFloor(_Share):
             )
 
 
+@exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class RadialBrake(_Share):
     """Multiplication of parameters whose norm a step makes larger.
