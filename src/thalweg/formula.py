@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from thalweg._base import scalars
-from thalweg._base.composed_formula import Then as Then
 from thalweg._base.execution_context import is_ours
 from thalweg._base.lazy import lazy, offered
 from thalweg._base.locks import importing
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from thalweg._base.fused_stage import mean_over_columns as mean_over_columns
     from thalweg._base.fused_stage import mean_over_rows as mean_over_rows
     from thalweg._base.rule_passes import Level, Measure, Pass, Stage
-    from thalweg._base.wrapped_formula import Around as Around
     from thalweg._base.wrapped_formula import StepMeasure as StepMeasure
 
 Formula = Callable[..., Any]
@@ -46,7 +44,7 @@ _OFFERED = {
     "Measure": "rule_passes",
     "Pass": "rule_passes",
     "Stage": "rule_passes",
-    "Around": "wrapped_formula",
+    "WrappedStepFormula": "wrapped_formula",
     "StepMeasure": "wrapped_formula",
 }
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT

@@ -32,7 +32,7 @@ from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint
 from thalweg._formats import bundle
 from thalweg._formats.bundle import ObjectGraph
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import CheckpointManager, tensorflow
 from thalweg.checkpoint import inspection as inspected
 from thalweg.v1.train.experimental import DynamicLossScale
@@ -118,7 +118,7 @@ def of_trainings(dice: Dice) -> str:
 
 
 def _write_changed(
-    path: str, raw: bytes, dice: Dice, change: Callable[[Stored], Stored], share: float
+    path: str, raw: bytes, dice: Dice, change: Callable[[StoredTensor], StoredTensor], share: float
 ) -> None:
     """Write a file with one change, in its document with the probability `share`."""
     found, manifest, data = storage_files.parts(raw)
@@ -134,7 +134,7 @@ def _write_changed(
     checkpoint.saving.container.write(path, tensors, dict(read.document))
 
 
-def _number(dice: Dice) -> Stored:
+def _number(dice: Dice) -> StoredTensor:
     return of_tensor(dice.choice(NUMBERS))
 
 

@@ -18,7 +18,7 @@ from replay import distances
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
 from thalweg._formats import keras_files
 from thalweg._formats.keras_files import KerasFile, config
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.detection.keras_config import momentum_product
 from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
@@ -264,7 +264,7 @@ def test_what_a_configuration_says_is_taken_over() -> None:
 
 def _file(
     kind: str = "keras", class_name: str | None = "Adam", **config: Any
-) -> tuple[KerasFile, dict[str, Stored]]:
+) -> tuple[KerasFile, dict[str, StoredTensor]]:
     """A file with one layer, and its variables."""
     variables = {
         "dense/kernel": of_tensor(torch.ones(2, 3)),

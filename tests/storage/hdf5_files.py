@@ -11,7 +11,7 @@ import h5py
 from thalweg._formats.hdf5 import file
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.keras_files.file_source import open_source
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 
 
 def made(path: Path, fill: Callable[[h5py.File], Any], **given: Any) -> Path:
@@ -21,7 +21,7 @@ def made(path: Path, fill: Callable[[h5py.File], Any], **given: Any) -> Path:
     return path
 
 
-def arrays(path: Path) -> dict[str, Stored]:
+def arrays(path: Path) -> dict[str, StoredTensor]:
     """All arrays of a file by path."""
     with open_source(path) as source:
         return {each.name: each.read() for each in file.root_group(source).iterate_datasets()}

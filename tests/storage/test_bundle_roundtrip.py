@@ -21,7 +21,7 @@ from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable, 
 from thalweg._formats.bundle.dtypes import NUMBERS
 from thalweg._formats.bundle.object_graph import KEY
 from thalweg._formats.bundle.table import encoded_table, iterate_entries
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import (
     CheckpointWriteError,
     InvalidArgumentError,
@@ -49,19 +49,21 @@ def contents(size: int) -> Any:  # a strategy takes longer to make than to draw 
 
 
 @st.composite
-def tensors(draw: Any) -> Stored:
+def tensors(draw: Any) -> StoredTensor:
     dtype, shape = draw(KINDS), draw(SHAPES)
     data = draw(contents(math.prod(shape) * ITEM_BYTES[dtype]))
-    return Stored(dtype, shape, memoryview(bytes(b & 1 for b in data) if dtype == "BOOL" else data))
+    return StoredTensor(
+        dtype, shape, memoryview(bytes(b & 1 for b in data) if dtype == "BOOL" else data)
+    )
 
 
-def shown(found: dict[str, Stored]) -> dict[str, Any]:
+def shown(found: dict[str, StoredTensor]) -> dict[str, Any]:
     return {name: (each.dtype, each.shape, bytes(each.data)) for name, each in found.items()}
 
 
 @ALIKE
 @given(st.dictionaries(NAMES, tensors(), max_size=8))
-def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, Stored]) -> None:
+def test_tensors_come_back(tmp_path: Path, given_tensors: dict[str, StoredTensor]) -> None:
     bundle.write(tmp_path / "ckpt", given_tensors)
     found = bundle.read(tmp_path / "ckpt")
     assert shown(found.tensors) == shown(given_tensors)
@@ -174,14 +176,14 @@ def test_names_that_mean_something_else_are_refused(name: str, words: str, tmp_p
 
 def test_tensors_that_are_none_are_refused(tmp_path: Path) -> None:
     cases = {
-        "has 3 bytes, F32 of shape \\(1,\\) has 4": Stored("F32", (1,), memoryview(b"abc")),
-        "has 300 axes": Stored("U8", (1,) * 300, memoryview(b"a")),
+        "has 3 bytes, F32 of shape \\(1,\\) has 4": StoredTensor("F32", (1,), memoryview(b"abc")),
+        "has 300 axes": StoredTensor("U8", (1,) * 300, memoryview(b"a")),
     }
     for words, tensor in cases.items():
         with pytest.raises(InvalidArgumentError, match=f"'w' {words}"):
             bundle.write(tmp_path / "ckpt", {"w": tensor})
     with pytest.raises(UnsupportedCheckpointError, match="'w' is F8_E8M0, which checkpoints"):
-        bundle.write(tmp_path / "ckpt", {"w": Stored("F8_E8M0", (1,), memoryview(b"a"))})
+        bundle.write(tmp_path / "ckpt", {"w": StoredTensor("F8_E8M0", (1,), memoryview(b"a"))})
     assert not os.listdir(tmp_path)
 
 

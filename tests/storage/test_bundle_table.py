@@ -23,7 +23,7 @@ from bundle_files import (
 )
 from thalweg._formats import bundle
 from thalweg._formats.bundle import checkpoint_directory
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.messages import Header
 from thalweg.errors import (
     DataLossError,
@@ -266,7 +266,7 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path: Path) -> None:
     with checkpoint_directory.Folder(str(prefix)) as home:
         file = home.open_shard(DATA)
         os.truncate(f"{prefix}{DATA}", 10)
-        with pytest.raises(Flaw, match=rf"ckpt{DATA} ends at 10, within what is read"):
+        with pytest.raises(CorruptFileError, match=rf"ckpt{DATA} ends at 10, within what is read"):
             file.read(4, file.size - 4)
 
 

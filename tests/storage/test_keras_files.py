@@ -21,7 +21,7 @@ import pytest
 from golden_files import FOLDER, array_of, cases_of
 from hdf5_files import made
 from thalweg._formats.keras_files import KerasFile, is_keras_file, read
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import (
     DataLossError,
     InvalidConfigError,
@@ -38,7 +38,7 @@ WEIGHTS = FOLDER / "keras_files" / "adam_weights.weights.h5"
 LEGACY = FOLDER / "keras_files" / "adam.h5"
 
 
-def same(found: Stored, case: dict[str, Any], kind: str, name: str) -> bool:
+def same(found: StoredTensor, case: dict[str, Any], kind: str, name: str) -> bool:
     """Whether an array has the bits, the shape and the dtype of a recorded one."""
     expected = array_of(HOME, case, kind, name)
     title = DTYPES[case["dtypes"][name]]

@@ -18,7 +18,7 @@ import storage_files
 from storage_files import DOCUMENT, a_few, same, stored
 from thalweg._formats import container
 from thalweg._formats.container import Contents
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored, of_tensor
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, of_tensor
 from thalweg.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -86,14 +86,14 @@ def test_memory_that_is_read_only_is_copied() -> None:
 def test_memory_that_is_not_aligned_is_copied() -> None:
     room = memoryview(bytearray(range(33)))
     for begin in range(8):
-        found = Stored("F64", (3,), room[begin : begin + 24])
+        found = StoredTensor("F64", (3,), room[begin : begin + 24])
         assert found.tensor().data_ptr() % 8 == 0
         assert bytes(found.tensor().view(torch.uint8).numpy()) == bytes(found.data)
         assert found.array().flags.aligned
 
 
 def test_bools_are_true_or_false() -> None:
-    found = Stored("BOOL", (3,), memoryview(b"\0\1\2"))
+    found = StoredTensor("BOOL", (3,), memoryview(b"\0\1\2"))
     for function in (found.tensor, found.array):
         with pytest.raises(DataLossError, match=re.escape("A bool of shape (3,)")):
             function()
@@ -142,20 +142,24 @@ def test_what_cannot_be_stored(tensor: Any, error: type[Exception], message: str
         of_tensor(tensor)
 
 
-GIVEN: dict[str, tuple[dict[str, Stored], dict[Any, Any], str]] = {
+GIVEN: dict[str, tuple[dict[str, StoredTensor], dict[Any, Any], str]] = {
     "a reserved name": ({"__metadata__": stored("U8", (1,))}, {}, "can be called '__metadata__'"),
     "half a surrogate": ({"\ud800": stored("U8", (1,))}, {}, "No tensor can be called"),
-    "an unknown dtype": ({"x": Stored("F128", (0,), memoryview(b""))}, {}, "'F128' is no dtype"),
-    "too few bytes": ({"x": Stored("F32", (2,), memoryview(b"1234"))}, {}, "'x' has 4 bytes"),
-    "a negative size": ({"x": Stored("F32", (-1, -1), memoryview(b"1234"))}, {}, "no shape"),
-    "65 dimensions": ({"x": Stored("U8", (1,) * 65, memoryview(b"1"))}, {}, "no shape"),
+    "an unknown dtype": (
+        {"x": StoredTensor("F128", (0,), memoryview(b""))},
+        {},
+        "'F128' is no dtype",
+    ),
+    "too few bytes": ({"x": StoredTensor("F32", (2,), memoryview(b"1234"))}, {}, "'x' has 4 bytes"),
+    "a negative size": ({"x": StoredTensor("F32", (-1, -1), memoryview(b"1234"))}, {}, "no shape"),
+    "65 dimensions": ({"x": StoredTensor("U8", (1,) * 65, memoryview(b"1"))}, {}, "no shape"),
     "no number": ({}, {"best": float("nan")}, "document/best is nan"),
 }
 
 
 @pytest.mark.parametrize(("tensors", "document", "message"), GIVEN.values(), ids=GIVEN)
 def test_what_cannot_be_written(
-    tensors: dict[str, Stored], document: dict[Any, Any], message: str, path: Path
+    tensors: dict[str, StoredTensor], document: dict[Any, Any], message: str, path: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         container.write(path, tensors, document)

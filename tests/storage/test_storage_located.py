@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from golden_files import FOLDER as GOLDENS
 from thalweg import Variable, checkpoint
 from thalweg._formats import bundle
-from thalweg._formats.path_resolution import Kind, locate_checkpoint
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg.checkpoint import CheckpointManager, inspection, tensorflow
 from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
 from thalweg.tf.io import gfile
@@ -38,14 +38,14 @@ def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_pat
     prefix = _copied(tmp_path)
     Path(f"{prefix}.meta").write_bytes(b"a graph")
     found = locate_checkpoint(f"{prefix}{ending}")
-    assert (found.path, found.kind, found.writer) == (str(prefix), Kind.BUNDLE, "tensorflow")
+    assert (found.path, found.kind, found.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
 
 
 def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
     for name in ("run", "run.safetensors"):
         found = locate_checkpoint(tmp_path / name)
-        assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), Kind.OURS)
+        assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), PathKind.OURS)
 
 
 @pytest.mark.parametrize("ending", ["", ".safetensors"])
@@ -59,7 +59,7 @@ def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Pat
     assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
     with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
         tensorflow.load(prefix)
-    assert locate_checkpoint(f"{prefix}.index").kind is Kind.BUNDLE
+    assert locate_checkpoint(f"{prefix}.index").kind is PathKind.BUNDLE
     assert tensorflow.load(f"{prefix}.index").step == 5
 
 
@@ -67,7 +67,7 @@ def test_a_file_of_keras_is_not_hidden_by_what_it_was_turned_into(tmp_path: Path
     path = tmp_path / "it.keras"
     shutil.copy(GOLDENS / "keras_files" / "adam.keras", path)
     checkpoint.save(f"{path}.safetensors", variables={"w": torch.ones(2)})
-    assert locate_checkpoint(path).kind is Kind.KERAS
+    assert locate_checkpoint(path).kind is PathKind.KERAS
 
 
 def _made(kind: str, folder: Path) -> Path:
@@ -147,7 +147,7 @@ def test_every_reader_says_the_same_of_what_is_no_checkpoint(
 def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
     path = _made(kind, tmp_path)
     cls, message = REFUSED[kind]
-    if locate_checkpoint(path).kind is not Kind.MISSING:  # there a saver has TensorFlow's words
+    if locate_checkpoint(path).kind is not PathKind.MISSING:  # there a saver has TensorFlow's words
         with pytest.raises(cls, match=message):
             train.NewCheckpointReader(path)
     if not path.suffix:  # which a Checkpoint leaves off

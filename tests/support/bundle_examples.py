@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 SLOT = ".OPTIMIZER_SLOT/optimizer"
@@ -35,7 +35,7 @@ TENSORFLOW = {
 BITS = [0.0, -0.0, 1e-40, float("inf"), -float("inf"), float("nan"), 3.4e38, 0.1]
 
 
-def by_name() -> dict[str, Stored]:
+def by_name() -> dict[str, StoredTensor]:
     """Tensors of all dtypes, as of `tf.train.Saver`."""
     made: dict[str, Tensor] = {
         "layer/kernel": torch.arange(12.0).reshape(3, 4),
@@ -51,7 +51,7 @@ def by_name() -> dict[str, Stored]:
     return {name: stored_tensor.of_tensor(tensor) for name, tensor in made.items()}
 
 
-def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
+def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
     """A model of two variables with Adam's slots and powers, as of `tf.train.Checkpoint`."""
     names = {
         "step": "step",
@@ -66,7 +66,7 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
         f"model/b/{SLOT}/v": "b/Adam_1",
     }
     shapes = {"w": (3, 2), "b": (1,)}
-    made: dict[str, Stored] = {}
+    made: dict[str, StoredTensor] = {}
     leaves: list[Node] = []
     for place, (path, name) in enumerate(names.items()):
         shape = shapes.get(name.split("/")[0], ())
@@ -87,7 +87,7 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
     return made, ObjectGraph((root, model, optimizer, *leaves))
 
 
-def kept(tensor: Stored) -> list[Any]:
+def kept(tensor: StoredTensor) -> list[Any]:
     """A tensor as the JSON of recorded values has it."""
     return [TENSORFLOW[tensor.dtype], list(tensor.shape), tensor.data.hex()]
 

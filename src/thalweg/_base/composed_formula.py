@@ -11,7 +11,7 @@ from thalweg.errors import RuleError
 Formula = Callable[..., Any]
 
 
-class OfTwo:
+class ComposedFormula:
     """What engines alone run: one formula of both.
 
     Attributes:
@@ -34,7 +34,7 @@ class OfTwo:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
-class Then(OfTwo):
+class ChainedFormula(ComposedFormula):
     """A formula and then another, which gets the variable that the first has made.
 
     Args:
@@ -44,6 +44,6 @@ class Then(OfTwo):
             `-> (var, value)` changes both.
     """
 
-    def __init__(self, first: Formula | Then, then: Formula) -> None:
+    def __init__(self, first: Formula | ChainedFormula, then: Formula) -> None:
         super().__init__(first, then, "then")
         self.first, self.then = first, then

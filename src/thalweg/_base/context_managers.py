@@ -27,21 +27,21 @@ _C: Any = torch._C
 
 
 class _Entering:
-    """Finds `__enter__` of a `Within`: its section, where Python code has come to its end.
+    """Finds `__enter__` of a `ContextSetting`: its section, where Python code has come to its end.
 
     `with` finds it, and then calls it. A method of Python's would have instructions after the
     section, where an interruption leaves the block open, but not entered.
     """
 
-    def __get__(self, block: Within | None, owner: object = None) -> object:
+    def __get__(self, block: ContextSetting | None, owner: object = None) -> object:
         return _entered if block is None else block.opening()
 
 
-def _entered(block: Within) -> object:  # as `contextlib.ExitStack` calls it
+def _entered(block: ContextSetting) -> object:  # as `contextlib.ExitStack` calls it
     return block.opening()()
 
 
-class Within(IOBase):
+class ContextSetting(IOBase):
     """A `with` block that one section opens and another closes, whatever interrupts it.
 
     `IOBase` has its block end with a call of `close`, from C. A method of Python's would have
@@ -75,7 +75,7 @@ class Within(IOBase):
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with Within(self._prepare, self._given):
+            with ContextSetting(self._prepare, self._given):
                 return function(*args, **kwargs)
 
         return call
@@ -85,29 +85,29 @@ def _section(functions: Sequence[Call]) -> Call:
     return partial(deque[Any](maxlen=0).extend, map(operator.call, functions))
 
 
-def no_grad() -> Within:
+def no_grad() -> ContextSetting:
     """As `torch.no_grad()`."""
-    return Within(partial(_recording, False))
+    return ContextSetting(partial(_recording, False))
 
 
-def enable_grad() -> Within:
+def enable_grad() -> ContextSetting:
     """As `torch.enable_grad()`."""
-    return Within(partial(_recording, True))
+    return ContextSetting(partial(_recording, True))
 
 
-def grad_kept() -> Within:
+def grad_kept() -> ContextSetting:
     """A block that may switch the recording of gradients, which is put back."""
-    return Within(lambda: ([], _recording(True)[1]))
+    return ContextSetting(lambda: ([], _recording(True)[1]))
 
 
-def outside_inference() -> Within:
+def outside_inference() -> ContextSetting:
     """As `torch.inference_mode(False)`, which records gradients."""
-    return Within(_outside_inference)
+    return ContextSetting(_outside_inference)
 
 
-def writable() -> Within:
+def writable() -> ContextSetting:
     """As `no_grad()`, and outside of inference mode: what is made may be written to later."""
-    return Within(_writable)
+    return ContextSetting(_writable)
 
 
 def host_allocations() -> AbstractContextManager[Any]:

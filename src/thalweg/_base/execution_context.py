@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thalweg._base.context_managers import Sections, Within
+from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg.variable import Variable
 
 
@@ -161,9 +161,9 @@ def executing_eagerly() -> bool:
     return process.eager
 
 
-def eagerly() -> Within:
+def eagerly() -> ContextSetting:
     """Have calls in the block compute at once, in this thread, also while a graph is built."""
-    return Within(_eagerly)
+    return ContextSetting(_eagerly)
 
 
 def _eagerly() -> Sections:

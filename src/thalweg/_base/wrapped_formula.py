@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from thalweg._base.composed_formula import Formula, OfTwo
+from thalweg._base.composed_formula import ComposedFormula, Formula
 from thalweg._base.exports import exported_from
 
 
 @exported_from("thalweg.formula")
-class Around(OfTwo):
+class WrappedStepFormula(ComposedFormula):
     """A formula of a rule, of whose step another formula makes the variable.
 
     Args:
@@ -25,7 +25,7 @@ class Around(OfTwo):
 
 
 @exported_from("thalweg.formula")
-class StepMeasure(Around):
+class StepMeasure(WrappedStepFormula):
     """A measure of a rule's step: of the same values `how` makes the one number that is summed.
 
     It is computed in the type of the update, whose step it sees; see `formula.like_update`.

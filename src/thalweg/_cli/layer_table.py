@@ -26,7 +26,7 @@ EDGES = 4  # letters beside the cells
 LEAST_NAME = 26  # letters of a name that no number takes away
 
 
-class Worst(NamedTuple):
+class LayerTable(NamedTuple):
     """An order of layers.
 
     Attributes:
@@ -38,7 +38,7 @@ class Worst(NamedTuple):
     words: str
 
 
-def rank_layers(rows: Mapping[str, np.ndarray]) -> Worst:
+def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
     """What is not finite comes first, then the largest number of the first column there is."""
     key = next((each for each in ORDERED_BY if each in rows), next(iter(rows)))
     values = rows[key]
@@ -50,11 +50,11 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> Worst:
         bad |= rows["nonfinite"] > 0
     order = np.lexsort((-np.nan_to_num(values, nan=np.inf), ~bad))
     words = ORDERED_BY.get(key, key.replace("_", " "))
-    return Worst(order, f"not finite first, then the largest {words}")
+    return LayerTable(order, f"not finite first, then the largest {words}")
 
 
 def make_table(
-    rows: Mapping[str, np.ndarray], names: Sequence[str], worst: Worst, most: int, width: int
+    rows: Mapping[str, np.ndarray], names: Sequence[str], worst: LayerTable, most: int, width: int
 ) -> Table:
     """The first `most` layers, with as many columns as fit into the width of a terminal."""
     columns = [each for each in HEADINGS if each in rows]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from thalweg._cli.race.target.profile import Placed
+    from thalweg._cli.race.target.profile import RankedRun
     from thalweg._cli.race.target.results import Plan, Results
     from thalweg._cli.race.target.summary import Summary
 
@@ -125,7 +125,7 @@ def _tell_seconds(cost: float) -> str:
 
 
 def _table(
-    plan: Plan, placed: Sequence[Placed], tell: Callable[[float], str],
+    plan: Plan, placed: Sequence[RankedRun], tell: Callable[[float], str],
     further: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
     """A ranking, with as many columns as fit into the width of a terminal."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thalweg._base.context_managers import Within
+from thalweg._base.context_managers import ContextSetting
 from thalweg._base.execution_context import SessionVariable, SymbolicVariable, is_symbolic, resolve
 from thalweg._base.scalars import ScalarType, as_scalar, scalar_type
 from thalweg._base.showing import show_value
@@ -350,7 +350,7 @@ class Hyperparameters(Mapping[str, Any]):
                     as_step_scalar(name, found[name], np.float64)
         return found
 
-    def knowing(self, known: dict[object, object]) -> Within:
+    def knowing(self, known: dict[object, object]) -> ContextSetting:
         """Let steps in the `with` block take what a run of a graph has found, and call nothing.
 
         Args:
@@ -358,13 +358,15 @@ class Hyperparameters(Mapping[str, Any]):
         """
         return self._with_value("_known", known)
 
-    def uncalled(self) -> Within:
+    def uncalled(self) -> ContextSetting:
         """Let NaN stand for what callables would give in the `with` block, and call nothing."""
         return self._with_value("_given", dict.fromkeys(self._values, math.nan))
 
-    def _with_value(self, name: str, value: object) -> Within:
+    def _with_value(self, name: str, value: object) -> ContextSetting:
         change = partial(setattr, self, name)
-        return Within(lambda: ([partial(change, value)], [partial(change, getattr(self, name))]))
+        return ContextSetting(
+            lambda: ([partial(change, value)], [partial(change, getattr(self, name))])
+        )
 
     def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
         """Let variables that `make(name, number)` returns take the place of plain numbers.

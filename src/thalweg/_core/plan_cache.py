@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor
 
-from thalweg._base.context_managers import Within
+from thalweg._base.context_managers import ContextSetting
 from thalweg._base.execution_context import current_session, thread
 from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
@@ -86,7 +86,7 @@ class Plans:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())
 
-    def one_step(self, title: str) -> Within:
+    def one_step(self, title: str) -> ContextSetting:
         """Return the block of a step that is planned; raises if it begins in another one.
 
         Args:

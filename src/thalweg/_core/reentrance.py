@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
-from thalweg._base.context_managers import Within
+from thalweg._base.context_managers import ContextSetting
 from thalweg._core.section import Call, drain
 from thalweg.errors import FailedPreconditionError
 
@@ -32,7 +32,7 @@ class Stepping:
         self.thread = get_ident()
 
 
-def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Within:
+def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> ContextSetting:
     """Return the block in which a thread takes a step; the lock of the optimizer is held.
 
     Args:
@@ -43,7 +43,7 @@ def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Wi
     Raises:
         FailedPreconditionError: When the block is entered: the thread is in such a block already.
     """
-    return Within(partial(_sections, owner, title, caches))
+    return ContextSetting(partial(_sections, owner, title, caches))
 
 
 def check_no_step(owner: Any, title: str, call: str) -> None:

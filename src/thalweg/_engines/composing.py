@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from thalweg._base.composed_formula import OfTwo, Then
-from thalweg._base.wrapped_formula import Around, StepMeasure
+from thalweg._base.composed_formula import ChainedFormula, ComposedFormula
+from thalweg._base.wrapped_formula import StepMeasure, WrappedStepFormula
 from thalweg._engines.transcript import LOCAL_PREFIX, Transcript, place_of
 from thalweg.errors import RuleError
 
@@ -17,19 +17,19 @@ _TAKEN = ("var", "grad", "base", "step")
 Body = list[ast.Assign]
 
 
-def compose(formula: OfTwo, *both: Transcript) -> Transcript:
+def compose(formula: ComposedFormula, *both: Transcript) -> Transcript:
     """One formula of two.
 
     Args:
-        formula: A `Then` or an `Around`.
+        formula: A `ChainedFormula` or an `WrappedStepFormula`.
         both: The transcripts of its two.
 
     Raises:
         RuleError: One of them is not what it may be; names it.
     """
-    if isinstance(formula, Around):
+    if isinstance(formula, WrappedStepFormula):
         return _compose_around(formula, *both)
-    return _compose_then(cast("Then", formula), *both)
+    return _compose_then(cast("ChainedFormula", formula), *both)
 
 
 class _Renamed(ast.NodeTransformer):
@@ -85,8 +85,8 @@ def _apart(own: Transcript, given: Iterable[str], prefix: str) -> Transcript:
     )
 
 
-def _compose_then(formula: Then, first: Transcript, then: Transcript) -> Transcript:
-    """One formula and then another, as `Then` says."""
+def _compose_then(formula: ChainedFormula, first: Transcript, then: Transcript) -> Transcript:
+    """One formula and then another, as `ChainedFormula` says."""
     if then.helpers:
         raise RuleError(f"{place_of(formula.then)} follows another formula and calls a helper.")
     prefix = _free_prefix(first, "then")
@@ -117,8 +117,8 @@ def _compose_then(formula: Then, first: Transcript, then: Transcript) -> Transcr
     )
 
 
-def _compose_around(around: Around, own: Transcript, how: Transcript) -> Transcript:
-    """One formula around the step of another, as `Around` says."""
+def _compose_around(around: WrappedStepFormula, own: Transcript, how: Transcript) -> Transcript:
+    """One formula around the step of another, as `WrappedStepFormula` says."""
     if how.helpers or how.positional != _TAKEN or len(how.results) != 1:
         raise RuleError(
             f"{place_of(around.how)} lies around a step: it takes {', '.join(_TAKEN)} and scalars,"
@@ -173,7 +173,7 @@ def _as_given(own: Transcript) -> tuple[Transcript, ast.Name, ast.Name]:
 
 
 def _step_of(
-    around: Around, own: Transcript, var: ast.Name, prefix: str
+    around: WrappedStepFormula, own: Transcript, var: ast.Name, prefix: str
 ) -> tuple[Body, ast.expr, ast.expr]:
     """What comes before the step, its base, and the step."""
     values = [*(statement.value for statement in own.body), own.results[0]]

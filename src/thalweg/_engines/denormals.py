@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from thalweg._base.context_managers import Sections, Within
+from thalweg._base.context_managers import ContextSetting, Sections
 
 _TINY = np.full(1, 1e-40, np.float32)
 _TWO = np.full(1, 2.0, np.float32)
@@ -18,9 +18,9 @@ def is_flushing() -> bool:
     return bool((_TINY * _TWO)[0] == 0)
 
 
-def set_denormals(flush: bool) -> Within:
+def set_denormals(flush: bool) -> ContextSetting:
     """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
-    return Within(partial(_switch_flag, flush))
+    return ContextSetting(partial(_switch_flag, flush))
 
 
 def _switch_flag(flush: bool) -> Sections:

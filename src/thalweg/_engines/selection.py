@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from thalweg._base.context_managers import Sections, Within
+from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
 
@@ -56,7 +56,7 @@ def engine(
     denormals: Denormals | None = None,
     check_numerics: bool | None = None,
     math: Math | None = None,
-) -> Within:
+) -> ContextSetting:
     """Choose the engine for the steps taken inside a `with` block.
 
     Args:
@@ -100,7 +100,7 @@ def engine(
         "math": math,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    return Within(partial(_choose_within, chosen))
+    return ContextSetting(partial(_choose_within, chosen))
 
 
 def _choose_within(changes: dict[str, Any]) -> Sections:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from thalweg import formula
-from thalweg._base.composed_formula import OfTwo
+from thalweg._base.composed_formula import ComposedFormula
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._engines.transcript import FUNCTION_PREFIX as FUNCTION_PREFIX
@@ -602,10 +602,10 @@ def transcribe(function: Any) -> Transcript:
     Raises:
         RuleError: If the formula holds anything but straight arithmetic; names it and its line.
     """
-    known = isinstance(function, types.FunctionType | OfTwo | Composed)
+    known = isinstance(function, types.FunctionType | ComposedFormula | Composed)
     transcript = _transcripts.get(function) if known else None
     if transcript is None:
-        if isinstance(function, OfTwo):
+        if isinstance(function, ComposedFormula):
             with importing:
                 from thalweg._engines.composing import compose
             transcript = compose(function, *map(transcribe, function.both))

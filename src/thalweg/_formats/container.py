@@ -15,7 +15,7 @@ from thalweg._formats import atomic_write, format_detection, header, tensor_payl
 from thalweg._formats.checksum import crc32c
 from thalweg._formats.header import Described, Description
 from thalweg._formats.header_draft import Draft
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import DataLossError, ThalwegError
 
 __all__ = ["Contents", "Described", "Description", "describe", "is_container", "mapped", "read",
@@ -39,12 +39,12 @@ class Contents:
     """
 
     document: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
 
 def write(
     path: Path,
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, StoredTensor],
     document: Mapping[str, object],
     progress: Progress | None = None,
 ) -> None:
@@ -76,7 +76,7 @@ def write(
 
 
 def _tensor_pieces(
-    tensors: Mapping[str, Stored], order: list[str], checksums: dict[str, int]
+    tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
 ) -> Iterator[memoryview]:
     """The bytes of all tensors; `checksums` are filled in on the way."""
     piece = memoryview(bytearray(_PIECE))
@@ -117,7 +117,9 @@ def read(
         wanted = _select_wanted(described, names)
         rooms = _allocate_rooms(wanted)
         _check_all(given, file, wanted, rooms, progress)
-    tensors = {name: Stored(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()}
+    tensors = {
+        name: StoredTensor(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()
+    }
     return Contents(described.document, tensors)
 
 
@@ -147,7 +149,7 @@ def mapped(
             pages.madvise(_POPULATE_READ)
     whole = memoryview(pages)
     tensors = {
-        name: Stored(each.dtype, each.shape, whole[each.begin : each.begin + each.bytes])
+        name: StoredTensor(each.dtype, each.shape, whole[each.begin : each.begin + each.bytes])
         for name, each in wanted.items()
     }
     return Contents(described.document, tensors)

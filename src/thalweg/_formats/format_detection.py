@@ -39,7 +39,7 @@ _OLD_PICKLE = re.compile(
 )
 
 
-class Look(NamedTuple):
+class FormatProbe(NamedTuple):
     """What a file looks like.
 
     Attributes:
@@ -53,18 +53,20 @@ class Look(NamedTuple):
     error: type[ThalwegError] = DataLossError
 
 
-_KNOWN: tuple[tuple[bytes, Look], ...] = (
-    (HDF5, Look("an HDF5 file, as Keras writes", THEIRS, UnsupportedCheckpointError)),
-    (b"\x93NUMPY", Look("an array of NumPy's", "numpy.load reads it")),
-    (b"\x1f\x8b", Look("compressed by gzip", "Unpack it first")),
-    (b"BZh", Look("compressed by bzip2", "Unpack it first")),
-    (b"\xfd7zXZ\0", Look("compressed by xz", "Unpack it first")),
-    (b"\x28\xb5\x2f\xfd", Look("compressed by zstd", "Unpack it first")),
+_KNOWN: tuple[tuple[bytes, FormatProbe], ...] = (
+    (HDF5, FormatProbe("an HDF5 file, as Keras writes", THEIRS, UnsupportedCheckpointError)),
+    (b"\x93NUMPY", FormatProbe("an array of NumPy's", "numpy.load reads it")),
+    (b"\x1f\x8b", FormatProbe("compressed by gzip", "Unpack it first")),
+    (b"BZh", FormatProbe("compressed by bzip2", "Unpack it first")),
+    (b"\xfd7zXZ\0", FormatProbe("compressed by xz", "Unpack it first")),
+    (b"\x28\xb5\x2f\xfd", FormatProbe("compressed by zstd", "Unpack it first")),
     (
         b"version https://git-lfs",
-        Look("a pointer of git LFS, which stands for the file", "Get that by `git lfs pull`"),
+        FormatProbe(
+            "a pointer of git LFS, which stands for the file", "Get that by `git lfs pull`"
+        ),
     ),
-    (STATE, Look("the list of a folder's checkpoints, and holds none", "Give one of them")),
+    (STATE, FormatProbe("the list of a folder's checkpoints, and holds none", "Give one of them")),
 )
 
 
@@ -103,13 +105,13 @@ def refusal_error(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
     return DataLossError(f"{path}: It is no {wanted}{',' if start else ':'} {text}.")
 
 
-def identify_file(file: BinaryIO) -> Look | None:
+def identify_file(file: BinaryIO) -> FormatProbe | None:
     """What an open file looks like; None if it looks like nothing that is known."""
     size, start, end = _read_both_ends(file)
     return (
         _identify_bytes(start, end)
         if size
-        else Look("empty", "It was never written, or is cut off")
+        else FormatProbe("empty", "It was never written, or is cut off")
     )
 
 
@@ -122,44 +124,48 @@ def _read_both_ends(file: BinaryIO) -> tuple[int, bytes, bytes]:
     return size, file.read(SHOWN), end
 
 
-def _identify_bytes(start: bytes, end: bytes) -> Look | None:
+def _identify_bytes(start: bytes, end: bytes) -> FormatProbe | None:
     """What a file looks like by its first and its last bytes."""
     for begin, look in _KNOWN:
         if start.startswith(begin):
             return look
     if start.startswith(PICKLES) or _OLD_PICKLE.match(start):
-        return Look("a pickle, from offset 0 on", _UNSAFE, UnsafeCheckpointError)
+        return FormatProbe("a pickle, from offset 0 on", _UNSAFE, UnsafeCheckpointError)
     if start.startswith(ZIP):
         return _identify_zip(first_member(start))
     if header.begins_like_ours(start):
-        return Look("a file of thalweg", _OURS, UnsupportedCheckpointError)
+        return FormatProbe("a file of thalweg", _OURS, UnsupportedCheckpointError)
     if start[8:].lstrip().startswith(b'{"'):
         hint = "safetensors.torch.load_file reads it"
-        return Look("a file of safetensors that another library wrote", hint)
+        return FormatProbe("a file of safetensors that another library wrote", hint)
     if end == _TABLE or _INDEX.match(start):
-        return Look(
+        return FormatProbe(
             "an index of TensorFlow's under another name, or a part of one",
             "TensorFlow calls it model.index beside model.data-00000-of-00001, of which `thalweg"
             " inspect model` reads both",
         )
     if start and not start.strip(b"\0"):
-        return Look("zeros alone", "It was never written, as after a power failure. Copy it anew")
+        return FormatProbe(
+            "zeros alone", "It was never written, as after a power failure. Copy it anew"
+        )
     if re.match(rb"\s*<(!doctype|html|\?xml)", start, re.IGNORECASE):
-        return Look("a web page", "What was downloaded is not the file. Get it anew")
+        return FormatProbe("a web page", "What was downloaded is not the file. Get it anew")
     if re.match(rb"\s*[{\[]", start) and start.isascii():
-        return Look("text, JSON perhaps", "There are no tensors in it")
+        return FormatProbe("text, JSON perhaps", "There are no tensors in it")
     return None
 
 
-def _identify_zip(name: str) -> Look:
+def _identify_zip(name: str) -> FormatProbe:
     if name in _OF_KERAS:
-        return Look("a `.keras` file", THEIRS, UnsupportedCheckpointError)
+        return FormatProbe("a `.keras` file", THEIRS, UnsupportedCheckpointError)
     if name.endswith(".npy"):
-        return Look("an archive of NumPy's arrays", "numpy.load reads it")
+        return FormatProbe("an archive of NumPy's arrays", "numpy.load reads it")
     if name.endswith((".pkl", "/.format_version", "/version", "/byteorder")):
-        return Look("a pickle in an archive, as torch.save writes", _UNSAFE, UnsafeCheckpointError)
+        return FormatProbe(
+            "a pickle in an archive, as torch.save writes", _UNSAFE, UnsafeCheckpointError
+        )
     kind = f"a zip archive, or the beginning of one, with {name[:80]!r} in it"
-    return Look(kind, "Unpack it, if there is a checkpoint inside")
+    return FormatProbe(kind, "Unpack it, if there is a checkpoint inside")
 
 
 def reader_of(kind: object) -> str:

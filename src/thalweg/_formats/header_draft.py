@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from thalweg._formats import header, json_text
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError
 
 _LONGEST = 0xFFFFFFFF
@@ -31,7 +31,7 @@ class Draft:
         InvalidTypeError: Likewise.
     """
 
-    def __init__(self, tensors: Mapping[str, Stored], document: Mapping[str, object]) -> None:
+    def __init__(self, tensors: Mapping[str, StoredTensor], document: Mapping[str, object]) -> None:
         self._tensors = dict(tensors)
         for name, each in self._tensors.items():
             _check_given(name, each)
@@ -75,7 +75,7 @@ def _compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _check_given(name: str, given: Stored) -> None:
+def _check_given(name: str, given: StoredTensor) -> None:
     if name == "__metadata__" or not json_text.is_unicode(name):
         raise InvalidArgumentError(f"No tensor can be called {name[:200]!r}.")
     if given.dtype not in ITEM_BYTES:

@@ -17,7 +17,7 @@ _OF_BUNDLES = re.compile(r"\.(index|meta|data-[0-9]{5}-of-[0-9]{5})\Z")
 _LISTED = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h5")
 
 
-class Kind(Enum):
+class PathKind(Enum):
     """What there may be at a path; the values are who wrote it, or what it is."""
 
     OURS = "thalweg"
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Located:
+class ResolvedPath:
     """What a path leads to.
 
     Attributes:
@@ -42,17 +42,17 @@ class Located:
     """
 
     path: str
-    kind: Kind
+    kind: PathKind
 
     @property
     def writer(self) -> str:
         """Whose checkpoint it is: "thalweg", "tensorflow" or "keras"; "" if it is none."""
         writers = {
-            Kind.OURS: "thalweg",
-            Kind.BUNDLE: "tensorflow",
-            Kind.FIRST_BUNDLE: "tensorflow",
-            Kind.KERAS: "keras",
-            Kind.HDF5: "keras",
+            PathKind.OURS: "thalweg",
+            PathKind.BUNDLE: "tensorflow",
+            PathKind.FIRST_BUNDLE: "tensorflow",
+            PathKind.KERAS: "keras",
+            PathKind.HDF5: "keras",
         }
         return writers.get(self.kind, "")
 
@@ -61,7 +61,7 @@ class Located:
         """The writer, as it writes itself."""
         return {"tensorflow": "TensorFlow", "keras": "Keras"}.get(self.writer, self.writer)
 
-    def check_readable(self) -> Located:
+    def check_readable(self) -> ResolvedPath:
         """This.
 
         Raises:
@@ -80,13 +80,13 @@ class Located:
             UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.
             ThalwegError: As `check_readable`.
         """
-        if self.check_readable().kind is not Kind.OURS:
+        if self.check_readable().kind is not PathKind.OURS:
             raise UnsupportedCheckpointError(
                 f"{self.path} is a checkpoint of {self.of}: {format_detection.THEIRS}."
             )
         return self.path
 
-    def of_savers(self) -> Located:
+    def of_savers(self) -> ResolvedPath:
         """This, as something that `tf.train`'s savers read.
 
         Raises:
@@ -101,7 +101,7 @@ class Located:
         return self
 
 
-def locate_checkpoint(path: str | os.PathLike[str]) -> Located:
+def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
     """What a path leads to.
 
     The first of these that is there: a file of ours or of Keras called just so; one of ours with
@@ -118,41 +118,41 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> Located:
     """
     given = os.fsdecode(path)
     prefix = _OF_BUNDLES.sub("", given)
-    kind = _by_content(given) if os.path.isfile(given) else Kind.MISSING
-    if kind is Kind.OURS or (prefix == given and kind in (Kind.KERAS, Kind.HDF5)):
-        return Located(given, kind)
+    kind = _by_content(given) if os.path.isfile(given) else PathKind.MISSING
+    if kind is PathKind.OURS or (prefix == given and kind in (PathKind.KERAS, PathKind.HDF5)):
+        return ResolvedPath(given, kind)
     ours = given + ENDING
     if prefix == given and os.path.lexists(ours) and not os.path.isdir(ours):
-        return Located(ours, Kind.OURS)
+        return ResolvedPath(ours, PathKind.OURS)
     for each in dict.fromkeys((given, prefix)):
         if os.path.lexists(f"{each}.index"):
-            return Located(each, Kind.BUNDLE)
+            return ResolvedPath(each, PathKind.BUNDLE)
     if _is_first_bundle(given):
-        return Located(given, Kind.FIRST_BUNDLE)
+        return ResolvedPath(given, PathKind.FIRST_BUNDLE)
     if os.path.isdir(given):
-        return Located(given, Kind.FOLDER)
+        return ResolvedPath(given, PathKind.FOLDER)
     if os.path.exists(given) and prefix == given:
-        return Located(given, _by_content(given))
+        return ResolvedPath(given, _by_content(given))
     return _missing(prefix)
 
 
-def _missing(path: str) -> Located:
-    return Located(path, Kind.MISSING)
+def _missing(path: str) -> ResolvedPath:
+    return ResolvedPath(path, PathKind.MISSING)
 
 
-def _by_content(path: str) -> Kind:
+def _by_content(path: str) -> PathKind:
     if container.is_container(path):
-        return Kind.OURS
+        return PathKind.OURS
     with atomic_write.open_for_reading(path) as file:
         start = file.read(format_detection.SHOWN)
     if start.startswith(format_detection.HDF5):
-        return Kind.HDF5
+        return PathKind.HDF5
     if start.startswith(format_detection.ZIP):
         is_keras = (
             path.endswith(".keras") or format_detection.is_keras_archive(start) or _is_keras(path)
         )
-        return Kind.KERAS if is_keras else Kind.FOREIGN
-    return Kind.STATE if start.startswith(format_detection.STATE) else Kind.FOREIGN
+        return PathKind.KERAS if is_keras else PathKind.FOREIGN
+    return PathKind.STATE if start.startswith(format_detection.STATE) else PathKind.FOREIGN
 
 
 # The formats of others are imported where a path may be one of theirs.
@@ -207,10 +207,10 @@ def _foreign_error(path: str) -> ThalwegError:
 
 
 _REFUSED = {
-    Kind.MISSING: _no_file,
-    Kind.FOLDER: _folder_error,
-    Kind.STATE: _state_file_error,
-    Kind.FOREIGN: _foreign_error,
+    PathKind.MISSING: _no_file,
+    PathKind.FOLDER: _folder_error,
+    PathKind.STATE: _state_file_error,
+    PathKind.FOREIGN: _foreign_error,
 }
 
 

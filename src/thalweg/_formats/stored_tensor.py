@@ -37,7 +37,7 @@ _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredTensor:
     """One tensor's bytes.
 
     Attributes:
@@ -103,7 +103,7 @@ class Listed:
 
     Attributes:
         name: Its name.
-        dtype: As in `Stored`; TensorFlow's own name of what is read as no tensor: "string".
+        dtype: As in `StoredTensor`; TensorFlow's own name of what is read as no tensor: "string".
         shape: Its shape.
         bytes: How many bytes it has in the file.
     """
@@ -121,7 +121,7 @@ def dtype_of(name: str) -> dtype:
     return getattr(torch, _TORCH[name])
 
 
-def of_tensor(tensor: Tensor) -> Stored:
+def of_tensor(tensor: Tensor) -> StoredTensor:
     """The bytes of a tensor; copied only if they are not contiguous CPU memory.
 
     Raises:
@@ -150,10 +150,10 @@ def of_tensor(tensor: Tensor) -> Stored:
             raise InvalidTypeError(f"Cannot save a tensor of {plain.dtype}.")
         plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
         if not plain.numel():
-            return Stored(name, tuple(plain.shape), memoryview(b""))
+            return StoredTensor(name, tuple(plain.shape), memoryview(b""))
         # `numpy()` would mark the memory, which counted as another's ever after.
         raw = np.from_dlpack(plain.view(-1).view(torch.uint8))
-    return Stored(name, tuple(plain.shape), raw.data)
+    return StoredTensor(name, tuple(plain.shape), raw.data)
 
 
 @cache

@@ -9,7 +9,7 @@ from thalweg._graph.nodes import SymbolicTensor
 from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
-class Either(type):
+class EagerOrGraphMeta(type):
     """A class whose instances are of other classes, named in `CLASSES`."""
 
     CLASSES: tuple[type, ...] = ()
@@ -18,7 +18,7 @@ class Either(type):
         return isinstance(instance, cls.CLASSES)
 
 
-class IndexedSlices(metaclass=Either):
+class IndexedSlices(metaclass=EagerOrGraphMeta):
     """Some rows of a tensor: `values` at `indices`; see `thalweg.IndexedSlices`.
 
     Where one of the arguments is a tensor of a graph, it is a `SymbolicSlices`.

@@ -15,7 +15,7 @@ from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable
 from thalweg.distribute.context import Replicas
-from thalweg.distribute.handshake import Doing, raise_on_all
+from thalweg.distribute.handshake import PendingCollective, raise_on_all
 from thalweg.distribute.nested_all_reduce import reduce_leaves
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.distribute.variable import in_replicas, of_all
@@ -38,7 +38,7 @@ def all_reduce(
     )
     ranks = strategy.ranks
     for output in made[:1]:  # what fails before it in a run is told to the ranks that wait there
-        output.op.abandoned = partial(raise_on_all, ranks, Doing.VALUES)
+        output.op.abandoned = partial(raise_on_all, ranks, PendingCollective.VALUES)
     found: list[Any] = [None] * len(leaves)
     for place, output in zip(present, made, strict=True):
         is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
@@ -81,7 +81,7 @@ class AggregatedGraphVariable(GraphVariable):
             kind="pure",
             outputs=Output(self.dtype, self.shape, ()),
         )
-        made.op.abandoned = partial(raise_on_all, strategy.ranks, Doing.VALUES)
+        made.op.abandoned = partial(raise_on_all, strategy.ranks, PendingCollective.VALUES)
         return made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thalweg._base.context_managers import Within, writable
+from thalweg._base.context_managers import ContextSetting, writable
 from thalweg._base.execution_context import SessionVariable, thread
 from thalweg._base.exports import exported_from
 from thalweg._base.locks import Lock, excuse, on_fork
@@ -153,7 +153,7 @@ class Session:
     ) -> list[Any]:
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
-        with Within(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
+        with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
             try:
                 return self.carry_out(plan, frame, export)
             except Exception as error:

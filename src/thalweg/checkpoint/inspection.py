@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from thalweg._formats import bundle, container, keras_files
-from thalweg._formats.path_resolution import Kind, locate_checkpoint
-from thalweg._formats.stored_tensor import Listed, Stored
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
+from thalweg._formats.stored_tensor import Listed, StoredTensor
 from thalweg.checkpoint.summary import step_of
 from thalweg.checkpoint.tensorflow.convert import compare_converted
 from thalweg.checkpoint.tensorflow.load import load_outline
@@ -100,7 +100,7 @@ def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
 
 def has_checksums(path: Path) -> bool:
     """Whether a checkpoint holds checksums of its tensors: HDF5 has none."""
-    return locate_checkpoint(path).kind != Kind.HDF5
+    return locate_checkpoint(path).kind != PathKind.HDF5
 
 
 def list_verified(path: Path, progress: Progress | None = None) -> Listing:
@@ -162,7 +162,7 @@ def differences(
 
 
 def compare_tensors(
-    one: Path, a: Mapping[str, Stored], other: Path, b: Mapping[str, Stored]
+    one: Path, a: Mapping[str, StoredTensor], other: Path, b: Mapping[str, StoredTensor]
 ) -> list[str]:
     """Where the tensors of two files differ, in words; their bits are compared.
 
@@ -178,7 +178,7 @@ def compare_tensors(
     return found
 
 
-def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
     """All tensors of a file, verified."""
     place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
@@ -188,18 +188,18 @@ def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stor
     return _of_keras(place.path, progress)
 
 
-def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, Stored]:
+def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
     found = keras_files.read(path, progress)
     return {**found.variables, **found.optimizer}
 
 
-def _list_tensors(tensors: Mapping[str, Stored]) -> list[Listed]:
+def _list_tensors(tensors: Mapping[str, StoredTensor]) -> list[Listed]:
     return [
         Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
     ]
 
 
-def _compare_tensor(name: str, one: Stored, other: Stored) -> list[str]:
+def _compare_tensor(name: str, one: StoredTensor, other: StoredTensor) -> list[str]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return [f"{name!r} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"]
     if np.array_equal(
@@ -229,9 +229,9 @@ def _max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(apart.max())
 
 
-def _bytes_of(value: Stored) -> np.ndarray:
+def _bytes_of(value: StoredTensor) -> np.ndarray:
     return np.frombuffer(value.data, np.uint8)
 
 
-def _hash_of(value: Stored) -> str:
+def _hash_of(value: StoredTensor) -> str:
     return hashlib.blake2b(value.data, digest_size=4).hexdigest()

@@ -16,7 +16,7 @@ from thalweg._core.pairs import distinct, flatten
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg._core.state import distinct as distinct_names
-from thalweg.checkpoint.torch_adapter import OfTorch
+from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.optim.sharded import entry_of, locals_of
 from thalweg.variable import is_variable, name_of
@@ -95,14 +95,14 @@ def slots_of(optimizer: object) -> SlotStore | None:
     return getattr(optimizer, "_slots", None)
 
 
-def as_checkpointable(optimizer: object) -> OfTorch | Described:
-    """An optimizer with the methods that are needed here: itself, or an `OfTorch`.
+def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Described:
+    """An optimizer with the methods that are needed here: itself, or an `TorchOptimizerAdapter`.
 
     Raises:
         InvalidTypeError: It is none of the library or torch's kind.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        return OfTorch(optimizer)
+        return TorchOptimizerAdapter(optimizer)
     if not isinstance(optimizer, Described):
         raise InvalidTypeError(
             "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
@@ -136,7 +136,7 @@ def prepare_loading(
             f" state_dict() returns it. {_GIVE}"
         )
     variables = list(own.values())
-    names = _Names(tensors, all_of_them=isinstance(optimizer, OfTorch))
+    names = _Names(tensors, all_of_them=isinstance(optimizer, TorchOptimizerAdapter))
     return optimizer._loading(state, variables or None, names)
 
 

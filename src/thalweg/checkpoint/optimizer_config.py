@@ -15,7 +15,7 @@ from thalweg._core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_a
 from thalweg._core.hyperparameters import is_function, is_number
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.json_encoding import SCALAR, Reader, Writer
-from thalweg.checkpoint.torch_adapter import OF_TORCH, OfTorch
+from thalweg.checkpoint.torch_adapter import OF_TORCH, TorchOptimizerAdapter
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.schedules import LearningRateSchedule
@@ -43,7 +43,7 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
         "class": its name as its face tells it, "mine:" and its own for one that none has told;
         "arguments": by name, those that numbers depend on.
     """
-    return _Described({id(each): name for name, each in variables.items()}).class_and_arguments(
+    return _ConfigReader({id(each): name for name, each in variables.items()}).class_and_arguments(
         optimizer
     )
 
@@ -126,7 +126,7 @@ def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) ->
         raise InvalidConfigError(f"{plain['class']} cannot be made: {error}") from error
 
 
-class _Described:
+class _ConfigReader:
     """Writes what `Writer` does not know.
 
     Args:
@@ -139,7 +139,7 @@ class _Described:
 
     def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
         """Class and arguments; see `describe_optimizer`."""
-        is_torchs = isinstance(optimizer, OfTorch)
+        is_torchs = isinstance(optimizer, TorchOptimizerAdapter)
         return {
             "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
             "arguments": self._writer(optimizer._arguments(), ""),
@@ -194,7 +194,7 @@ class _Described:
 
 
 class _Made:
-    """Makes what `_Described` has written.
+    """Makes what `_ConfigReader` has written.
 
     Args:
         variables: Variables by name.

@@ -21,7 +21,7 @@ from thalweg._formats import container
 from thalweg._formats.format_detection import TRAINING, reader_of
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import locate_checkpoint
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import optimizer_config, schedule_state
 from thalweg.checkpoint.extra_states import extra_states, with_extra_states
 from thalweg.checkpoint.json_encoding import Reader, Writer
@@ -35,7 +35,7 @@ from thalweg.checkpoint.named_state import (
     slots_of,
     state_of,
 )
-from thalweg.checkpoint.torch_adapter import OfTorch, without_converted
+from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter, without_converted
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWarning,
@@ -87,7 +87,7 @@ class Snapshot:
         """Whether it is this process that writes it."""
         return self.ranks is None or not self.ranks.rank
 
-    def stored_tensors(self) -> dict[str, Stored]:
+    def stored_tensors(self) -> dict[str, StoredTensor]:
         """The tensors as a file has them."""
         return {name: of_tensor(each) for name, each in self.tensors.items()}
 
@@ -299,7 +299,7 @@ def restore(
             else []
         )
         given = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
-        if isinstance(given, OfTorch) and convert:
+        if isinstance(given, TorchOptimizerAdapter) and convert:
             values = _read_by_name(reader, document, "variables") if places else {}
             given.convert_to_fit(values)
         if given is not None:
@@ -308,7 +308,7 @@ def restore(
         states: dict[str, Any] = document["extra_states"] if target is None else {}
         is_left = optimizer is False and "optimizer" in document
         restored = Restored(
-            given.optimizer if isinstance(given, OfTorch) else given,
+            given.optimizer if isinstance(given, TorchOptimizerAdapter) else given,
             copied(document["extra"]),
             _read_by_name(reader, document, "metrics"),
             document["step"],
@@ -413,7 +413,7 @@ def _find_optimizer(
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     found = optimizer_config.describe_differences(description, own, loaded)
     rest = found
-    if isinstance(given, OfTorch):
+    if isinstance(given, TorchOptimizerAdapter):
         wanted, here = map(without_converted, (description, own), (own, description))
         rest = optimizer_config.describe_differences(wanted, here, loaded)
     if convert:

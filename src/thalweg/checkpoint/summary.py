@@ -11,7 +11,7 @@ import numpy as np
 from thalweg._formats import container
 from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint import json_encoding as kinds
 from thalweg.checkpoint import optimizer_config
 from thalweg.checkpoint.step_inference import steps_of
@@ -51,7 +51,7 @@ def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
     return _steps_from_powers(document, tensors, powers) if count is None else count
 
 
-def _first_count(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int | None:
+def _first_count(tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
     """The first of the counters that is a whole number."""
     for name in counters:
         if name in tensors and tensors[name].dtype in _WHOLE:
@@ -60,7 +60,7 @@ def _first_count(tensors: Mapping[str, Stored], counters: Sequence[str]) -> int 
 
 
 def _steps_from_powers(
-    document: Mapping[str, object], tensors: Mapping[str, Stored], powers: Mapping[str, str]
+    document: Mapping[str, object], tensors: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
     """How often one of the powers was multiplied by what the optimizer was given as beta."""
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))

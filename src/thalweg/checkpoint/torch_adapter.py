@@ -38,7 +38,7 @@ _CONVERTED = (StateCodec, SplitWeights, Rounding)
 (_SPLIT,) = (each.name for each in SplitWeights.keywords())
 
 
-class OfTorch:
+class TorchOptimizerAdapter:
     """An optimizer of torch's kind with what `save` and `restore` ask of every optimizer.
 
     Numbers of its groups are part of its state, all other options are how it was made.

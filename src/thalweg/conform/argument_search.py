@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from thalweg.conform.candidate import MACHINERY, Side
+from thalweg.conform.candidate import MACHINERY, Candidate
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "clip_exp": (0.25, 0.333),
@@ -32,7 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 BOTH: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
-def list_trials(theirs: Side, ours: Side) -> Iterator[tuple[str, Side, Side]]:
+def list_trials(theirs: Candidate, ours: Candidate) -> Iterator[tuple[str, Candidate, Candidate]]:
     """The name of each change, and both sides with it."""
     mine, own = theirs.known_values(), ours.known_values()
     for name, value in _list_changes(mine, own):

@@ -18,7 +18,7 @@ MACHINERY = frozenset({
 
 
 @dataclass(frozen=True)
-class Side:
+class Candidate:
     """An optimizer class, or a function that makes an optimizer, and its arguments.
 
     Attributes:
@@ -33,7 +33,7 @@ class Side:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_arguments(self, **arguments: object) -> Side:
+    def with_arguments(self, **arguments: object) -> Candidate:
         """The same with these arguments, too.
 
         Raises:
@@ -96,14 +96,14 @@ class Side:
         return f"It takes {', '.join(names)}."
 
 
-def as_side(thing: Any, name: str = "") -> Side:
-    """A class or function as a `Side`; one that is a `Side` already as it is."""
-    if isinstance(thing, Side):
+def as_side(thing: Any, name: str = "") -> Candidate:
+    """A class or function as a `Candidate`; one that is a `Candidate` already as it is."""
+    if isinstance(thing, Candidate):
         return thing
-    return Side(thing, name or getattr(thing, "__name__", repr(thing)))
+    return Candidate(thing, name or getattr(thing, "__name__", repr(thing)))
 
 
-def shared_arguments(theirs: Side, ours: Side) -> dict[str, Any]:
+def shared_arguments(theirs: Candidate, ours: Candidate) -> dict[str, Any]:
     """Their values of the arguments that ours has, too, of the same kind."""
     own = ours.defaults()
     return {

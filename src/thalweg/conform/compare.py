@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg.conform.argument_search import list_trials
-from thalweg.conform.candidate import Side, as_side, shared_arguments
-from thalweg.conform.driver import Way, drive, find_ways
+from thalweg.conform.candidate import Candidate, as_side, shared_arguments
+from thalweg.conform.driver import StepProtocol, drive, find_ways
 from thalweg.conform.errors import ConformError
 from thalweg.conform.inputs import STEPS
 from thalweg.optim.step_options import KEYWORDS
@@ -23,7 +23,7 @@ Steps = list[list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where two first differ: by a bit, or by more than rounding where they do in the end.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outcome:
     way: str
     theirs: dict[str, Any]
     ours: dict[str, Any]
-    parting: Parting | None = None
+    parting: Divergence | None = None
     closed_by: list[str] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
     """Drive two optimizers over the same gradients.
 
     Args:
-        theirs: An optimizer class, or a `Side`, which is one with arguments.
+        theirs: An optimizer class, or a `Candidate`, which is one with arguments.
         ours: Likewise; where it has arguments of theirs, and is given no others, it gets their
             values.
         steps: How many to take.
@@ -126,11 +126,11 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
     )
 
 
-def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Parting | None]:
+def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Divergence | None]:
     """The verdict, the difference after the last step, and where they part."""
     reach = [_reach_of(theirs, place) for place in range(len(theirs[0]))]
     worst = 0.0
-    first: Parting | None = None
+    first: Divergence | None = None
     for step, (these, those) in enumerate(zip(theirs, ours, strict=True)):
         worst = 0.0
         for place, (one, other) in enumerate(zip(these, those, strict=True)):
@@ -148,7 +148,7 @@ def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Parting | None]:
     return (BITS if first is None else ROUNDING), worst, first
 
 
-def _drive_twice(one: Side, way: Way, steps: int) -> Steps:
+def _drive_twice(one: Candidate, way: StepProtocol, steps: int) -> Steps:
     """Its steps, if they are the same twice."""
     found, again = drive(one, way, steps, seed=0), drive(one, way, steps, seed=1)
     for step, (these, those) in enumerate(zip(found, again, strict=True)):
@@ -211,9 +211,9 @@ def _has_same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-def _find_parting(step: int, place: int, one: Tensor, other: Tensor) -> Parting:
+def _find_parting(step: int, place: int, one: Tensor, other: Tensor) -> Divergence:
     at = int(_difference_of(one, other).argmax())
     place_in_tensor = torch.tensor(at, dtype=torch.int64, device="cpu")
     index = tuple(int(each) for each in torch.unravel_index(place_in_tensor, one.shape))
     values = float(one.flatten()[at]), float(other.flatten()[at])
-    return Parting(step, place, tuple(one.shape), index, *values)
+    return Divergence(step, place, tuple(one.shape), index, *values)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.conform.candidate import Side
+from thalweg.conform.candidate import Candidate
 from thalweg.conform.errors import ConformError
 from thalweg.conform.inputs import MATRICES, SHAPES, Shapes, gradients_of, params_of
 
@@ -28,7 +28,7 @@ KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 
 @dataclass(frozen=True)
-class Way:
+class StepProtocol:
     """How an optimizer is driven.
 
     Attributes:
@@ -46,7 +46,7 @@ class Way:
         return f"{self.kind}{', closure' if self.closure else ''}{matrices}"
 
 
-def find_ways(*sides: Side) -> list[Way]:
+def find_ways(*sides: Candidate) -> list[StepProtocol]:
     """How each can be driven over the same parameters: all of them, or else matrices alone.
 
     Raises:
@@ -61,13 +61,13 @@ def find_ways(*sides: Side) -> list[Way]:
     raise first or AssertionError
 
 
-def _find_way(side: Side, shapes: Shapes) -> Way:
+def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     causes: dict[str, str] = {}  # of each, what was said first
     for kind in kinds:
         for closure in (False, True):
-            way = Way(kind, shapes, closure)
+            way = StepProtocol(kind, shapes, closure)
             try:
                 drive(side, way, 1)
             except ConformError as error:
@@ -78,7 +78,7 @@ def _find_way(side: Side, shapes: Shapes) -> Way:
     raise ConformError(" ".join(causes.values()))
 
 
-def drive(side: Side, way: Way, steps: int, seed: int = 0) -> list[list[Tensor]]:
+def drive(side: Candidate, way: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
     """The parameters before the first step and after each.
 
     Args:
@@ -96,7 +96,7 @@ def drive(side: Side, way: Way, steps: int, seed: int = 0) -> list[list[Tensor]]
         return _drive(side, way, steps)
 
 
-def _drive(side: Side, way: Way, steps: int) -> list[list[Tensor]]:
+def _drive(side: Candidate, way: StepProtocol, steps: int) -> list[list[Tensor]]:
     params = params_of(way.shapes)
     handed: Any = params
     if way.kind == "groups":

@@ -9,12 +9,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from thalweg.conform.candidate import Side
+from thalweg.conform.candidate import Candidate
 from thalweg.conform.errors import ConformError
 from thalweg.errors import did_you_mean
 
 
-def load_class(name: str) -> tuple[Side, str]:
+def load_class(name: str) -> tuple[Candidate, str]:
     """The class that `PACKAGE:CLASS` or `file.py:CLASS` names; what was left out to import it.
 
     A package of optimizers whose parents need what is not installed is imported without them: see
@@ -97,13 +97,13 @@ def _import_alone(package: str, top: str) -> ModuleType:
         raise
 
 
-def _as_optimizer(thing: object, name: str) -> Side:
+def _as_optimizer(thing: object, name: str) -> Candidate:
     title = name.rpartition(":")[2]
     if not inspect.isclass(thing):
         raise ConformError(f"'{name}' is {_with_article(type(thing).__name__)}, not a class.")
     if not callable(getattr(thing, "step", None)):
         raise ConformError(f"'{name}' is no optimizer class: it has no step.")
-    return Side(thing, title)
+    return Candidate(thing, title)
 
 
 def _with_article(word: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg._base.literals import names_file
 from thalweg.conform import external_optimizers
-from thalweg.conform.candidate import Side
+from thalweg.conform.candidate import Candidate
 from thalweg.conform.errors import ConformError
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
@@ -22,7 +22,7 @@ _NAMES = {"learning_rate": "lr"}
 _LEFT_OUT = ("self", "name", "use_locking", "gradient_aggregator", "gradient_transformers")
 
 
-def find_rule(name: str) -> Side:
+def find_rule(name: str) -> Candidate:
     """The optimizer that a name stands for: one of `thalweg rules`, or `file.py:NAME` of a rule.
 
     `PACKAGE:CLASS` stands for one of another package, which is imported.
@@ -42,14 +42,14 @@ def find_rule(name: str) -> Side:
         raise ConformError(str(error)) from error
     named = registry.named(known)
     if known.startswith((registry.OPTIM, registry.TORCH)):
-        return Side(partial(named.cls.made_of, **named.options), known)
+        return Candidate(partial(named.cls.made_of, **named.options), known)
     own = inspect.signature(named.cls.__init__).parameters
     defaults = {key: named.options.get(key, each.default) for key, each in own.items()
                 if key not in _LEFT_OUT and each.kind is not each.VAR_KEYWORD}  # fmt: skip
-    return Side(_adapt(named.make, defaults), known)
+    return Candidate(_adapt(named.make, defaults), known)
 
 
-def find_like(title: str) -> Side:
+def find_like(title: str) -> Candidate:
     """Ours of the name of a class: that of `thalweg.optim`, or else another of the catalogue.
 
     Raises:
@@ -64,7 +64,7 @@ def find_like(title: str) -> Side:
             raise ConformError(f"{error} Name ours with --rule.") from error
 
 
-def _load_rule(name: str) -> Side:
+def _load_rule(name: str) -> Candidate:
     from thalweg._cli.race.entry import load
     from thalweg._cli.race.errors import EntryError, RaceError
     from thalweg._core.columns import defaults_of
@@ -81,19 +81,19 @@ def _load_rule(name: str) -> Side:
     def make(params: Any, **options: Any) -> object:
         return RuleOptimizer(params, rule, **options)
 
-    return Side(_with_signature(make, as_options(defaults_of(rule))), rule.name)
+    return Candidate(_with_signature(make, as_options(defaults_of(rule))), rule.name)
 
 
 def _adapt(make: Callable[..., object], defaults: Mapping[str, object]) -> Callable[..., object]:
     """An optimizer that is given gradients in pairs, in the form of torch's."""
 
     def made(params: Iterable[Tensor], *, lr: float, **options: object) -> Any:
-        return ByPairs(make(lr, **options), list(params))
+        return PairsOptimizer(make(lr, **options), list(params))
 
     return _with_signature(made, {_NAMES.get(key, key): each for key, each in defaults.items()})
 
 
-class ByPairs:
+class PairsOptimizer:
     """Takes steps as an optimizer of torch does.
 
     Args:

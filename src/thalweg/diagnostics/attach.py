@@ -19,7 +19,7 @@ from thalweg._core.pairs import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._engines.engine import Request
-from thalweg.diagnostics.config import Diagnostics, Given
+from thalweg.diagnostics.config import Diagnostics, SinkLike
 from thalweg.diagnostics.recorder import Recorder, apart
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
@@ -27,7 +27,7 @@ from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWa
 from thalweg.variable import titles_of
 
 
-def attach(optimizer: Any, every: int = 1, sinks: Iterable[Given] = ()) -> Diagnostics:
+def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Diagnostics:
     """Measure steps of an optimizer of Keras or of TensorFlow 1 from now on.
 
     Args:
@@ -88,7 +88,7 @@ def detach(optimizer: Any) -> None:
         vars(own).pop("_recorder").asked.leave()
 
 
-def to(optimizer: Any, *sinks: Given) -> Diagnostics:
+def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
     """Add sinks to an optimizer whose steps are measured.
 
     Args:

@@ -18,7 +18,7 @@ from thalweg.errors import (
     warn,
 )
 
-Given = Sink | Callable[[Table], object]
+SinkLike = Sink | Callable[[Table], object]
 
 
 class Source(Protocol):
@@ -70,7 +70,7 @@ class Diagnostics:
         0.0
     """
 
-    def __init__(self, every: int = 1, sinks: Iterable[Given] = ()) -> None:
+    def __init__(self, every: int = 1, sinks: Iterable[SinkLike] = ()) -> None:
         given: Any = every
         if type(given) is not int:
             raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
@@ -79,7 +79,7 @@ class Diagnostics:
         if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
             raise InvalidTypeError(f"sinks must be a list of sinks, not {show_value(sinks)}.")
         self.every = every
-        self.sinks: list[Given] = []
+        self.sinks: list[SinkLike] = []
         self._failed: set[int] = set()
         self._source: Source | None = None
         self._kept: Table | None = None  # the last, of an optimizer that was left
@@ -87,7 +87,7 @@ class Diagnostics:
         for each in sinks:
             self.add(each)
 
-    def add(self, sink: Given) -> None:
+    def add(self, sink: SinkLike) -> None:
         """Add a sink.
 
         Raises:
@@ -182,7 +182,7 @@ class Diagnostics:
             except Exception as error:
                 self._say(sink, error)
 
-    def _say(self, sink: Given, error: Exception) -> None:
+    def _say(self, sink: SinkLike, error: Exception) -> None:
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))
@@ -200,7 +200,7 @@ class Diagnostics:
         return f"Diagnostics(every={self.every}{sinks})"
 
 
-def _title(sink: Given) -> str:
+def _title(sink: SinkLike) -> str:
     try:
         return getattr(sink, "__qualname__", None) or repr(sink)
     except Exception:  # of the user's own

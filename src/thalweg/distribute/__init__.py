@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         share_summed_step,
         sum_for_shards,
     )
-    from thalweg.distribute.sharding.dtensor_step import Locals, keep_local_slots
+    from thalweg.distribute.sharding.dtensor_step import LocalShards, keep_local_slots
     from thalweg.distribute.sharding.sharded_step import SharedStep
     from thalweg.distribute.sharding.shards import Shards
     from thalweg.distribute.strategy import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # Imported when they are first asked for: most trainings have no strategy.
 _HOMES = {
-    "Locals": "sharding.dtensor_step",
+    "LocalShards": "sharding.dtensor_step",
     "ReduceOp": "reduce_op",
     "ReplicaContext": "replica",
     "Shards": "sharding.shards",
@@ -93,7 +93,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "Locals",
+    "LocalShards",
     "ReduceOp",
     "ReplicaContext",
     "Shards",

@@ -18,8 +18,8 @@ from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.gather_sparse import gather_rows
-from thalweg.distribute.gradient_kinds import Kind, kind_of
-from thalweg.distribute.handshake import Doing, Message, compare_lines
+from thalweg.distribute.gradient_kinds import GradientKind, kind_of
+from thalweg.distribute.handshake import Message, PendingCollective, compare_lines
 from thalweg.distribute.process_group import Ranks
 from thalweg.indexed_slices import Gradient, IndexedSlices
 from thalweg.variable import titles_of
@@ -36,10 +36,10 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
         return pairs
-    own = [Kind.of(grad, var).to_marks() for grad, var in pairs]
+    own = [GradientKind.of(grad, var).to_marks() for grad, var in pairs]
     marks = torch.tensor(own, dtype=torch.uint8, device=ranks.device)
     ranks.take_maximum(marks)
-    kinds = [Kind.from_marks(row) for row in marks.tolist()]
+    kinds = [GradientKind.from_marks(row) for row in marks.tolist()]
     for kind, title in zip(kinds, _names_of(pairs), strict=True):
         kind.check_same(title)
     return [(kind.fill(grad, var), var) for kind, (grad, var) in zip(kinds, pairs, strict=True)]
@@ -48,7 +48,11 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
     """The pairs, of one kind on all ranks: `fill_missing`, after a look at numbers and shapes."""
     own = [None if value is None else (kind_of(value), _shape_of(value)) for value, _ in pairs]
-    if Message(ranks, Doing.VALUES, [hash_bytes(repr(own).encode())]).receive().alike[0]:
+    if (
+        Message(ranks, PendingCollective.VALUES, [hash_bytes(repr(own).encode())])
+        .receive()
+        .alike[0]
+    ):
         return list(pairs)
     compare_lines(ranks, [f"the number of values: {len(pairs)}"])
     whole, titles = fill_missing(pairs, ranks), _names_of(pairs)

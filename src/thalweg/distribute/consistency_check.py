@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.static_shape import UNKNOWN
-from thalweg.distribute.handshake import Doing, Message, compare_lines
+from thalweg.distribute.handshake import Message, PendingCollective, compare_lines
 from thalweg.distribute.process_group import Ranks
 from thalweg.variable import dtype_name, titles_of
 
@@ -72,7 +72,7 @@ class Agreement:
         doubt: bool = False,
         kinds: bytes = b"",
         beside: int = 0,
-        doing: Doing = Doing.STEP,
+        doing: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
         """Raise on all ranks if they differ, or if one of them has no gradients to send.
 
@@ -111,7 +111,7 @@ class Agreement:
     def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
         """Ask whether all ranks have the same variables, and none declines."""
         same, most = (self._hash_variables(variables),), (declines,)
-        return Meeting(Message(self._ranks, Doing.BACKWARD, same, most))
+        return Meeting(Message(self._ranks, PendingCollective.BACKWARD, same, most))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
         known, formats, digest = self._known
@@ -130,7 +130,7 @@ class Agreement:
             lines = [*said.words(), *_describe_variables(variables, self._values)]
         except Exception as error:
             trouble = error
-        Message(self._ranks, Doing.STEP, trouble=trouble).receive()
+        Message(self._ranks, PendingCollective.STEP, trouble=trouble).receive()
         compare_lines(self._ranks, lines, _HINTS)
 
 

@@ -16,7 +16,7 @@ _DTYPES = (*TRAINED, torch.complex64, torch.complex128, torch.int32, torch.int64
 _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
-class Kind(NamedTuple):
+class GradientKind(NamedTuple):
     """What a gradient is on some rank: none of these where it is None on all.
 
     Attributes:
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     dtypes: tuple[bool, ...] = (False,) * len(_DTYPES)
 
     @classmethod
-    def of(cls, grad: Any, var: object) -> Kind:
+    def of(cls, grad: Any, var: object) -> GradientKind:
         """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
         if grad is None:
             return cls(missing=var is None)
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
         return cls(not is_sparse, is_sparse, is_wide, False, dtypes)
 
     @classmethod
-    def from_marks(cls, marks: Sequence[int]) -> Kind:
+    def from_marks(cls, marks: Sequence[int]) -> GradientKind:
         """What `marks` has written."""
         dense, sparse, wide, missing, *dtypes = map(bool, marks)
         return cls(dense, sparse, wide, missing, tuple(dtypes))

@@ -17,7 +17,7 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 _SAME, _MOST = 2, 2  # how many numbers of either kind there are
 
 
-class Doing(IntEnum):
+class PendingCollective(IntEnum):
     """What a rank is about to do."""
 
     BACKWARD = 1
@@ -39,12 +39,15 @@ class Doing(IntEnum):
 
 
 _WORDS = {
-    Doing.BACKWARD: ("computes gradients", "before its gradients were there"),
-    Doing.STEP: ("applies gradients", "before its gradients were there"),
-    Doing.SHARED: ("takes a step over its share of the slots", "in its step"),
-    Doing.STAGES: ("takes a step over parts of DTensors", "in its step"),
-    Doing.VALUES: ("adds up values", "before its values were there"),
-    Doing.STATE: ("brings the state of an optimizer together", "before its state was there"),
+    PendingCollective.BACKWARD: ("computes gradients", "before its gradients were there"),
+    PendingCollective.STEP: ("applies gradients", "before its gradients were there"),
+    PendingCollective.SHARED: ("takes a step over its share of the slots", "in its step"),
+    PendingCollective.STAGES: ("takes a step over parts of DTensors", "in its step"),
+    PendingCollective.VALUES: ("adds up values", "before its values were there"),
+    PendingCollective.STATE: (
+        "brings the state of an optimizer together",
+        "before its state was there",
+    ),
 }
 
 
@@ -77,7 +80,7 @@ class Message:
     def __init__(
         self,
         ranks: Ranks,
-        doing: Doing,
+        doing: PendingCollective,
         same: Sequence[int] = (),
         most: Sequence[int] = (),
         trouble: BaseException | None = None,
@@ -146,7 +149,7 @@ class Message:
 
 
 @contextlib.contextmanager
-def report_error(ranks: Ranks, doing: Doing) -> Iterator[None]:
+def report_error(ranks: Ranks, doing: PendingCollective) -> Iterator[None]:
     """A block that ends before this rank does it: errors are told to the others, which wait."""
     try:
         yield
@@ -155,7 +158,7 @@ def report_error(ranks: Ranks, doing: Doing) -> Iterator[None]:
         raise
 
 
-def raise_on_all(ranks: Ranks, doing: Doing, trouble: BaseException) -> None:
+def raise_on_all(ranks: Ranks, doing: PendingCollective, trouble: BaseException) -> None:
     """Tell the other ranks what keeps this one from doing something, and raise it.
 
     They know of errors that all ranks raise together.

@@ -14,7 +14,7 @@ from thalweg._core.nest import leaves_of, packed
 from thalweg.distribute.all_reduce_gradients import sum_pairs
 from thalweg.distribute.context import Replicas
 from thalweg.distribute.gradient_kinds import check_dtype
-from thalweg.distribute.handshake import Doing, report_error
+from thalweg.distribute.handshake import PendingCollective, report_error
 from thalweg.distribute.reduce_op import ReduceOp
 from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
 from thalweg.variable import check_held, to_tensor
@@ -40,7 +40,7 @@ def reduce_leaves(
     """The sums or means of concrete values, one after the other."""
     if axis is None:
         return _reduce_concrete(strategy, op, leaves)
-    with report_error(strategy.ranks, Doing.VALUES):
+    with report_error(strategy.ranks, PendingCollective.VALUES):
         tensors = [None if leaf is None else _check_held(to_tensor(leaf)) for leaf in leaves]
     sums = [None if each is None else each.sum(axis) for each in tensors]
     if op is ReduceOp.SUM:
@@ -57,7 +57,7 @@ def reduce_leaves(
 
 
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
-    with report_error(strategy.ranks, Doing.VALUES):
+    with report_error(strategy.ranks, PendingCollective.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]
     if strategy.ranks.is_alone and op is ReduceOp.SUM:
         return gradients

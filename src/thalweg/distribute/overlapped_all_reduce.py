@@ -12,7 +12,7 @@ from thalweg.distribute.consistency_check import Meeting
 from thalweg.indexed_slices import Gradient
 
 
-class Underway:
+class InFlightAllReduce:
     """The gradients of one backward pass, bucket by bucket in one order on all ranks.
 
     The last variables' gradients come first, so their bucket is the first. A gradient that does not

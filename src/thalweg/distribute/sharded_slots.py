@@ -19,13 +19,13 @@ from thalweg.distribute.consistency_check import StepFingerprint
 from thalweg.distribute.context import has_strategy
 from thalweg.distribute.reduction_tracking import note_sums
 from thalweg.distribute.sharding.dtensor_step import (
-    Locals,
+    LocalShards,
     LocalStep,
     are_misplaced,
     keep_local_slots,
     place_on_mesh,
 )
-from thalweg.distribute.sharding.matrix_group import Team, describe_dtensors
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
 from thalweg.distribute.sharding.shard_existing_slots import arrange_slots
 from thalweg.distribute.sharding.sharded_step import SharedStep
 from thalweg.distribute.sharding.shards import Shards
@@ -124,7 +124,7 @@ def share_summed_step(
             return given, None
         keep_local_slots(owner._slots, [var for _, var in as_pairs(given)])
     parts = owner._slots.parts
-    if isinstance(parts, Locals):
+    if isinstance(parts, LocalShards):
         pairs = as_pairs(given)
         team = _team_of(pairs, hooks, how, said)
         return place_on_mesh(pairs, team), LocalStep(parts, team)
@@ -133,7 +133,7 @@ def share_summed_step(
 
 def _team_of(
     pairs: Pairs, hooks: Hooks, how: GradientTransforms, said: StepFingerprint | None
-) -> Team | None:
+) -> MatrixProcessGroup | None:
     """Return the ranks that measure DTensors together in a step; None for none."""
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = hooks.step_rule()
@@ -147,7 +147,7 @@ def _team_of(
         gradients = [grad for grad, _ in on_mesh]
         return [*words, *describe_dtensors(variables, titles_of(variables), gradients)]
 
-    return Team([var for _, var in on_mesh], describe)
+    return MatrixProcessGroup([var for _, var in on_mesh], describe)
 
 
 def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:

@@ -25,7 +25,7 @@ from thalweg.distribute.context import (
     innermost_context,
 )
 from thalweg.distribute.extended import Extended
-from thalweg.distribute.handshake import Doing, report_error
+from thalweg.distribute.handshake import PendingCollective, report_error
 from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.reducer import Reducer
@@ -264,7 +264,7 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
-        with report_error(self.ranks, Doing.STEP):
+        with report_error(self.ranks, PendingCollective.STEP):
             sums = over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 

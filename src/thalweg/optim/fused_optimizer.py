@@ -73,7 +73,7 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
-    from thalweg.distribute.sharding.matrix_group import Team
+    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat import FlatGradients
@@ -161,8 +161,12 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
-        self.team: Team | None = None  # ranks that share the step under way, if these send messages
-        self.known_team: Team | None = None  # the same of the last such step, which plans keep
+        self.team: MatrixProcessGroup | None = (
+            None  # ranks that share the step under way, if these send messages
+        )
+        self.known_team: MatrixProcessGroup | None = (
+            None  # the same of the last such step, which plans keep
+        )
 
     @property
     def total(self) -> int:

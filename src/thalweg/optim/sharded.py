@@ -16,20 +16,20 @@ from thalweg._core.meshes import any_on_mesh, is_imported
 from thalweg._core.state import Entry, Part
 
 if TYPE_CHECKING:
-    from thalweg.distribute.sharding.dtensor_step import Locals, LocalStep
-    from thalweg.distribute.sharding.matrix_group import Team
+    from thalweg.distribute.sharding.dtensor_step import LocalShards, LocalStep
+    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
 
 
-def locals_of(params: Sequence[Tensor]) -> Locals | None:
+def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
     """What tells the local parts of parameters, if there are DTensors among them."""
     if not any_on_mesh(params):
         return None
-    from thalweg.distribute.sharding.dtensor_step import Locals
+    from thalweg.distribute.sharding.dtensor_step import LocalShards
 
-    return Locals()
+    return LocalShards()
 
 
-def sharing_of(parts: Locals, team: Team | None) -> LocalStep:
+def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
     """Return how a step over local parts is shared.
 
     Args:
@@ -66,7 +66,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
 
 
 def placed(
-    pairs: list[tuple[object, Tensor]], team: Team | None = None
+    pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return the pairs with gradients cut as their parameters are; all ranks call this."""
     from thalweg.distribute.sharding import dtensor_step

@@ -8,7 +8,7 @@ import torch
 
 from thalweg import _graph, v1
 from thalweg import variable as eager
-from thalweg._graph.eager_or_graph import Either, IndexedSlices
+from thalweg._graph.eager_or_graph import EagerOrGraphMeta, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class Variable(metaclass=Either):
+class Variable(metaclass=EagerOrGraphMeta):
     """A tensor that training updates: a `thalweg.Variable`, or in graph mode a variable of the
     graph.
 
@@ -71,7 +71,7 @@ class Variable(metaclass=Either):
         )
 
 
-class _NoVariable(Either):
+class _NoVariable(EagerOrGraphMeta):
     def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) and not isinstance(instance, Variable)
 
@@ -84,7 +84,7 @@ class Tensor(metaclass=_NoVariable):
     CLASSES = (torch.Tensor, _graph.SymbolicTensor)
 
 
-class SparseTensor(metaclass=Either):
+class SparseTensor(metaclass=EagerOrGraphMeta):
     """For `isinstance`, which is False: there are none.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import optim
 
-from thalweg._cli.registry import OPTIM, TORCH, Named, by_class, by_rule, named, spelled
+from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_class, by_rule, named, spelled
 from thalweg._cli.registry import V1 as PREFIX
 from thalweg._engines.spread import count_read_streams
 from thalweg.formula import Rule
@@ -31,7 +31,7 @@ class Entry:
     """
 
     rule: Rule
-    named: Named | None = None
+    named: RegistryEntry | None = None
     torch: str | None = None
     fused: bool = False
     torch_options: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +93,7 @@ _LIKE = {
 _NORMS = {"LARS": 2, "NesterovLARS": 2, "NovoGrad": 1}
 
 
-def _entry_of(named: Named) -> Entry:
+def _entry_of(named: RegistryEntry) -> Entry:
     rule = named.rule
     like = by_rule()[_LIKE.get(rule.name, rule.name)]
     peers = _PEERS.get(rule.name if rule.name in _PEERS else like.of, (None, False, None))

@@ -18,7 +18,7 @@ from thalweg._cli.progress import show_busy, watch_shares
 from thalweg._cli.terminal_escape import escape_text
 
 if TYPE_CHECKING:
-    from thalweg.conform import Outcome, Parting
+    from thalweg.conform import Divergence, Outcome
 
 PARTS, FAILED = 1, 2
 _COLORS = {"bits": "green", "rounding": "yellow", "parts": "red"}
@@ -177,7 +177,7 @@ def _describe_verdict(found: Outcome) -> str:
     return f"They part in {_describe_place(found.parting)}; {after}."
 
 
-def _describe_place(at: Parting) -> str:
+def _describe_place(at: Divergence) -> str:
     element = f", element {list(at.element)}" if at.element else ""
     return (
         f"step {at.step}, parameter {at.parameter} of shape {list(at.shape)}{element}:"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg._cli.registry.apply_gradients_adapter import ByPairs
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg.keras import optimizers
 from thalweg.v1 import train
 
-Optimizer = optimizers.Optimizer | train.Optimizer | ByPairs
+Optimizer = optimizers.Optimizer | train.Optimizer | ApplyGradientsAdapter
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from thalweg._cli.race.default_rates import default_rate
 from thalweg._cli.race.entry import Entry, load, parse_entry
 from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg._cli.race.own import enter_own
-from thalweg._cli.registry.apply_gradients_adapter import ByPairs
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg.errors import NotFoundError
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import KERAS_RULES
@@ -105,7 +105,7 @@ def _check_made(contestant: Contestant) -> None:
     """Raise before the race where an optimizer cannot be made."""
     try:
         optimizer = contestant.make(contestant.learning_rate)
-        if isinstance(optimizer, ByPairs) and optimizer.rule is not None:
+        if isinstance(optimizer, ApplyGradientsAdapter) and optimizer.rule is not None:
             # A class in torch's form is called once there is a model.
             inspect.signature(optimizer.made_of).bind([], **contestant.arguments)
     except (RaceError, EntryError):

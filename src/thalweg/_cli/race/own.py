@@ -14,7 +14,7 @@ from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.entry import RATES, Entry
 from thalweg._cli.race.errors import EntryError, RaceError
-from thalweg._cli.registry.apply_gradients_adapter import ByPairs
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg._engines.check import check_rule
 from thalweg.formula import Rule
 from thalweg.keras.optimizers import RuleOptimizer
@@ -23,7 +23,7 @@ _MODELS = ("model", "module", "net", "network")
 _PARAMETERS = ("params", "parameters")
 
 
-class TorchForm(ByPairs):
+class TorchForm(ApplyGradientsAdapter):
     """An optimizer that a class or function makes of parameters, or of a model.
 
     Args:

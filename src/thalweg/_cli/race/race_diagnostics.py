@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from thalweg._cli.registry.apply_gradients_adapter import ByPairs
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg._cli.report.history import WANTED, History
 from thalweg.diagnostics import Diagnostics, Table
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, Header, Record
@@ -15,7 +15,7 @@ from thalweg.diagnostics.jsonl_reader import UNMEASURED, Header, Record
 
 def is_measurable(optimizer: object) -> bool:
     """Whether an optimizer measures its steps; others have the losses of theirs alone."""
-    return isinstance(optimizer, ByPairs) and optimizer.is_measurable
+    return isinstance(optimizer, ApplyGradientsAdapter) and optimizer.is_measurable
 
 
 class Measured:

@@ -19,7 +19,7 @@ from thalweg._cli.race.errors import EntryError
 from thalweg._cli.race.problems import Problem
 from thalweg._cli.race.problems.problem import Scores
 from thalweg._cli.registry import applied, rate_name
-from thalweg._cli.registry.apply_gradients_adapter import ByPairs
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg.distribute import Strategy
 
 if TYPE_CHECKING:
@@ -179,14 +179,14 @@ def run(
 
 def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> Lane:
     lane = Lane(contestant, copy.deepcopy(start), contestant.make(contestant.learning_rate))
-    if isinstance(lane.optimizer, ByPairs) and lane.optimizer.is_of_matrices:
+    if isinstance(lane.optimizer, ApplyGradientsAdapter) and lane.optimizer.is_of_matrices:
         lane.optimizer.choose_matrices(problem.hidden_matrices(lane.model))
     return lane
 
 
 def _begin_lane(lane: Lane) -> None:
     """Make what is made of parameters, before the race."""
-    if not isinstance(lane.optimizer, ByPairs):
+    if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return
     try:
         lane.optimizer.begin(lane.model)
@@ -208,7 +208,7 @@ def _measure_lanes(race: Race) -> None:
 
 
 def _evaluate(lane: Lane, problem: Problem) -> Scores:
-    if not isinstance(lane.optimizer, ByPairs):
+    if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return problem.scores(lane.model)
     with lane.optimizer.evaluated():
         return problem.scores(lane.model)
@@ -276,7 +276,7 @@ def _applier_of(optimizer: object, strategy: Strategy) -> Callable[[Any], Any]:
     apply = applied(optimizer)
     if strategy.ranks.is_alone:
         return apply
-    if isinstance(optimizer, ByPairs):  # which does not add up the gradients of ranks
+    if isinstance(optimizer, ApplyGradientsAdapter):  # which does not add up the gradients of ranks
 
         def summed(pairs: Any) -> None:
             gradients, variables = zip(*pairs, strict=True)

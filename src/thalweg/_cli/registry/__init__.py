@@ -76,7 +76,7 @@ _MOST_NEAR = 6
 
 
 @dataclass(frozen=True)
-class Named:
+class RegistryEntry:
     """An optimizer that a name makes.
 
     Attributes:
@@ -106,11 +106,11 @@ class Named:
 
 
 @cache
-def by_class() -> dict[str, Named]:
+def by_class() -> dict[str, RegistryEntry]:
     """Those of the classes that a learning rate alone makes, by their names."""
     told = OPTIMIZERS.told()
     return {
-        name: Named(name, told[name], _ARGUMENTS.get(name, {}))
+        name: RegistryEntry(name, told[name], _ARGUMENTS.get(name, {}))
         for name in sorted(told, key=lambda name: _FACES.index(name.rpartition(":")[0]))
         if "learning_rate" in inspect.signature(told[name]).parameters
         and told[name] is not RuleOptimizer
@@ -118,11 +118,11 @@ def by_class() -> dict[str, Named]:
 
 
 @cache
-def by_rule() -> dict[str, Named]:
+def by_rule() -> dict[str, RegistryEntry]:
     """Those that run each of the library's rules, by its name; Keras' where both have it."""
     known = by_class()
     variants = [
-        Named(name, known[name].cls, {**known[name].options, **options})
+        RegistryEntry(name, known[name].cls, {**known[name].options, **options})
         for name, options in _VARIANTS
     ]
     runs = {each.rule.name: each for each in reversed([*known.values(), *variants])}
@@ -139,7 +139,7 @@ def torch_rules() -> dict[str, Rule]:
 
 
 @cache
-def by_torch() -> dict[str, Named]:
+def by_torch() -> dict[str, RegistryEntry]:
     """Optimizers of torch's kind: `thalweg.optim`'s and torch's own, by their names."""
     import torch
 
@@ -147,14 +147,14 @@ def by_torch() -> dict[str, Named]:
 
     rules = {name.removeprefix(OPTIM): rule for name, rule in torch_rules().items()}
     rules["AdamW"] = rules["Adam"]
-    found: dict[str, Named] = {}
+    found: dict[str, RegistryEntry] = {}
     for room, prefix in ((optim, OPTIM), (torch.optim, TORCH)):
         for name in rules:
             of, options = _OF_TORCH.get(name, (name, {}))
             if not hasattr(room, of):  # such as Lion in torch
                 continue
             cls = by_pairs(getattr(room, of), rules.get(name))
-            found[prefix + name] = Named(prefix + name, cls, options)
+            found[prefix + name] = RegistryEntry(prefix + name, cls, options)
     return found
 
 
@@ -189,7 +189,7 @@ def spelled(name: str, what: str = "rule") -> str:
     )
 
 
-def named(name: str) -> Named:
+def named(name: str) -> RegistryEntry:
     """The optimizer of one of the `names`."""
     if name.startswith((OPTIM, TORCH)):
         return by_torch()[name]

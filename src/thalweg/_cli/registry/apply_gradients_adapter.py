@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thalweg.diagnostics import Diagnostics
 
 
-class ByPairs:
+class ApplyGradientsAdapter:
     """An optimizer in torch's form, made by `begin`, or with the variables of its first step.
 
     Args:
@@ -168,10 +168,10 @@ def _has_modes(made: object) -> bool:
     return callable(getattr(made, "train", None)) and callable(getattr(made, "eval", None))
 
 
-def by_pairs(cls: type[object], rule: Rule | None) -> type[ByPairs]:
+def by_pairs(cls: type[object], rule: Rule | None) -> type[ApplyGradientsAdapter]:
     """Return the class that makes optimizers of a class in torch's form."""
     own = {"made_of": cls, "rule": rule, "__module__": cls.__module__}
-    return type(cls.__name__, (ByPairs,), own)
+    return type(cls.__name__, (ApplyGradientsAdapter,), own)
 
 
 def _as_torchs(grad: object) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.errors import RuleError
-from thalweg.formula import Formula, Rule, Slot, Then
+from thalweg.formula import ChainedFormula, Formula, Rule, Slot
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
@@ -34,10 +34,10 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
     return replace(
         rule,
         name=name,
-        update=Then(rule.update, formula),
-        update_sparse=rule.update_sparse and Then(rule.update_sparse, formula),
-        update_single=rule.update_single and Then(rule.update_single, formula),
-        update_untouched=Then(others, formula),
+        update=ChainedFormula(rule.update, formula),
+        update_sparse=rule.update_sparse and ChainedFormula(rule.update_sparse, formula),
+        update_single=rule.update_single and ChainedFormula(rule.update_single, formula),
+        update_untouched=ChainedFormula(others, formula),
         slots=(*rule.slots, Slot(slot)),
         duplicates="sum",
     )

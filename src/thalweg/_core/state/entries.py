@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from thalweg._base.context_managers import Within
+from thalweg._base.context_managers import ContextSetting
 from thalweg._core.slots import Parts, SlotStore
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -24,9 +24,9 @@ _uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
 _SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
 
 
-def uncopied() -> Within:
+def uncopied() -> ContextSetting:
     """Have states in this block hold the tensors themselves; to be read before a next step."""
-    return Within(
+    return ContextSetting(
         lambda: ([partial(_uncopied.set, True)], [partial(_uncopied.set, _uncopied.get())])
     )
 

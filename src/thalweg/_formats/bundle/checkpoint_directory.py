@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Self
 
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg.errors import MissingFileError, UnsafeCheckpointError
 
 # Elsewhere, as on Windows, files are opened by their paths, and links are looked for before.
@@ -42,7 +42,9 @@ class File:
         while done < len(buffer):
             count = self._file.readinto(buffer[done:])
             if not count:
-                raise Flaw(f"{self._title} ends at {offset + done}, within what is read")
+                raise CorruptFileError(
+                    f"{self._title} ends at {offset + done}, within what is read"
+                )
             done += count
 
     def close(self) -> None:
@@ -58,7 +60,7 @@ class Folder:
 
     Raises:
         MissingFileError: There is no such folder.
-        Flaw: The links on the way lead to one another.
+        CorruptFileError: The links on the way lead to one another.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -73,7 +75,9 @@ class Folder:
             except OSError as error:
                 # Links that lead to one another are no folder that is not there yet.
                 if error.errno == errno.ELOOP:
-                    raise Flaw(os.strerror(errno.ELOOP), UnsafeCheckpointError) from None
+                    raise CorruptFileError(
+                        os.strerror(errno.ELOOP), UnsafeCheckpointError
+                    ) from None
                 raise
 
     def __enter__(self) -> Self:
@@ -103,7 +107,7 @@ class Folder:
         Raises:
             MissingFileError: There is none.
             UnsafeCheckpointError: It is a link.
-            Flaw: It is no regular file.
+            CorruptFileError: It is no regular file.
         """
         name = self._base + suffix
         title = os.path.join(self._path, name)
@@ -113,14 +117,14 @@ class Folder:
             raise MissingFileError(f"{title}: {os.strerror(errno.ENOENT)}.") from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
-                raise Flaw(
+                raise CorruptFileError(
                     f"{name} is a link, which may lead anywhere; name the files it leads to",
                     UnsafeCheckpointError,
                 ) from None
             raise
         if not stat.S_ISREG(os.fstat(found).st_mode):
             os.close(found)
-            raise Flaw(f"{name} is no regular file")
+            raise CorruptFileError(f"{name} is no regular file")
         return File(found, name)
 
     def list_suffixes(self) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
-from thalweg._formats.bundle.errors import Flaw, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, quote_name
 from thalweg._formats.bundle.object_graph import ObjectGraph
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsupportedCheckpointError, listed
 
 Path = str | os.PathLike[str]
@@ -27,7 +27,7 @@ class Bundle:
         variants: Names of objects that are not tensors, such as the state of an iterator.
     """
 
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     strings: dict[str, list[bytes]]
     graph: ObjectGraph | None
     variants: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
         wanted: Names, with the numbers of their dtypes.
 
     Raises:
-        Flaw: Some are not.
+        CorruptFileError: Some are not.
     """
     others = [
         f"{quote_name(name)} ({name_of(dtype)})"
@@ -48,7 +48,7 @@ def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
         if dtype not in NAMES and dtype != STRING
     ]
     if others:
-        raise Flaw(
+        raise CorruptFileError(
             f"{listed(others)}: tensors of such dtypes are not read;"
             " give the names of those that you want",
             UnsupportedCheckpointError,

@@ -10,7 +10,7 @@ from thalweg.errors import DataLossError, ThalwegError
 _SHOWN = 200  # characters of a name that an error shows
 
 
-class Flaw(Exception):
+class CorruptFileError(Exception):
     """Something is wrong; whoever knows the name of the file turns it into an error.
 
     Args:
@@ -28,8 +28,8 @@ def locate_flaws(place: str) -> Generator[None]:
     """Prefix flaws with where they are."""
     try:
         yield
-    except Flaw as flaw:
-        raise Flaw(f"{place}: {flaw}", flaw.kind) from None
+    except CorruptFileError as flaw:
+        raise CorruptFileError(f"{place}: {flaw}", flaw.kind) from None
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def raise_flaws(path: str) -> Generator[None]:
     """Raise flaws as errors that begin with the name of the file."""
     try:
         yield
-    except Flaw as flaw:
+    except CorruptFileError as flaw:
         raise flaw.kind(f"{path}: {flaw}") from None
 
 
@@ -47,9 +47,9 @@ def quote_name(name: str | bytes) -> str:
     return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
 
 
-def checksum_flaw(stored: int, calculated: int) -> Flaw:
+def checksum_flaw(stored: int, calculated: int) -> CorruptFileError:
     """The flaw of bytes that have another CRC32C, in TensorFlow's words."""
-    return Flaw(
+    return CorruptFileError(
         f"Checksum does not match: stored {stored} vs. calculated on the restored bytes"
         f" {calculated}"
     )

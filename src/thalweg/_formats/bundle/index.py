@@ -10,7 +10,7 @@ from math import prod
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
-from thalweg._formats.bundle.errors import Flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.messages import Entry, Header
 from thalweg._formats.bundle.proto import decode_text
 from thalweg._formats.bundle.table import iterate_entries
@@ -84,12 +84,14 @@ def read_index(folder: Folder) -> Index:
     """Read the index of a bundle, and no data.
 
     Raises:
-        Flaw: It is damaged, says what cannot be, or is of a kind that is not read.
+        CorruptFileError: It is damaged, says what cannot be, or is of a kind that is not read.
     """
     file = folder.open_file(".index")
     try:
         if file.size > LIMIT:
-            raise Flaw(f"the index has {file.size} bytes, no more than {LIMIT} are read")
+            raise CorruptFileError(
+                f"the index has {file.size} bytes, no more than {LIMIT} are read"
+            )
         with locate_flaws("index"):
             found = iterate_entries(file.read, file.size)
             head = _parse_header(next(found, None))
@@ -100,26 +102,26 @@ def read_index(folder: Folder) -> Index:
 
 def _parse_header(first: tuple[bytes, bytes] | None) -> Header:
     if first is None or first[0]:
-        raise Flaw("it has no header")
+        raise CorruptFileError("it has no header")
     with locate_flaws("header"):
         head = messages.parse_header(first[1])
         if head.endianness == 1:
-            raise Flaw(
+            raise CorruptFileError(
                 "numbers have their highest byte first, which is not read; restore and save the"
                 " checkpoint with TensorFlow on a machine that has the lowest first",
                 UnsupportedCheckpointError,
             )
         if head.endianness:
-            raise Flaw(f"an order of bytes numbered {head.endianness}")
+            raise CorruptFileError(f"an order of bytes numbered {head.endianness}")
         if head.oldest > _VERSION or _VERSION in head.refused:
-            raise Flaw(
+            raise CorruptFileError(
                 f"it asks for a reader of version {head.oldest}, this is one of version {_VERSION}",
                 UnsupportedCheckpointError,
             )
         if head.shards < 1:
-            raise Flaw(f"it names {head.shards} files of data")
+            raise CorruptFileError(f"it names {head.shards} files of data")
         if head.shards > SHARDS:
-            raise Flaw(
+            raise CorruptFileError(
                 f"it names {head.shards} files of data, no more than {SHARDS} are read",
                 UnsupportedCheckpointError,
             )
@@ -149,7 +151,7 @@ def _describe_entries(found: Iterator[tuple[bytes, bytes]], head: Header) -> dic
             if entry.slices:
                 _check_slices(made[name])
     if kept:
-        raise Flaw(f"the slice {quote_name(next(iter(kept)))} belongs to no tensor")
+        raise CorruptFileError(f"the slice {quote_name(next(iter(kept)))} belongs to no tensor")
     _check_apart(made)
     return made
 
@@ -162,9 +164,11 @@ def _parts_of(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Par
         begins, shape = slices.bounding_box(extents, entry.shape)
         found = kept.pop(slices.key_of(name, extents), None)
         if found is None:
-            raise Flaw(f"the slice {slices.format_extents(extents)} has no entry, or comes twice")
+            raise CorruptFileError(
+                f"the slice {slices.format_extents(extents)} has no entry, or comes twice"
+            )
         if found.slices or (found.dtype, found.shape) != (entry.dtype, shape):
-            raise Flaw(
+            raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has dtype {name_of(found.dtype)} and"
                 f" shape {found.shape}, not {name_of(entry.dtype)} and {shape}"
             )
@@ -173,9 +177,9 @@ def _parts_of(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Par
 
 def _check_shape(entry: Entry) -> None:
     if not entry.dtype:
-        raise Flaw("it has no dtype")
+        raise CorruptFileError("it has no dtype")
     if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
-        raise Flaw(f"its shape is {entry.shape}, beyond all memory")
+        raise CorruptFileError(f"its shape is {entry.shape}, beyond all memory")
 
 
 def _item_bytes(entry: Entry) -> int:
@@ -186,22 +190,22 @@ def _item_bytes(entry: Entry) -> int:
 def _check(entry: Entry, shards: int) -> None:
     """Refuse an entry that cannot be true, whatever the files hold."""
     if not 0 <= entry.shard < shards:
-        raise Flaw(f"it lies in file {entry.shard} of {shards}")
+        raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
-        raise Flaw(f"it has {entry.size} bytes from {entry.offset} on")
+        raise CorruptFileError(f"it has {entry.size} bytes from {entry.offset} on")
     count, width = prod(entry.shape), _item_bytes(entry)
     if entry.dtype in NAMES and entry.size != count * width:
-        raise Flaw(
+        raise CorruptFileError(
             f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape {entry.shape} has"
             f" {count * width}"
         )
     if entry.dtype == STRING and entry.size < count:
-        raise Flaw(f"it has {entry.size} bytes for {count} strings")
+        raise CorruptFileError(f"it has {entry.size} bytes for {count} strings")
 
 
 def _check_slices(tensor: Described) -> None:
     if tensor.dtype not in NAMES:
-        raise Flaw(
+        raise CorruptFileError(
             f"it is {name_of(tensor.dtype)} and kept in slices, which is not read; save it whole"
             " with TensorFlow",
             UnsupportedCheckpointError,
@@ -219,7 +223,7 @@ def _check_apart(tensors: dict[str, Described]) -> None:
     )
     for one, other in pairwise(places):
         if one[0] == other[0] and one[1] + one[2] > other[1]:
-            raise Flaw(
+            raise CorruptFileError(
                 f"{quote_name(other[3])}: it begins at {other[1]}, before {quote_name(one[3])} ends"
                 f" at {one[1] + one[2]}"
             )

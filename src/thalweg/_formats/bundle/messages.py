@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.proto import (
     BYTES,
     FIXED32,
@@ -91,7 +91,7 @@ def parse_header(data: bytes) -> Header:
     """The header of a bundle.
 
     Raises:
-        Flaw: The bytes are none.
+        CorruptFileError: The bytes are none.
     """
     found = Message(data, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = found.data(3)
@@ -103,7 +103,7 @@ def parse_entry(data: bytes) -> Entry:
     """The entry of a tensor.
 
     Raises:
-        Flaw: The bytes are none.
+        CorruptFileError: The bytes are none.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     found = Message(data, kinds)
@@ -116,16 +116,18 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
     """The shape in a TensorShape.
 
     Raises:
-        Flaw: It is unknown, has a negative length, or too many axes.
+        CorruptFileError: It is unknown, has a negative length, or too many axes.
     """
     found = Message(data, {2: BYTES, 3: VARINT})
     if found.number(3):
-        raise Flaw("its shape is unknown")
+        raise CorruptFileError("its shape is unknown")
     lengths = tuple(Message(each, {1: VARINT}).signed(1) for each in found.every(2))
     if len(lengths) > RANK:
-        raise Flaw(f"it has {len(lengths)} axes, TensorFlow's tensors have {RANK} at most")
+        raise CorruptFileError(
+            f"it has {len(lengths)} axes, TensorFlow's tensors have {RANK} at most"
+        )
     if any(length < 0 for length in lengths):
-        raise Flaw(f"its shape is {lengths}")
+        raise CorruptFileError(f"its shape is {lengths}")
     return lengths
 
 
@@ -138,7 +140,7 @@ def slice_of(data: bytes) -> Slice:
     """The extents in a TensorSlice.
 
     Raises:
-        Flaw: It is none.
+        CorruptFileError: It is none.
     """
     made: list[tuple[int, int | None]] = []
     for each in Message(data, {1: BYTES}).every(1):
@@ -168,5 +170,5 @@ def _repeated_numbers(data: bytes, field: int) -> tuple[int, ...]:
         elif kind == BYTES and isinstance(value, bytes):
             made += packed_numbers(value)
         else:
-            raise Flaw(f"field {field} is of kind {kind}")
+            raise CorruptFileError(f"field {field} is of kind {kind}")
     return tuple(made)

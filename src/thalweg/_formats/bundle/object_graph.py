@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from thalweg._formats.bundle.errors import Flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.proto import (
     BYTES,
     VARINT,
@@ -82,18 +82,18 @@ def decode_graph(data: bytes) -> ObjectGraph:
     """The graph in a message.
 
     Raises:
-        Flaw: The bytes are none, or name nodes that are not there.
+        CorruptFileError: The bytes are none, or name nodes that are not there.
     """
     messages = Message(data, {1: BYTES}).every(1)
     if not messages:
-        raise Flaw("it has no objects")
+        raise CorruptFileError("it has no objects")
     nodes: list[Node] = []
     for position, each in enumerate(messages):
         with locate_flaws(f"object {position}"):
             nodes.append(_decode_node(each))
             for other in _neighbors_of(nodes[-1]):
                 if not 0 <= other < len(messages):
-                    raise Flaw(f"it names object {other} of {len(messages)}")
+                    raise CorruptFileError(f"it names object {other} of {len(messages)}")
     return ObjectGraph(tuple(nodes))
 
 
@@ -137,7 +137,7 @@ def _decode_node(data: bytes) -> Node:
         child = Message(each, {1: VARINT, 2: BYTES})
         name = child.text(2)
         if name in children:
-            raise Flaw(f"it has {quote_name(name)} twice")
+            raise CorruptFileError(f"it has {quote_name(name)} twice")
         children[name] = child.signed(1)
     attributes: list[Attribute] = []
     for each in found.every(2):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # kinds of fields: a number, or how many bytes follow
 _SIZES = {FIXED64: 8, FIXED32: 4}
@@ -28,7 +28,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
         end: What lies from here on is not looked at.
 
     Raises:
-        Flaw: It goes beyond `end`, or has more than 64 bits.
+        CorruptFileError: It goes beyond `end`, or has more than 64 bits.
     """
     value = shift = 0
     while at < end:
@@ -43,8 +43,8 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
         if shift > 63:
             break
     else:
-        raise Flaw("a number is cut off")
-    raise Flaw("a number has more than 64 bits")
+        raise CorruptFileError("a number is cut off")
+    raise CorruptFileError("a number has more than 64 bits")
 
 
 def packed_numbers(data: bytes) -> Iterator[int]:
@@ -70,14 +70,14 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """The fields of a message in order: number, kind, value.
 
     Raises:
-        Flaw: The bytes are no message.
+        CorruptFileError: The bytes are no message.
     """
     at, end = 0, len(data)
     while at < end:
         key, at = read_varint(data, at, end)
         field, kind = key >> 3, key & 7
         if not 0 < field <= _LAST_FIELD:
-            raise Flaw(f"there is no field {field}")
+            raise CorruptFileError(f"there is no field {field}")
         if kind == VARINT:
             value, at = read_varint(data, at, end)
             yield field, kind, value
@@ -87,9 +87,9 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         elif kind in _SIZES:
             size = _SIZES[kind]
         else:
-            raise Flaw(f"field {field} is of an unknown kind, {kind}")
+            raise CorruptFileError(f"field {field} is of an unknown kind, {kind}")
         if size > end - at:
-            raise Flaw(f"field {field} is cut off")
+            raise CorruptFileError(f"field {field} is cut off")
         value = data[at : at + size]
         at += size
         yield field, kind, value if kind == BYTES else int.from_bytes(value, "little")
@@ -103,7 +103,7 @@ class Message:
         kinds: The fields that are asked for, with their kinds.
 
     Raises:
-        Flaw: The bytes are no message, or a field is of another kind.
+        CorruptFileError: The bytes are no message, or a field is of another kind.
     """
 
     def __init__(self, data: bytes, kinds: Mapping[int, int]) -> None:
@@ -112,7 +112,7 @@ class Message:
             if field not in kinds:
                 continue
             if kind != kinds[field]:
-                raise Flaw(f"field {field} is of kind {kind}, not {kinds[field]}")
+                raise CorruptFileError(f"field {field} is of kind {kind}, not {kinds[field]}")
             self._values.setdefault(field, []).append(value)
 
     def has(self, field: int) -> bool:
@@ -147,7 +147,7 @@ class Message:
         if values is None:
             return None
         if len(values) > 1:
-            raise Flaw(f"field {field} comes {len(values)} times")
+            raise CorruptFileError(f"field {field} comes {len(values)} times")
         return values[0]
 
 
@@ -155,12 +155,12 @@ def decode_text(data: bytes) -> str:
     """Bytes as text.
 
     Raises:
-        Flaw: They are no UTF-8.
+        CorruptFileError: They are no UTF-8.
     """
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Flaw(f"{data[:80]!r} is no UTF-8") from None
+        raise CorruptFileError(f"{data[:80]!r} is no UTF-8") from None
 
 
 def number_field(field: int, value: int) -> bytes:

@@ -12,7 +12,7 @@ from thalweg._formats.bundle import object_graph, v1_format
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.contents import Bundle, Path, Progress, check_dtypes
 from thalweg._formats.bundle.dtypes import VARIANT, name_of
-from thalweg._formats.bundle.errors import Flaw, raise_flaws
+from thalweg._formats.bundle.errors import CorruptFileError, raise_flaws
 from thalweg._formats.bundle.index import read_index
 from thalweg._formats.bundle.tensors import Reader
 from thalweg._formats.stored_tensor import Listed
@@ -107,7 +107,7 @@ def is_bundle(prefix: Path) -> bool:
     try:
         with Folder(_prefix_of(prefix)) as folder:
             return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))
-    except (OSError, ValueError, Flaw):
+    except (OSError, ValueError, CorruptFileError):
         return False
 
 

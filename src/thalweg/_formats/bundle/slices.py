@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.messages import Slice
 from thalweg.errors import UnsupportedCheckpointError
 
@@ -54,16 +54,18 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     """Where a slice lies in a tensor of some shape.
 
     Raises:
-        Flaw: It does not lie inside.
+        CorruptFileError: It does not lie inside.
     """
     if len(extents) != len(shape):
-        raise Flaw(f"a slice has {len(extents)} axes, the tensor {len(shape)}")
+        raise CorruptFileError(f"a slice has {len(extents)} axes, the tensor {len(shape)}")
     begins: list[int] = []
     lengths: list[int] = []
     for (begin, given), whole in zip(extents, shape, strict=True):
         length = whole if given is None else given
         if begin < 0 or length < 0 or begin + length > whole or (given is None and begin):
-            raise Flaw(f"the slice {format_extents(extents)} does not lie in shape {shape}")
+            raise CorruptFileError(
+                f"the slice {format_extents(extents)} does not lie in shape {shape}"
+            )
         begins.append(begin)
         lengths.append(length)
     return tuple(begins), tuple(lengths)
@@ -73,17 +75,19 @@ def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> No
     """Check that slices together have as many elements as the whole.
 
     Raises:
-        Flaw: They have not, or the whole has more axes than arrays have.
+        CorruptFileError: They have not, or the whole has more axes than arrays have.
     """
     if len(whole) > _AXES:
-        raise Flaw(
+        raise CorruptFileError(
             f"it has {len(whole)} axes and is kept in slices; that is read of tensors with"
             f" {_AXES} at most",
             UnsupportedCheckpointError,
         )
     count = sum(prod(shape) for shape in shapes)
     if count != prod(whole):
-        raise Flaw(f"its slices have {count} elements, its shape {whole} has {prod(whole)}")
+        raise CorruptFileError(
+            f"its slices have {count} elements, its shape {whole} has {prod(whole)}"
+        )
 
 
 def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
@@ -92,7 +96,7 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
     Memory is a byte for each element, so what slices are said to have must be there.
 
     Raises:
-        Flaw: They do.
+        CorruptFileError: They do.
     """
     import numpy as np
 
@@ -100,7 +104,7 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
     for begins, lengths in boxes:
         part = covered[_slices_of_region(begins, lengths)]
         if part.any():
-            raise Flaw("its slices lie upon each other")
+            raise CorruptFileError("its slices lie upon each other")
         part[...] = True
 
 

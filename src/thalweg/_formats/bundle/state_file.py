@@ -11,7 +11,7 @@ from typing import Any
 
 from thalweg._formats import atomic_write
 from thalweg._formats.bundle.checkpoint_directory import Folder
-from thalweg._formats.bundle.errors import Flaw, locate_flaws, raise_flaws
+from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, raise_flaws
 from thalweg._formats.bundle.proto import decode_text
 from thalweg._formats.bundle.text_format import parse_fields, quote_text
 from thalweg.errors import UnsafeCheckpointError
@@ -66,7 +66,9 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
             file = opened.open_file("")
             try:
                 if file.size > LIMIT:
-                    raise Flaw(f"it has {file.size} bytes, no more than {LIMIT} are read")
+                    raise CorruptFileError(
+                        f"it has {file.size} bytes, no more than {LIMIT} are read"
+                    )
                 found = _parse_state(decode_text(file.read(0, file.size)))
             finally:
                 file.close()
@@ -107,13 +109,13 @@ def _parse_state(source: str) -> CheckpointState:
     for name, values in parse_fields(source):
         with locate_flaws(name[:80]):
             if name not in _FIELDS:
-                raise Flaw("there is no such field")
+                raise CorruptFileError("there is no such field")
             if not all(type(value) is _FIELDS[name] for value in values):
-                raise Flaw(f"its value is no {_FIELDS[name].__name__}")
+                raise CorruptFileError(f"its value is no {_FIELDS[name].__name__}")
             found[name] += values
     last, every, times, preserved = found.values()
     if len(last) > 1 or len(preserved) > 1:
-        raise Flaw("it names more than one checkpoint as the last one")
+        raise CorruptFileError("it names more than one checkpoint as the last one")
     return CheckpointState(
         "".join(last), tuple(every), tuple(times), preserved[0] if preserved else None
     )
@@ -135,11 +137,11 @@ def _relative_to(home: str, path: str) -> str:
     if not path:
         return ""
     if "\0" in path or len(path) > _LONGEST:
-        raise Flaw(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
+        raise CorruptFileError(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
     above, base = os.path.split(path)
     root, own = _real_path(home), _real_path(above)
     if base in ("", ".", "..") or not os.path.join(own, "").startswith(os.path.join(root, "")):
-        raise Flaw(
+        raise CorruptFileError(
             f"it names {path!r}, which is not in its folder; if you trust it, give that path"
             " instead of the folder",
             UnsafeCheckpointError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg._formats.bundle.errors import Flaw, checksum_flaw
+from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw
 from thalweg._formats.bundle.proto import encode_varint, read_varint
 from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
 
@@ -19,7 +19,7 @@ def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
         count: How many strings there are.
 
     Raises:
-        Flaw: The lengths are damaged, or there are more or fewer bytes.
+        CorruptFileError: The lengths are damaged, or there are more or fewer bytes.
     """
     lengths: list[int] = []
     at, end = 0, len(data)
@@ -28,7 +28,9 @@ def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
         lengths.append(length)
     begin = at + 4
     if begin + sum(lengths) != end:
-        raise Flaw(f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes")
+        raise CorruptFileError(
+            f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
+        )
     stored, calculated = int.from_bytes(data[at:begin], "little"), _of_lengths(lengths)
     if unmask_checksum(stored) != calculated:
         raise checksum_flaw(unmask_checksum(stored), calculated)

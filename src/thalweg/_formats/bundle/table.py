@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
-from thalweg._formats.bundle.errors import Flaw, checksum_flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw, locate_flaws, quote_name
 from thalweg._formats.bundle.proto import encode_varint, read_varint
 from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
 from thalweg.errors import UnsupportedCheckpointError
@@ -43,10 +43,12 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
         size: Its size in bytes.
 
     Raises:
-        Flaw: The table is damaged or compressed.
+        CorruptFileError: The table is damaged or compressed.
     """
     if not is_table(read, size):
-        raise Flaw("the file does not end as a table does; it is damaged or something else")
+        raise CorruptFileError(
+            "the file does not end as a table does; it is damaged or something else"
+        )
     body = size - FOOTER
     footer = read(body, FOOTER)
     with locate_flaws("end of the file"):
@@ -61,11 +63,13 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
         with locate_flaws(f"block at {offset}"):
             for key, value in _block_entries(_read_block(read, body, offset, length)):
                 if before is not None and key <= before:
-                    raise Flaw(f"key {quote_name(key)} comes after {quote_name(before)}")
+                    raise CorruptFileError(
+                        f"key {quote_name(key)} comes after {quote_name(before)}"
+                    )
                 before = key
                 yield key, value
             if before is not None and before > limit:
-                raise Flaw(f"its keys go beyond {quote_name(limit)}")
+                raise CorruptFileError(f"its keys go beyond {quote_name(limit)}")
         before = limit
 
 
@@ -75,9 +79,9 @@ def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
     for limit, value in _block_entries(listing):
         offset, length, at = _read_handle(value, 0, len(value))
         if at < len(value):
-            raise Flaw(f"there is more than a place for {quote_name(limit)}")
+            raise CorruptFileError(f"there is more than a place for {quote_name(limit)}")
         if offset < reached:
-            raise Flaw(f"the block at {offset} begins within another")
+            raise CorruptFileError(f"the block at {offset} begins within another")
         reached = offset + length + _TRAILER
         yield limit, offset, length
 
@@ -91,20 +95,22 @@ def _read_handle(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 def _read_block(read: Read, body: int, offset: int, length: int) -> bytes:
     """A block without its trailer, if it is undamaged."""
     if offset + length + _TRAILER > body:
-        raise Flaw(f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}")
+        raise CorruptFileError(
+            f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}"
+        )
     data = memoryview(read(offset, length + _TRAILER))
     stored = unmask_checksum(int.from_bytes(data[length + 1 :], "little"))
     calculated = crc32c(data[: length + 1])
     if stored != calculated:
         raise checksum_flaw(stored, calculated)
     if data[length] == _SNAPPY:
-        raise Flaw(
+        raise CorruptFileError(
             "it is compressed with snappy, which TensorFlow does not do to checkpoints and which is"
             " not read; restore and save it with the program that wrote it, without compression",
             UnsupportedCheckpointError,
         )
     if data[length] != _PLAIN:
-        raise Flaw(f"it is compressed in an unknown way, {data[length]}")
+        raise CorruptFileError(f"it is compressed in an unknown way, {data[length]}")
     return bytes(data[:length])
 
 
@@ -124,30 +130,32 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         if whole and whole[-1] == begin:
             whole.pop()
             if shared:
-                raise Flaw(f"the key at {begin} is not whole")
+                raise CorruptFileError(f"the key at {begin} is not whole")
         if shared > len(key):
-            raise Flaw(f"the key at {begin} shares more bytes than the one before it has")
+            raise CorruptFileError(
+                f"the key at {begin} shares more bytes than the one before it has"
+            )
         if own + length > end - at:
-            raise Flaw(f"the key and value at {begin} are cut off")
+            raise CorruptFileError(f"the key and value at {begin} are cut off")
         key = key[:shared] + block[at : at + own]
         at += own
         room -= len(key)
         if room < 0:
-            raise Flaw(f"its keys have more than {_WHOLE} times its bytes")
+            raise CorruptFileError(f"its keys have more than {_WHOLE} times its bytes")
         yield key, block[at : at + length]
         at += length
     if whole and (end or whole != [0]):
-        raise Flaw(f"no key begins at {whole[-1]}")
+        raise CorruptFileError(f"no key begins at {whole[-1]}")
 
 
 def _restart_points(block: bytes) -> tuple[int, list[int]]:
     """Where the keys of a block end, and the positions of whole keys, the last first."""
     if len(block) < 4:
-        raise Flaw("it is too short")
+        raise CorruptFileError("it is too short")
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if not count or end < 0:
-        raise Flaw(f"{count} whole keys are listed in {len(block)} bytes")
+        raise CorruptFileError(f"{count} whole keys are listed in {len(block)} bytes")
     return end, list(struct.unpack(f"<{count}I", block[end:-4]))[::-1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thalweg._formats.bundle.dtypes import NAMES, name_of
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.proto import (
     BYTES,
     FIXED32,
@@ -51,13 +51,13 @@ def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
         count: How many elements there are.
 
     Raises:
-        Flaw: There are more or fewer, or one is none of the dtype.
+        CorruptFileError: There are more or fewer, or one is none of the dtype.
     """
     import numpy as np
 
     name = NAMES[dtype]
     if name not in _FIELDS:
-        raise Flaw(f"it is {name_of(dtype)}, which this format does not have")
+        raise CorruptFileError(f"it is {name_of(dtype)}, which this format does not have")
     wanted, kind = _FIELDS[name]
     size = count * ITEM_BYTES[name]
     made = bytearray()
@@ -65,7 +65,7 @@ def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
         if found == wanted and len(made) <= size:
             _append_field(made, value, given, kind, name)
     if len(made) != size:
-        raise Flaw(f"{len(made)} bytes are given, not {size}")
+        raise CorruptFileError(f"{len(made)} bytes are given, not {size}")
     return np.frombuffer(made, np.uint8)
 
 
@@ -74,7 +74,7 @@ def tensor_strings(data: bytes, count: int) -> list[bytes]:
     found = [value for each, _, value in iterate_fields(data) if each == _STRINGS]
     made = [value for value in found if isinstance(value, bytes)]
     if len(made) != count or len(found) != count:
-        raise Flaw(f"{len(made)} strings are given, not {count}")
+        raise CorruptFileError(f"{len(made)} strings are given, not {count}")
     return made
 
 
@@ -90,15 +90,15 @@ def _append_field(made: bytearray, value: int | bytes, given: int, kind: int, na
     elif given == kind and isinstance(value, int):
         made += value.to_bytes(8 if kind == FIXED64 else 4, "little")
     else:
-        raise Flaw(f"its numbers are of kind {given}")
+        raise CorruptFileError(f"its numbers are of kind {given}")
 
 
 def _encode_element(value: int, name: str) -> bytes:
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
     number = value - _WORD if is_signed and value >= _WORD >> 1 else value
     if name == "BOOL" and number > 1:
-        raise Flaw(f"{number} is no bool")
+        raise CorruptFileError(f"{number} is no bool")
     try:
         return number.to_bytes(size, "little", signed=is_signed)
     except OverflowError:
-        raise Flaw(f"{number} is beyond {name}") from None
+        raise CorruptFileError(f"{number} is beyond {name}") from None

@@ -9,11 +9,11 @@ from thalweg._formats.bundle import object_graph, slices, strings
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
 from thalweg._formats.bundle.contents import Bundle, Progress
 from thalweg._formats.bundle.dtypes import NAMES, STRING
-from thalweg._formats.bundle.errors import Flaw, checksum_flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw, locate_flaws, quote_name
 from thalweg._formats.bundle.index import Described, Index, Part
 from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.checksum import crc32c, unmask_checksum
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class Reader:
         Returns:
             The tensors, the strings, and the object graph without the variables of strings.
         """
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         texts: dict[str, list[bytes]] = {}
         for name in sorted(self._wanted, key=self._place_of):
             tensor = self._wanted[name]
@@ -70,7 +70,7 @@ class Reader:
         entries = [part.entry for part in self._wanted[name].parts]
         return min((entry.shard, entry.offset) for entry in entries)
 
-    def _read_tensor(self, tensor: Described) -> Stored:
+    def _read_tensor(self, tensor: Described) -> StoredTensor:
         kind = NAMES[tensor.dtype]
         for part in tensor.parts:
             self._open_shard_of(part)
@@ -81,8 +81,8 @@ class Reader:
             parts = ((part.begins, part.shape, self._read_part(part)) for part in tensor.parts)
             data = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and data.size and data.max() > 1:
-            raise Flaw(f"it is bool and has bytes up to {data.max()}")
-        return Stored(kind, tensor.shape, data.data)
+            raise CorruptFileError(f"it is bool and has bytes up to {data.max()}")
+        return StoredTensor(kind, tensor.shape, data.data)
 
     def _read_part(self, part: Part) -> np.ndarray[Any, Any]:
         """The bytes of a part of a tensor, if they have its checksum."""
@@ -111,7 +111,7 @@ class Reader:
         entry = part.entry
         file = self._folder.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
-            raise Flaw(
+            raise CorruptFileError(
                 f"it lies from {entry.offset} to {entry.offset + entry.size} in"
                 f" {self._index.suffix(entry.shard)}, which has {file.size} bytes: that is cut off,"
                 " or not of this index"
@@ -127,5 +127,5 @@ class Reader:
 def _decode_graph(values: list[bytes]) -> ObjectGraph:
     with locate_flaws(quote_name(object_graph.KEY)):
         if len(values) != 1:
-            raise Flaw(f"it has {len(values)} strings")
+            raise CorruptFileError(f"it has {len(values)} strings")
         return object_graph.decode_graph(values[0])

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from thalweg._formats.bundle.errors import Flaw
+from thalweg._formats.bundle.errors import CorruptFileError
 
 Token = tuple[str, str]  # its kind, its text
 
@@ -38,13 +38,13 @@ def parse_fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
     """Names with their values, of which a list has any number.
 
     Raises:
-        Flaw: It is something else.
+        CorruptFileError: It is something else.
     """
     tokens = _tokenize(source)
     kind, name = next(tokens)
     while kind != "end":
         if kind != "name" or next(tokens) != ("mark", ":"):
-            raise Flaw(f"there is {name[:40]!r} where a name and a colon are due")
+            raise CorruptFileError(f"there is {name[:40]!r} where a name and a colon are due")
         values: list[str | float] = []
         token = next(tokens)
         if token == ("mark", "["):
@@ -52,7 +52,7 @@ def parse_fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
                 value, token = _parse_value(tokens, next(tokens))
                 values.append(value)
                 if token not in (("mark", ","), ("mark", "]")):
-                    raise Flaw(f"there is {token[1][:40]!r} in a list")
+                    raise CorruptFileError(f"there is {token[1][:40]!r} in a list")
             token = next(tokens)
         else:
             value, token = _parse_value(tokens, token)
@@ -75,7 +75,7 @@ def _tokenize(source: str) -> Iterator[Token]:
     while at < len(source):
         found = _TOKENS.match(source, at)
         if found is None:
-            raise Flaw(f"it makes no sense at character {at}: {source[at : at + 40]!r}")
+            raise CorruptFileError(f"it makes no sense at character {at}: {source[at : at + 40]!r}")
         at = found.end()
         if found.lastgroup and found.lastgroup != "blank":
             yield found.lastgroup, found.group()
@@ -88,7 +88,7 @@ def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, To
     if kind == "number":
         return _parse_number(found), next(tokens)
     if kind != "string":
-        raise Flaw(f"there is {found[:40]!r} where a value is due")
+        raise CorruptFileError(f"there is {found[:40]!r} where a value is due")
     pieces: list[bytes] = []
     while token[0] == "string":
         pieces.append(_ESCAPES.sub(_unescape_match, token[1][1:-1].encode()))
@@ -100,18 +100,18 @@ def _unescape_match(found: re.Match[bytes]) -> bytes:
     octal, hexadecimal, short, long, letter = found.groups()
     if letter is not None:
         if letter not in _LETTERS:
-            raise Flaw(f"there is no escape {found.group()!r}")
+            raise CorruptFileError(f"there is no escape {found.group()!r}")
         return _LETTERS[letter]
     if octal or hexadecimal:
         return bytes([(int(octal, 8) if octal else int(hexadecimal, 16)) & 0xFF])
     point = int(short or long, 16)
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
-        raise Flaw(f"there is no character {found.group()!r}")
+        raise CorruptFileError(f"there is no character {found.group()!r}")
     return chr(point).encode()
 
 
 def _parse_number(token: str) -> float:
     number = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
     if not math.isfinite(number):
-        raise Flaw(f"{token[:40]} is beyond all numbers")
+        raise CorruptFileError(f"{token[:40]} is beyond all numbers")
     return number

@@ -18,13 +18,13 @@ from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
 from thalweg._formats.bundle.contents import Bundle, Progress, check_dtypes
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
-from thalweg._formats.bundle.errors import Flaw, locate_flaws, quote_name
+from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.index import LARGEST, SHARDS
 from thalweg._formats.bundle.messages import Slice
 from thalweg._formats.bundle.proto import BYTES, VARINT, Message
 from thalweg._formats.bundle.table import is_table, iterate_entries
 from thalweg._formats.bundle.tensor_proto import tensor_bytes, tensor_strings
-from thalweg._formats.stored_tensor import ITEM_BYTES, Listed, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, Listed, StoredTensor
 from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def read(
         progress: Called after each file with the bytes that are read and those there are.
 
     Raises:
-        Flaw: A file is damaged, or a tensor is of a dtype that is not read.
+        CorruptFileError: A file is damaged, or a tensor is of a dtype that is not read.
     """
     known, total = _describe_files(folder, suffixes)
     done = 0
@@ -98,7 +98,9 @@ def read(
             next(values, None)
             for key, value in values:
                 if key not in owners or key in found:
-                    raise Flaw(f"the slice {quote_name(key)} belongs to no tensor, or comes twice")
+                    raise CorruptFileError(
+                        f"the slice {quote_name(key)} belongs to no tensor, or comes twice"
+                    )
                 name = owners[key]
                 if name in wanted:
                     with locate_flaws(quote_name(name)):
@@ -106,13 +108,13 @@ def read(
             done += file.size
         if progress is not None:
             progress(done, total)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     texts: dict[str, list[bytes]] = {}
     for name, tensor in wanted.items():
         with locate_flaws(quote_name(name)):
             parts = {key: found.pop(key, None) for key in tensor.slices}
             if any(part is None for part in parts.values()):
-                raise Flaw("a slice of it is not there")
+                raise CorruptFileError("a slice of it is not there")
             if tensor.dtype == STRING:
                 texts[name] = next(iter(parts.values()))
             else:
@@ -133,7 +135,7 @@ def is_table_file(folder: Folder, suffix: str) -> bool:
     try:
         with _open_file(folder, suffix) as file:
             return is_table(file.read, file.size)
-    except (MissingFileError, Flaw):
+    except (MissingFileError, CorruptFileError):
         return False
 
 
@@ -156,9 +158,9 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
             total += file.size
             key, value = next(iterate_entries(file.read, file.size), (b"\0", b""))
             if key:
-                raise Flaw("it has no description of its tensors")
+                raise CorruptFileError("it has no description of its tensors")
             if value.startswith(_COUNT):
-                raise Flaw(
+                raise CorruptFileError(
                     "it is the index of a later checkpoint under another name: TensorFlow calls it"
                     " model.index, beside model.data-00000-of-00001",
                     UnsupportedCheckpointError,
@@ -179,22 +181,24 @@ def _add_slices(known: dict[str, _Tensor], found: Message) -> None:
         shape, dtype = messages.parse_shape(found.data(2)), found.number(3)
         tensor = known.setdefault(name, _Tensor(dtype, shape))
         if (tensor.dtype, tensor.shape) != (dtype, shape):
-            raise Flaw(f"it is of shape {tensor.shape} in one file and of {shape} in another")
+            raise CorruptFileError(
+                f"it is of shape {tensor.shape} in one file and of {shape} in another"
+            )
         for each in found.every(4):
             extents = messages.slice_of(each)
             slices.bounding_box(extents, shape)
             key = slices.key_of(name, extents)
             if key in tensor.slices:
-                raise Flaw(f"the slice {slices.format_extents(extents)} comes twice")
+                raise CorruptFileError(f"the slice {slices.format_extents(extents)} comes twice")
             tensor.slices[key] = extents
 
 
 def _check_tensor(tensor: _Tensor) -> None:
     """Refuse a description that cannot be true."""
     if not tensor.slices or (tensor.dtype == STRING and len(tensor.slices) > 1):
-        raise Flaw(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
+        raise CorruptFileError(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:
-        raise Flaw(f"its shape is {tensor.shape}, beyond all memory")
+        raise CorruptFileError(f"its shape is {tensor.shape}, beyond all memory")
     slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
 
 
@@ -207,15 +211,15 @@ def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> object:
     return tensor_bytes(data, tensor.dtype, count)
 
 
-def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> Stored:
+def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
     """A tensor from its slices, all of which are there."""
     kind = NAMES[tensor.dtype]
     if len(parts) == 1:
-        return Stored(kind, tensor.shape, next(iter(parts.values())).data)
+        return StoredTensor(kind, tensor.shape, next(iter(parts.values())).data)
     boxes = {
         key: slices.bounding_box(extents, tensor.shape) for key, extents in tensor.slices.items()
     }
     slices.check_tiling(boxes.values(), tensor.shape)
     placed = ((*boxes[key], part) for key, part in parts.items())
     whole = slices.join_parts(placed, tensor.shape, ITEM_BYTES[kind])
-    return Stored(kind, tensor.shape, whole.data)
+    return StoredTensor(kind, tensor.shape, whole.data)

@@ -16,13 +16,13 @@ from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.bundle.table import encoded_table
 from thalweg._formats.checksum import crc32c, mask_checksum
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
 
 
 def write(
     prefix: Path,
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, StoredTensor],
     graph: ObjectGraph | None = None,
     progress: Progress | None = None,
 ) -> None:
@@ -76,7 +76,7 @@ def write(
     atomic_write.replace_together(files_to_write(), progress)
 
 
-def _in_order(items: Mapping[bytes, Stored], graph: ObjectGraph | None) -> list[bytes]:
+def _in_order(items: Mapping[bytes, StoredTensor], graph: ObjectGraph | None) -> list[bytes]:
     """Names in the order in which TensorFlow writes data: that of the objects, or their own."""
     nodes = () if graph is None else graph.nodes
     named = (value.key.encode() for node in nodes for value in node.attributes)
@@ -97,7 +97,7 @@ def _key_of(name: str) -> bytes:
     return key
 
 
-def _check_tensor(name: str, tensor: Stored) -> Stored:
+def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
     if tensor.dtype not in NUMBERS:
         raise UnsupportedCheckpointError(
             f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."

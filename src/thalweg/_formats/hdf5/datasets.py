@@ -13,7 +13,7 @@ from thalweg._formats.hdf5.attributes import Attribute
 from thalweg._formats.hdf5.headers import Message
 from thalweg._formats.hdf5.trees import iterate_leaves
 from thalweg._formats.source import Part, Source
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsafeCheckpointError
 
 RATIO = 1032  # how many bytes a stored one may stand for: the best that deflate can do
@@ -75,7 +75,7 @@ class Dataset:
         if data[:1] >= b"\4" and data[1:] == bytes([_VIRTUAL]):
             raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
 
-    def read(self, dtype: str | None = None) -> Stored:
+    def read(self, dtype: str | None = None) -> StoredTensor:
         """The array, little-endian.
 
         Args:
@@ -98,7 +98,9 @@ class Dataset:
             raise self._source.data_loss_error(
                 self._layout.offset, f"{self.name!r} has no booleans"
             )
-        return Stored(dtype if dtype and kind.dtype == "opaque" else kind.dtype, self.shape, data)
+        return StoredTensor(
+            dtype if dtype and kind.dtype == "opaque" else kind.dtype, self.shape, data
+        )
 
     def _read_data(self, size: int) -> memoryview:
         body, source = self._layout, self._source

@@ -17,7 +17,7 @@ from thalweg._formats.keras_files import archive, keras3, legacy
 from thalweg._formats.keras_files.config import Described
 from thalweg._formats.keras_files.file_source import open_source
 from thalweg._formats.keras_files.keras3 import Place
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class KerasFile:
     kind: str
     class_name: str | None
     config: dict[str, Any] | None
-    optimizer: dict[str, Stored]
-    variables: dict[str, Stored]
+    optimizer: dict[str, StoredTensor]
+    variables: dict[str, StoredTensor]
     places: dict[str, Place] = field(default_factory=dict[str, Place])
     package: str = ""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from thalweg._formats.hdf5.datasets import Dataset
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 
-Arrays = dict[str, Stored]
+Arrays = dict[str, StoredTensor]
 
 
-def array_of(dataset: Dataset) -> Stored:
+def array_of(dataset: Dataset) -> StoredTensor:
     """The array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are one."""
     said = dataset.attributes.get("dtype")
     is_short = (

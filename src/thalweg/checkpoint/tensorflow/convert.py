@@ -16,8 +16,8 @@ from thalweg._core import state
 from thalweg._formats import bundle, container
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import KerasFile
-from thalweg._formats.path_resolution import Kind, locate_checkpoint
-from thalweg._formats.stored_tensor import Stored, dtype_of
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
+from thalweg._formats.stored_tensor import StoredTensor, dtype_of
 from thalweg.checkpoint import optimizer_config, save_restore
 from thalweg.checkpoint.json_encoding import Reader
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
@@ -103,7 +103,7 @@ def convert(
         )
     if to == "thalweg":
         place = locate_checkpoint(path)
-        if place.kind is Kind.OURS:
+        if place.kind is PathKind.OURS:
             raise UnsupportedCheckpointError(
                 f'{place.path} is a checkpoint of thalweg already: to="tf" turns it into one that'
                 ' tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
@@ -121,7 +121,7 @@ def convert(
 
 def compare_converted(
     theirs: Path, ours: Path, rules: Any = None, progress: Progress | None = None
-) -> tuple[dict[str, Stored], dict[str, Stored], list[str]] | None:
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
     """The tensors of two files, by the names that `convert` gives them; None if it has none.
 
     A file of ours that was made of one of TensorFlow's is compared with what would be made of
@@ -234,7 +234,9 @@ def _convert_to_ours(
     return made, left
 
 
-def _carried_averages(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Stored]:
+def _carried_averages(
+    file: TensorFlowCheckpoint, places: Mapping[str, Place]
+) -> dict[str, StoredTensor]:
     """The moving averages that are carried over, by variable."""
     return {
         name: value
@@ -346,7 +348,7 @@ def _convert_to_theirs(
 def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
     """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
     place = locate_checkpoint(path).check_readable()
-    if place.kind is not Kind.OURS:
+    if place.kind is not PathKind.OURS:
         raise UnsupportedCheckpointError(
             f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
             ' into one of TensorFlow: convert it to="thalweg" first.'

@@ -11,7 +11,7 @@ from thalweg._formats import bundle, container, keras_files
 from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import locate_checkpoint
-from thalweg._formats.stored_tensor import ITEM_BYTES, Stored
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import TensorFlowCheckpoint
 from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
@@ -74,7 +74,9 @@ def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
     skipped = {each.name for each in described if each.dtype not in ITEM_BYTES}
     found = bundle.read(place.path, {each.name for each in entries if not each.shape})
     empty = {
-        each.name: Stored(each.dtype, each.shape, memoryview(b"")) for each in entries if each.shape
+        each.name: StoredTensor(each.dtype, each.shape, memoryview(b""))
+        for each in entries
+        if each.shape
     }
     graph = found.graph
     if graph is not None:
@@ -83,6 +85,6 @@ def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
 
 
 def _sort_tensors(
-    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph | None
+    path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
     return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)

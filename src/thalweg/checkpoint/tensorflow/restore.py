@@ -44,7 +44,7 @@ from thalweg.checkpoint.tensorflow.importers.optimizer_factory import (
 )
 from thalweg.checkpoint.tensorflow.importers.v1 import loading_v1, with_moving_averages
 from thalweg.checkpoint.tensorflow.load import load
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import Placed
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
 from thalweg.checkpoint.tensorflow.mapping.targets import Targets
 from thalweg.errors import (
@@ -109,7 +109,7 @@ def restore(
     targets = Targets.of(variables)
     file, found = choose_optimizer(file, targets, optimizer, which, hyperparameters)
     try:
-        placed = Placed.of(file, targets, Rules.of(rules))
+        placed = MappedTensors.of(file, targets, Rules.of(rules))
         scale = _prepare_loss_scale(found, hyperparameters)
         opt = _make_optimizer(file, found, optimizer, global_step, hyperparameters)
         with writable(), ExitStack() as held:
@@ -141,7 +141,7 @@ def choose_optimizer(
 
 
 def _prepare_values(
-    placed: Placed, found: FoundOptimizer | None, global_step: Any
+    placed: MappedTensors, found: FoundOptimizer | None, global_step: Any
 ) -> state.Loading:
     """What sets the variables, and the count of steps."""
     pairs = placed.variables()
@@ -295,7 +295,7 @@ def _refuse_none(file: TensorFlowCheckpoint) -> None:
 
 
 def _prepare_optimizer(
-    opt: object, placed: Placed, found: FoundOptimizer | None, is_new: bool
+    opt: object, placed: MappedTensors, found: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
     """What sets the optimizer."""
     slots = placed.slots(found)

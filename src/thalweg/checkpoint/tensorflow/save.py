@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._formats import bundle
 from thalweg._formats.bundle import ObjectGraph
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.export.export_contents import copy_written
 from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
 from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
@@ -65,7 +65,7 @@ def tensors_of(
     kind: Kind,
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
-) -> tuple[dict[str, Stored], ObjectGraph | None]:
+) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
     """What `save` writes: the tensors by name, and the graph of objects."""
     found = copy_written(
         optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages

@@ -24,9 +24,9 @@ from thalweg._core.slots import SlotStore
 from thalweg._engines.arrays import Float64
 from thalweg._engines.engine import Columns, Formulas, Ready, Request, Stages
 from thalweg._engines.layout import check_memory
-from thalweg.distribute.handshake import Doing
+from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
-from thalweg.distribute.sharding.matrix_group import Team, cut_dims
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
 from thalweg.distribute.tree_reduction import in_pairs
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Rule
@@ -37,10 +37,10 @@ from thalweg.variable import dtype_name, name_of, variable_constraint
 def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
     """Have a store keep slots of local parts, if there are DTensors among the variables."""
     if store.parts is None and any_on_mesh(variables):
-        store.parts = Locals()
+        store.parts = LocalShards()
 
 
-class Locals:
+class LocalShards:
     """The local parts of DTensors; all of any other variable. See `thalweg._core.slots.Parts`."""
 
     ranks: Ranks | None = None
@@ -88,7 +88,9 @@ class Locals:
 
         mesh: Any = var
         kind = f"{dtype_name(own.dtype)} {tuple(var.shape)} {mesh.placements}"
-        team = Team([var], lambda: [f"the tensor '{name_of(var)}': {kind}"], doing=Doing.STATE)
+        team = MatrixProcessGroup(
+            [var], lambda: [f"the tensor '{name_of(var)}': {kind}"], doing=PendingCollective.STATE
+        )
         with team.report_errors():
             check_memory(own, f"'{name_of(var)}'")
         found = DTensor.from_local(
@@ -127,7 +129,7 @@ class LocalStep:
         team: Optional. The ranks that have parts of them, for a step in which these send messages.
     """
 
-    def __init__(self, parts: Locals, team: Team | None = None) -> None:
+    def __init__(self, parts: LocalShards, team: MatrixProcessGroup | None = None) -> None:
         self._parts, self._team = parts, team
 
     def check_matrices(
@@ -215,7 +217,9 @@ class LocalStep:
 class _Measured:
     """What a step over local parts measures of whole variables."""
 
-    def __init__(self, ready: Ready, variables: Sequence[Tensor], team: Team | None) -> None:
+    def __init__(
+        self, ready: Ready, variables: Sequence[Tensor], team: MatrixProcessGroup | None
+    ) -> None:
         self._ready, self._team = ready, team
         # The variables that are cut along the same dimensions of the same mesh.
         self._cut: dict[tuple[Any, ...], list[int]] = {}
@@ -264,7 +268,7 @@ class _Measured:
 
 
 def place_on_mesh(
-    pairs: Sequence[tuple[Any, Any]], team: Team | None = None
+    pairs: Sequence[tuple[Any, Any]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Any]]:
     """Return the pairs with gradients cut as their variables are; all ranks call this.
 

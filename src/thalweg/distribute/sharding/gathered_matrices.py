@@ -19,7 +19,7 @@ from thalweg._engines.engine import Columns, Request
 from thalweg._engines.matrices import matrix_shape, shaped_like
 from thalweg._engines.staged import Moved
 from thalweg.distribute.sharding.gather_scatter import Gathered, gather, part_shape, scatter
-from thalweg.distribute.sharding.matrix_group import Team, axis_of
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
 
 
 class GatheredMatrices:
@@ -31,7 +31,9 @@ class GatheredMatrices:
         asked: The step over the parts.
     """
 
-    def __init__(self, team: Team, variables: Sequence[Tensor], asked: Request) -> None:
+    def __init__(
+        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: Request
+    ) -> None:
         rank, size = team.ranks.rank, team.ranks.size
         self._team, self._rule, self._titles = team, asked.rule, asked.titles
         self._kinds = [slot.name for slot in asked.rule.shaped_slots]

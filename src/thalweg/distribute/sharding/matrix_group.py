@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from thalweg.distribute.consistency_check import hash_bytes
-from thalweg.distribute.handshake import Doing, Message
+from thalweg.distribute.handshake import Message, PendingCollective
 from thalweg.distribute.process_group import Ranks
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 from thalweg.variable import dtype_name
@@ -67,7 +67,7 @@ def describe_dtensors(
     return lines
 
 
-class Team:
+class MatrixProcessGroup:
     """The ranks that have parts of the DTensors of a step, and what they compare before it.
 
     A message of fixed length precedes every collective of the step and its first write, so that
@@ -89,7 +89,7 @@ class Team:
         params: Iterable[Tensor],
         describe: Describe,
         matrix: Tensor | None = None,
-        doing: Doing = Doing.STAGES,
+        doing: PendingCollective = PendingCollective.STAGES,
     ) -> None:
         self._doing = doing
         self.begin(params, describe, matrix)

@@ -13,7 +13,7 @@ from thalweg._core.gradient_transforms import Measures
 from thalweg._core.outcome import After
 from thalweg._core.pairs import Pair
 from thalweg._engines.engine import Ready, Request
-from thalweg.distribute.handshake import Doing, Message
+from thalweg.distribute.handshake import Message, PendingCollective
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import Measured
 from thalweg.distribute.sharding.shards import Shards
@@ -127,7 +127,9 @@ class SharedStep:
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
         """Wait for all ranks, and go on if none is in trouble."""
-        heard = Message(self.shards.ranks, Doing.SHARED, (self._order,), trouble=trouble).receive()
+        heard = Message(
+            self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
+        ).receive()
         if not heard.alike[0]:
             raise ReplicaMismatchError(
                 "The ranks have gradients of different variables, or in another order. Nothing has"

@@ -9,7 +9,7 @@ from typing import Any
 from thalweg import distribute
 from thalweg._base.execution_context import current_session, executing_eagerly, replicas
 from thalweg._core.pairs import Pair, as_pairs
-from thalweg.keras.optimizers.step_adapter import KerasHooks, with_gradients
+from thalweg.keras.optimizers.step_adapter import KerasStepAdapter, with_gradients
 from thalweg.variable import titles_of
 
 _BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
@@ -81,7 +81,7 @@ def _is_summed(optimizer: Any) -> bool:
 
 
 def _summed_in_parts(
-    optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasHooks
+    optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()

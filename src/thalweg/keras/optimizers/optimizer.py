@@ -53,7 +53,13 @@ from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
 from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import StateDict
-from thalweg.keras.optimizers.step_adapter import UPDATES, ApplyState, KerasHooks, call, has_hooks
+from thalweg.keras.optimizers.step_adapter import (
+    UPDATES,
+    ApplyState,
+    KerasStepAdapter,
+    call,
+    has_hooks,
+)
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 
@@ -242,7 +248,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
-    def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
+    def _take_step(self, hooks: KerasStepAdapter, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         kept, recorder = self._plans.now(), self._recorder
@@ -290,8 +296,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _make_hooks(self, aggregates: bool) -> KerasHooks:
-        return KerasHooks(self, aggregates)
+    def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
+        return KerasStepAdapter(self, aggregates)
 
     @classmethod
     @cache

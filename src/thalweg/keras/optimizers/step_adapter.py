@@ -67,7 +67,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
     return hook(*args)
 
 
-class KerasHooks(Hooks):
+class KerasStepAdapter(Hooks):
     """One call of `apply_gradients`.
 
     Args:
@@ -165,7 +165,7 @@ class KerasHooks(Hooks):
         return [counting(self._optimizer.iterations)]
 
 
-class RuleHooks(KerasHooks):
+class RuleHooks(KerasStepAdapter):
     """One call of `apply_gradients` of an optimizer that runs a rule."""
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:

@@ -58,7 +58,7 @@ class Treatment(NamedTuple):
         return self.reduces and self.all_reduce is None and not skips
 
 
-class Given(NamedTuple):
+class ReceivedGradients(NamedTuple):
     """What a step is taken with.
 
     Attributes:
@@ -99,7 +99,7 @@ class Ready(NamedTuple):
 def readied(
     optimizer: Optimizer,
     how: Treatment,
-    given: Given,
+    given: ReceivedGradients,
     scaler: AutomaticLossScaler | None,
     loss_scale: object,
     global_step: Tensor,
@@ -157,7 +157,7 @@ def readied(
 def apply_processed(
     optimizer: Optimizer,
     how: Treatment,
-    given: Given,
+    given: ReceivedGradients,
     scaler: AutomaticLossScaler | None,
     loss_scale: object,
     global_step: Tensor,
@@ -206,7 +206,7 @@ def apply_processed(
         return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
 
 
-def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) -> bool:
+def _is_plain(how: Treatment, given: ReceivedGradients, scaler: AutomaticLossScaler | None) -> bool:
     """Whether a run is the update of an optimizer by its own gradients, clipped or by LARC."""
     backward = given.backward
     return (
@@ -221,7 +221,7 @@ def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) 
     )
 
 
-def told_of(how: Treatment, given: Given, scope: str) -> Letter:
+def told_of(how: Treatment, given: ReceivedGradients, scope: str) -> Letter:
     """The summaries of a run's gradients and variables, without its update.
 
     A run that only adds its gradients up has none.
@@ -253,7 +253,7 @@ def _check(how: Treatment, backward: Backward) -> None:
     check_any(backward.pairs)
 
 
-def _begun(how: Treatment, given: Given, loss_scale: Any) -> Journal | None:
+def _begun(how: Treatment, given: ReceivedGradients, loss_scale: Any) -> Journal | None:
     """Return a journal with the summaries that need no gradients; None without an outbox."""
     if how.outbox is None:
         return None

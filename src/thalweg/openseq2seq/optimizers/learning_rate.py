@@ -13,7 +13,7 @@ from thalweg._core.hyperparameters import is_function
 from thalweg._core.vectors import is_host
 from thalweg._graph import is_symbolic
 from thalweg.errors import NotFoundError
-from thalweg.v1.train.callable_rate import Followed
+from thalweg.v1.train.callable_rate import CallableRate
 from thalweg.variable import Variable, check_held, name_of, to_tensor
 
 _DECAY = "weight_decay"
@@ -28,7 +28,7 @@ class LiveRate:
 
     Attributes:
         value: The learning rate.
-        source: What tells how it is computed: a `Followed`, or else the policy.
+        source: What tells how it is computed: a `CallableRate`, or else the policy.
     """
 
     def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
@@ -61,7 +61,7 @@ class LiveRate:
     def _asked(self) -> object:
         """What the policy gives now."""
         found = self._policy(self._shown())
-        self.source = found if isinstance(found, Followed) else self._policy
+        self.source = found if isinstance(found, CallableRate) else self._policy
         self._given = called(found)
         return self._given
 

@@ -27,7 +27,11 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, Invali
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.gradient_pipeline import Given, Treatment, apply_processed
+from thalweg.openseq2seq.optimizers.gradient_pipeline import (
+    ReceivedGradients,
+    Treatment,
+    apply_processed,
+)
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
@@ -246,7 +250,9 @@ class TrainingStep(Described):
             return value, apply_processed(
                 inner,
                 how,
-                Given(backward, sums, self._rate.value, skip, counts=self._counts(), loss=value),
+                ReceivedGradients(
+                    backward, sums, self._rate.value, skip, counts=self._counts(), loss=value
+                ),
                 None if mixed is None else mixed.loss_scaler,
                 None if shown is None else shown.loss_scale.detach(),
                 self.global_step,

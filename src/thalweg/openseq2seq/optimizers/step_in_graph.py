@@ -30,7 +30,7 @@ from thalweg.openseq2seq.optimizers.backward import Backward
 from thalweg.openseq2seq.optimizers.gradient_pipeline import (
     ADDED_UP,
     SCOPE,
-    Given,
+    ReceivedGradients,
     Treatment,
     apply_processed,
     readied,
@@ -181,12 +181,14 @@ class _Taking:
         rate: Any,
         skip: Any,
         captured: Any = None,
-    ) -> tuple[Treatment, Given]:
+    ) -> tuple[Treatment, ReceivedGradients]:
         """What the values mean."""
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)
-        given = Given(Backward(**parts), sums, rate, as_skip(skip), captured, loss=value)
+        given = ReceivedGradients(
+            Backward(**parts), sums, rate, as_skip(skip), captured, loss=value
+        )
         if self._averaged is None:
             return self._how, given
         writer = None if self._how.outbox is None else self._how.outbox.writer
@@ -207,7 +209,7 @@ class _Taking:
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
         """The summaries of gradients, as what writes them."""
-        given = Given(Backward(**parts), sums, rate, as_skip(skip))
+        given = ReceivedGradients(Backward(**parts), sums, rate, as_skip(skip))
         return told_of(self._how, given, scope).write
 
 
@@ -231,7 +233,7 @@ def _called_in_runs(
 def _called_now(
     inner: Optimizer,
     backward: Backward,
-    begin: Callable[..., tuple[Treatment, Given]],
+    begin: Callable[..., tuple[Treatment, ReceivedGradients]],
     inputs: Sequence[Any],
     global_step: object,
     scaler: AutomaticLossScaler | None,

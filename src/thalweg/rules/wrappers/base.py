@@ -8,7 +8,15 @@ from typing import Any, ParamSpec
 
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
-from thalweg.formula import Around, Formula, Level, Rule, Slot, StepMeasure, variable_squares
+from thalweg.formula import (
+    Formula,
+    Level,
+    Rule,
+    Slot,
+    StepMeasure,
+    WrappedStepFormula,
+    variable_squares,
+)
 from thalweg.rules.modern.common import ones
 
 P = ParamSpec("P")
@@ -53,12 +61,12 @@ def wrapped(
     Args:
         rule: The rule.
         name: What it is called then, after its name.
-        how: The formula, as `Around` takes it.
+        how: The formula, as `WrappedStepFormula` takes it.
         source: Of the wrapper.
         measures: Formulas `(var, grad, base, step) -> number`, whose sums `per_variable` is given.
         per_variable: As that of a rule; makes scalars for `how`.
         slots: Numbers that `per_variable` reads and makes anew.
-        decays: As for `Around`.
+        decays: As for `WrappedStepFormula`.
 
     Raises:
         RuleError: The rule is wrapped so already.
@@ -97,7 +105,7 @@ def around(
     return replace(
         rule,
         name=f"{rule.name} {name}",
-        update=Around(rule.update, how, decays),
+        update=WrappedStepFormula(rule.update, how, decays),
         update_sparse=None,
         update_single=None,
         update_untouched=None,

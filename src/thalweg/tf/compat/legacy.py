@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg import _graph, v1
-from thalweg._graph.eager_or_graph import Either
+from thalweg._graph.eager_or_graph import EagerOrGraphMeta
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class Variable(metaclass=Either):
+class Variable(metaclass=EagerOrGraphMeta):
     """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape` and `import_scope` are ignored.

@@ -1,4 +1,4 @@
-"""`Followed`: a learning rate of eager mode, computed anew whenever it is called."""
+"""`CallableRate`: a learning rate of eager mode, computed anew whenever it is called."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ P = ParamSpec("P")
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
     """An operator and its reflection."""
 
-    def forward(self: Followed, other: object) -> Followed:
+    def forward(self: CallableRate, other: object) -> CallableRate:
         return _combined(function, self.__name__, self, other)
 
-    def reflected(self: Followed, other: object) -> Followed:
+    def reflected(self: CallableRate, other: object) -> CallableRate:
         return _combined(function, self.__name__, other, self)
 
     return forward, reflected
 
 
-class Followed(Argument):
+class CallableRate(Argument):
     """What a `*_decay` function or a policy returns in eager mode: a callable without arguments.
 
     Arithmetic and torch's functions make another one of it, which follows the same step, as they
@@ -111,8 +111,8 @@ class Followed(Argument):
     __truediv__, __rtruediv__ = _binary_operators(operator.truediv)
     __pow__, __rpow__ = _binary_operators(operator.pow)
 
-    def __neg__(self) -> Followed:
-        return Followed(lambda: -self(), self.__name__, self.keeps)
+    def __neg__(self) -> CallableRate:
+        return CallableRate(lambda: -self(), self.__name__, self.keeps)
 
     @classmethod
     def __torch_function__(
@@ -121,7 +121,7 @@ class Followed(Argument):
         types: object,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Followed:
+    ) -> CallableRate:
         given = kwargs or {}
 
         def rate() -> object:
@@ -129,7 +129,7 @@ class Followed(Argument):
             return function(*map(_current_value, args), **own)
 
         keeps = _kept_by(*args, *given.values())
-        return Followed(rate, getattr(function, "__name__", "rate"), keeps)
+        return CallableRate(rate, getattr(function, "__name__", "rate"), keeps)
 
     def _refuse_number(self, *_: object) -> NoReturn:
         raise InvalidTypeError(
@@ -141,7 +141,7 @@ class Followed(Argument):
     __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_number
     __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
 
-    def __deepcopy__(self, memo: object) -> Followed:
+    def __deepcopy__(self, memo: object) -> CallableRate:
         return self  # as a function is its own copy: it follows the same step
 
     def __repr__(self) -> str:
@@ -152,13 +152,13 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """A function that returns a learning rate, so that a `Followed` tells where it is from."""
+    """A function that returns a learning rate, so that a `CallableRate` tells where it is from."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def make_rate(*args: P.args, **kwargs: P.kwargs) -> object:
         rate = function(*args, **kwargs)
-        if isinstance(rate, Followed) and rate.source is None:
+        if isinstance(rate, CallableRate) and rate.source is None:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
             rate.source = (make_rate, arguments)
             if not all(map(_is_constant, _without_step(arguments))):
@@ -183,13 +183,13 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
 def _kept_by(*parts: object) -> list[object]:
     """What parts of a learning rate keep, each once."""
-    found = [kept for part in parts if isinstance(part, Followed) for kept in part.keeps]
+    found = [kept for part in parts if isinstance(part, CallableRate) for kept in part.keeps]
     return list({id(kept): kept for kept in found}.values())
 
 
 def has_formula(value: object) -> bool:
     """Return whether a hyperparameter is a learning rate that `computed` returns in eager mode."""
-    return isinstance(value, Followed) and value._ahead is not None
+    return isinstance(value, CallableRate) and value._ahead is not None
 
 
 def follows_count(value: object) -> bool:
@@ -197,7 +197,7 @@ def follows_count(value: object) -> bool:
 
     It has a formula then, which draws no random numbers.
     """
-    return isinstance(value, Followed) and value._ahead is not None and not value.keeps
+    return isinstance(value, CallableRate) and value._ahead is not None and not value.keeps
 
 
 def value_now(given: Any) -> Any:
@@ -205,7 +205,7 @@ def value_now(given: Any) -> Any:
 
     A learning rate of a formula is a NumPy scalar, and need not be checked.
     """
-    computed = given.computed() if isinstance(given, Followed) else None
+    computed = given.computed() if isinstance(given, CallableRate) else None
     return _current_value(given) if computed is None else computed
 
 
@@ -225,16 +225,16 @@ def _is_constant(value: object) -> bool:
 _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 
 
-def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> Followed:
+def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> CallableRate:
     """Return what an operator makes of learning rates, and of numbers."""
-    made = Followed(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
-    followed = [each for each in parts if isinstance(each, Followed)]
+    made = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
+    followed = [each for each in parts if isinstance(each, CallableRate)]
     step = followed[0]._step
 
     def rate_at(count: int) -> Any:
         return _as_numpy(function(*(_value_at(each, count) for each in parts)))
 
-    others = [each for each in parts if not isinstance(each, Followed)]
+    others = [each for each in parts if not isinstance(each, CallableRate)]
     if all(follows_count(each) and each._step is step for each in followed) and all(
         map(_is_constant, others)
     ):
@@ -243,7 +243,7 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
 
 
 def _value_at(part: Any, count: int) -> Any:
-    return _as_tensor(part.at(count)) if isinstance(part, Followed) else part
+    return _as_tensor(part.at(count)) if isinstance(part, CallableRate) else part
 
 
 def _as_tensor(number: Any) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg._base.context_managers import Sections, Within
+from thalweg._base.context_managers import ContextSetting, Sections
 from thalweg._base.device_counters import Move, number_of
 from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thread
 from thalweg._base.locks import Lock, importing
@@ -55,7 +55,7 @@ from thalweg.v1.train.gate_gradients import backward, forward, need_no_tape
 from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
-from thalweg.v1.train.step_adapter import V1Hooks, counting_calls
+from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
 from thalweg.v1.train.traced_hooks import add_update_names, has_hooks, recorded
 from thalweg.variable import frozen_among
 
@@ -130,7 +130,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._under_way: V1Hooks | None = None
+        self._under_way: V1StepAdapter | None = None
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -466,10 +466,10 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _make_hooks(
         self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> V1Hooks:
-        return V1Hooks(self, global_step, name, values)
+    ) -> V1StepAdapter:
+        return V1StepAdapter(self, global_step, name, values)
 
-    def _while_taking(self, hooks: V1Hooks) -> Within:
+    def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
@@ -484,7 +484,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 )  # hooks that run may put a run's values there
             return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
 
-        return Within(begin_step, hooks)
+        return ContextSetting(begin_step, hooks)
 
     def _prepare_for_graph(self) -> None:
         """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.

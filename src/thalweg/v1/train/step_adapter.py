@@ -27,7 +27,7 @@ from thalweg.formula import Rule
 from thalweg.variable import Variable, titles_of
 
 
-class V1Hooks(Hooks):
+class V1StepAdapter(Hooks):
     """One step.
 
     Args:
@@ -148,7 +148,7 @@ def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[C
     return calls
 
 
-class RuleHooks(V1Hooks):
+class RuleHooks(V1StepAdapter):
     """One step of an optimizer that runs a rule."""
 
     def __init__(

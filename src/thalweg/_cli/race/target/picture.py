@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg._cli.race import report
 from thalweg._cli.race.plot import COLORS
-from thalweg._cli.race.target.profile import LONGEST, Placed, curve_of, ratios_of
+from thalweg._cli.race.target.profile import LONGEST, RankedRun, curve_of, ratios_of
 from thalweg._cli.race.target.results import Plan, Results
 from thalweg._cli.race.target.summary import Summary
 
@@ -53,7 +53,7 @@ def figure(plan: Plan, summary: Summary) -> Any:
 
 
 def _draw_profiles(
-    axes: Any, placed: Sequence[Placed], styles: Mapping[str, tuple[str, str]]
+    axes: Any, placed: Sequence[RankedRun], styles: Mapping[str, tuple[str, str]]
 ) -> None:
     problems = list(placed[0].costs)
     costs = {name: {each.name: each.costs[name] for each in placed} for name in problems}

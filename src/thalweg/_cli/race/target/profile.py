@@ -19,7 +19,7 @@ Costs = Mapping[str, Mapping[str, float]]  # by problem, then by contestant; inf
 
 
 @dataclass(frozen=True)
-class Placed:
+class RankedRun:
     """A contestant's place by one measure.
 
     Attributes:
@@ -48,7 +48,7 @@ def seconds_of(results: Results, key: Key) -> float:
     return timed.seconds if results.by_clock else timed.cpu
 
 
-def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[Placed]:
+def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[RankedRun]:
     """All contestants by one measure, the best first.
 
     Of each problem the median over studies counts; which ranks are left open is told by the scores
@@ -68,7 +68,7 @@ def place_all(results: Results, measure: Callable[[Results, Key], float]) -> lis
     of_studies = [scores_of(costs) for costs in studies]
     ranks = open_ranks([[each[name] for each in of_studies] for name in names])
     return [
-        Placed(
+        RankedRun(
             name, scores[name], {each: medians[each][name] for each in medians},
             min(first, rank), max(last, rank),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg._cli.race.target.profile import Placed, place_all, seconds_of, steps_of
+from thalweg._cli.race.target.profile import RankedRun, place_all, seconds_of, steps_of
 from thalweg._cli.race.target.results import Results
 
 
@@ -37,8 +37,8 @@ class Summary:
         by_clock: Whether times are the clock's, and not the processor's.
     """
 
-    steps: list[Placed]
-    seconds: list[Placed]
+    steps: list[RankedRun]
+    seconds: list[RankedRun]
     tuning: dict[str, Tuning]
     by_clock: bool
 
@@ -74,7 +74,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _row_of(placed: Placed) -> dict[str, Any]:
+def _row_of(placed: RankedRun) -> dict[str, Any]:
     costs = {name: cost if math.isfinite(cost) else None for name, cost in placed.costs.items()}
     return {**vars(placed), "costs": costs}
 
@@ -101,7 +101,7 @@ def write_notes(results: Results, summary: Summary) -> list[str]:
     return notes
 
 
-def _tell_open(studies: int, placed: Sequence[Placed], by: str) -> str:
+def _tell_open(studies: int, placed: Sequence[RankedRun], by: str) -> str:
     best, *others = placed
     if studies == 1:
         return f"By {by} {best.name} is ahead; with one study that may be chance."

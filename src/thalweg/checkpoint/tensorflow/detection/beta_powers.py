@@ -12,18 +12,18 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOpt
 from thalweg.checkpoint.tensorflow.detection.scalars import count_of
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 _POWER = re.compile(r"(?:(.*)/)?(beta[12]_power)(?:_([1-9][0-9]{0,8}))?", re.DOTALL)
 _FLOATS = ("F32", "F64")
 
-Sets = dict[str, dict[str, "Stored"]]  # by what stands around the names: "scope/" and "_1"
+Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: "scope/" and "_1"
 
 
-def split_powers(tensors: Mapping[str, Stored]) -> tuple[Sets, dict[str, Stored]]:
+def split_powers(tensors: Mapping[str, StoredTensor]) -> tuple[Sets, dict[str, StoredTensor]]:
     """The powers, each optimizer's by their short names, and everything else."""
     found: Sets = {}
-    rest: dict[str, Stored] = {}
+    rest: dict[str, StoredTensor] = {}
     for name, value in tensors.items():
         match = _POWER.fullmatch(name)
         if match is None or value.shape or value.dtype not in _FLOATS:
@@ -35,7 +35,7 @@ def split_powers(tensors: Mapping[str, Stored]) -> tuple[Sets, dict[str, Stored]
 
 
 def with_powers(
-    optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, Stored]
+    optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
     """The optimizers with their powers, and the steps that these tell.
 
@@ -48,7 +48,7 @@ def with_powers(
     numbers = {name: count for name, count in counts.items() if count is not None}
     having = [each for each in optimizers if _has_powers(each)]
     sharing = len(sets) > 1 and (len(sets) != len(having) or len({e.name for e in having}) > 1)
-    pairs: list[tuple[FoundOptimizer, dict[str, Stored]]] = []
+    pairs: list[tuple[FoundOptimizer, dict[str, StoredTensor]]] = []
     for found in optimizers:
         if not sets or not _has_powers(found):
             pairs.append((found, {}))
@@ -62,7 +62,7 @@ def with_powers(
 
 
 def with_steps(
-    found: FoundOptimizer, powers: Mapping[str, Stored], counters: Mapping[str, int]
+    found: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
 ) -> FoundOptimizer:
     """The optimizer with the number of its steps, and betas that follow from the powers.
 

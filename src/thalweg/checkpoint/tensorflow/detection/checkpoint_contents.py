@@ -14,11 +14,11 @@ from thalweg.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from thalweg._formats.bundle import ObjectGraph
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 GLOBAL_STEP, SAVE_COUNTER = "global_step", "save_counter"
 
-Slots = dict[str, dict[str, "Stored"]]
+Slots = dict[str, dict[str, "StoredTensor"]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FoundOptimizer:
     candidates: tuple[str, ...]
     evidence: str
     slots: Slots
-    scalars: dict[str, Stored]
+    scalars: dict[str, StoredTensor]
     hyperparameters: dict[str, Any] = field(default_factory=dict[str, Any])
     steps: int | None = None
     notes: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class FoundOptimizer:
     title: str = ""
     unclear: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    loss_scale: dict[str, Stored] = field(default_factory=dict[str, Any])
+    loss_scale: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
         title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
@@ -89,12 +89,12 @@ class TensorFlowCheckpoint:
 
     path: str
     kind: str
-    variables: dict[str, Stored]
+    variables: dict[str, StoredTensor]
     optimizers: tuple[FoundOptimizer, ...] = ()
-    counters: dict[str, Stored] = field(default_factory=dict[str, Any])
-    averages: dict[str, Stored] = field(default_factory=dict[str, Any])
+    counters: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
+    averages: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
     mixed: MixedPrecision | None = None
-    unknown: dict[str, Stored] = field(default_factory=dict[str, Any])
+    unknown: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
     texts: tuple[str, ...] = ()
     other_names: Mapping[str, str] = field(default_factory=dict[str, str])
     source: Any = None
@@ -139,7 +139,7 @@ class TensorFlowCheckpoint:
                 return counts.pop() if len(counts) == 1 else None
         return None
 
-    def tensors(self) -> dict[str, Stored]:
+    def tensors(self) -> dict[str, StoredTensor]:
         """All tensors, by their names in the file; of Keras' files those that the library reads."""
         if isinstance(self.source, KerasFile):
             return {**self.source.variables, **self.source.optimizer}

@@ -20,7 +20,7 @@ from thalweg.schedules import deserialize
 
 if TYPE_CHECKING:
     from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 # Where the numbers of Keras since 2.11 are not those of OptimizerV2.
 INSIDE = (
@@ -78,7 +78,7 @@ def refused_of(file: KerasFile) -> tuple[str, ...]:
     return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
 
 
-def momentum_product(file: KerasFile, steps: int) -> dict[str, Stored]:
+def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
     """Return Nadam's "momentum_cache" after some steps, recomputed from its configuration.
 
     Keras 2.11 to 2.15 does not save it, and begins at 1 again after loading; the uninterrupted

@@ -31,7 +31,7 @@ from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
 
 if TYPE_CHECKING:
     from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
@@ -64,7 +64,7 @@ def sorted_file(
     class_name = keras_class(file.class_name) or class_name or file.class_name
     file = replace(file, class_name=class_name, config=file.config or config)
     optimizers: tuple[FoundOptimizer, ...] = ()
-    unknown: dict[str, Stored] = {}
+    unknown: dict[str, StoredTensor] = {}
     if file.optimizer:
         found = _by_name(file) or _sort_by_kind(file) or _by_number(file)
         scale = _scale_of(source)
@@ -98,7 +98,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
     return replace(file, class_name=class_name, config=config, optimizer=arrays)
 
 
-def _scale_of(file: KerasFile) -> dict[str, Stored]:
+def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
     """What the loss scale around the optimizer remembers."""
     outer = [each for name, each in file.optimizer.items() if _INNER not in name]
     if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
@@ -114,7 +114,7 @@ def _by_name(file: KerasFile) -> FoundOptimizer | None:
     if last != "iter":
         return None
     slots: Slots = {}
-    scalars: dict[str, Stored] = {}
+    scalars: dict[str, StoredTensor] = {}
     for name, value in file.optimizer.items():
         rest = name.removeprefix(f"{scope}/") if scope else name
         owner, _, kind = rest.rpartition("/")
@@ -135,7 +135,7 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
     """Sort the arrays of Keras 2.11 to 2.15, "Adam/m/dense/kernel"; None if any name differs."""
     scope = f"{(file.config or {}).get('name')}/"
     kinds = SLOT_KINDS.get(file.class_name or "", {})
-    scalars: dict[str, Stored] = {}
+    scalars: dict[str, StoredTensor] = {}
     slots: Slots = {}
     for name, value in file.optimizer.items():
         kind, _, owner = name.removeprefix(scope).partition("/")
@@ -169,10 +169,10 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     return replace(optimizer, lost=lost) if lost else optimizer
 
 
-def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
+def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
     """The numbers whose places are known, and all other arrays."""
     values = list(file.optimizer.values())
-    scalars: dict[str, Stored] = {}
+    scalars: dict[str, StoredTensor] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
     # Keras 3 keeps the product last, thalweg.integrations.keras3 behind the learning rate.
@@ -182,7 +182,7 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, Stored], list[Stored]]:
     return scalars, values
 
 
-def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Family, Slots]]:
+def _find_fitting(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
     """Return the families that the arrays may be of, each with its slots.
 
     Slots of options around the update are left out.
@@ -199,7 +199,9 @@ def _find_fitting(file: KerasFile, values: Sequence[Stored]) -> list[tuple[Famil
     return []
 
 
-def _ways_to_read(file: KerasFile, arrays: list[Stored]) -> list[tuple[list[Stored], list[Stored]]]:
+def _ways_to_read(
+    file: KerasFile, arrays: list[StoredTensor]
+) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
     """What may be the learning rate, and what the other arrays are then; the likeliest first."""
     rate, values = arrays[:1], arrays[1:]
     if any(each.shape for each in rate):  # of a schedule there is none
@@ -241,7 +243,7 @@ def _may_be(family: Family, file: KerasFile, has_arrays: bool) -> bool:
 
 
 def _slots_of(
-    family: Family, values: Sequence[Stored], file: KerasFile, extra_kinds: Sequence[str]
+    family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
     """Return the slots of an optimizer of this family; None if the arrays do not fit.
 
@@ -287,7 +289,7 @@ def _found_optimizer(
     file: KerasFile,
     families: Sequence[Family],
     slots: Slots,
-    scalars: Mapping[str, Stored],
+    scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
     family = families[0] if len(families) == 1 else None

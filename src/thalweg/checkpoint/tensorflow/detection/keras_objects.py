@@ -20,7 +20,7 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family,
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 MARKS = ("_variables", "_iterations")  # children by which such an optimizer is known
 TRAINED = "_trainable_variables"  # of Keras 3
@@ -60,10 +60,10 @@ class Listed:
     """
 
     place: str
-    slots: Sequence[tuple[str, Stored]]
-    children: Mapping[str, Stored]
+    slots: Sequence[tuple[str, StoredTensor]]
+    children: Mapping[str, StoredTensor]
     title: str
-    lists: Mapping[str, Sequence[Stored]]
+    lists: Mapping[str, Sequence[StoredTensor]]
     trained: Sequence[Owner] | None
 
 
@@ -137,7 +137,7 @@ def _by_names(own: Listed, owners: Sequence[Owner]) -> Sorted:
     """Slots whose names end in those of their variables."""
     found: Slots = {}
     titles: set[str] = set()
-    kinds: dict[str, list[tuple[str, Stored]]] = {}
+    kinds: dict[str, list[tuple[str, StoredTensor]]] = {}
     for full, value in own.slots:
         scope, _, rest = full.partition("/")
         kind, _, owner = rest.partition("/")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 _MASTER = "FP32-master-copy/"
 _HALVES = ("F16", "BF16")
@@ -46,16 +46,16 @@ class MixedPrecision:
         averages: NovoGrad's averages of squared norms, numbered as its variables were created.
     """
 
-    masters: dict[str, Stored] = field(default_factory=dict[str, "Stored"])
+    masters: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
     names: dict[str, str] = field(default_factory=dict[str, str])
     scaler: str = ""
-    scale: dict[str, Stored] = field(default_factory=dict[str, "Stored"])
-    averages: list[Stored] = field(default_factory=list["Stored"])
+    scale: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
+    averages: list[StoredTensor] = field(default_factory=list["StoredTensor"])
 
 
 def mixed_precision(
-    tensors: Mapping[str, Stored],
-) -> tuple[MixedPrecision | None, dict[str, Stored]]:
+    tensors: Mapping[str, StoredTensor],
+) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
     """Masters, loss scale and averages, or None; and everything else."""
     names = {
         name: variable
@@ -78,7 +78,7 @@ def mixed_precision(
     return mixed, {name: value for name, value in tensors.items() if name not in taken}
 
 
-def _find_scaler(tensors: Mapping[str, Stored]) -> tuple[str, dict[str, str]]:
+def _find_scaler(tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
     """The algorithm, and the names of the variables that are its state."""
     scopes: dict[str, dict[int, str]] = {}
     for name, value in tensors.items():

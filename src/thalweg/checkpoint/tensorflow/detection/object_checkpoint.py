@@ -33,7 +33,7 @@ from thalweg.errors import DataLossError
 
 if TYPE_CHECKING:
     from thalweg._formats.bundle import Node, ObjectGraph
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
@@ -42,7 +42,7 @@ _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 
 
 def sorted_objects(
-    path: str, tensors: Mapping[str, Stored], graph: ObjectGraph, class_name: str = ""
+    path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str = ""
 ) -> TensorFlowCheckpoint:
     """The checkpoint that these tensors are.
 
@@ -96,7 +96,7 @@ class _View:
     """
 
     def __init__(
-        self, path: str, tensors: Mapping[str, Stored], graph: ObjectGraph, class_name: str
+        self, path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str
     ) -> None:
         self._path, self._class_name = path, class_name
         self._tensors = tensors
@@ -136,7 +136,7 @@ class _View:
         """What a variable is called: its key without the words that all keys have."""
         return self.keys[index].removesuffix(SUFFIX)
 
-    def value(self, index: int) -> Stored:
+    def value(self, index: int) -> StoredTensor:
         key = self.keys.get(index)
         if key is None or key not in self._tensors:
             raise DataLossError(f"{self._path}: the object graph names {key!r}, which has no value")
@@ -172,13 +172,13 @@ class _View:
             if INNER not in self._nodes[index].children  # which only scales the loss
         ]
 
-    def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, Stored]]:
+    def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
         """What the loss scales around optimizers remember, by their nodes; it is `taken`, too.
 
         A scale is beside the optimizer that it is around (`tf.train.experimental`, TensorFlow 2.2),
         among its own variables (later ones), or what has the optimizer inside (Keras 3).
         """
-        found: dict[int, dict[str, Stored]] = {}
+        found: dict[int, dict[str, StoredTensor]] = {}
         for index in self._places:
             children = self._node_at(index).children
             holder, names = index, OF_KERAS_3
@@ -204,7 +204,7 @@ class _View:
         node = self._node_at(index)
         if set(MARKS) <= node.children.keys():
             return self._sort_numbered(index)
-        slots: dict[str, dict[str, Stored]] = {}
+        slots: dict[str, dict[str, StoredTensor]] = {}
         titles: set[str] = set()
         for slot in node.slots:
             self.taken.add(slot.slot)
@@ -212,7 +212,7 @@ class _View:
                 slot.slot
             )
             titles.add(self.full_name(slot.slot))
-        scalars: dict[str, Stored] = {}
+        scalars: dict[str, StoredTensor] = {}
         for name, child in node.children.items():
             if child in self.keys and child not in self.taken and not self.value(child).shape:
                 self.taken.add(child)
@@ -282,8 +282,8 @@ def _is_optimizer(children: Mapping[str, int]) -> bool:
 def _identify_optimizer(
     place: str,
     kinds: list[str],
-    slots: dict[str, dict[str, Stored]],
-    scalars: dict[str, Stored],
+    slots: dict[str, dict[str, StoredTensor]],
+    scalars: dict[str, StoredTensor],
     titles: set[str],
 ) -> FoundOptimizer:
     is_keras = count_of(scalars.get("iter")) is not None
@@ -309,7 +309,7 @@ def _identify_optimizer(
     )
 
 
-def _keras_families(kinds: list[str], scalars: dict[str, Stored]) -> list[Family]:
+def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[Family]:
     """The optimizers of Keras with these slots and scalars."""
     own = scalars.keys() - set(_KERAS_SCALARS)
     has_product = "momentum_cache" in scalars
@@ -320,7 +320,7 @@ def _keras_families(kinds: list[str], scalars: dict[str, Stored]) -> list[Family
     ]
 
 
-def _keras_hypers(scalars: dict[str, Stored]) -> dict[str, float]:
+def _keras_hypers(scalars: dict[str, StoredTensor]) -> dict[str, float]:
     own = sorted(scalars.keys() - set(_KERAS_SCALARS))
     names = [*own, *(name for name in ("learning_rate", "decay") if name in scalars)]
     return {name: as_number(scalars[name]) for name in names}

@@ -29,7 +29,7 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, fa
 from thalweg.errors import UnsupportedCheckpointError, listed
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 AVERAGE = "ExponentialMovingAverage"
 _KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
@@ -37,7 +37,7 @@ _DEEPEST = 100  # scopes that are left off
 
 
 def sorted_names(
-    path: str, tensors: Mapping[str, Stored], families: Sequence[Family] = ()
+    path: str, tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
 ) -> TensorFlowCheckpoint:
     """The checkpoint that these tensors are.
 
@@ -75,8 +75,8 @@ def sorted_names(
 
 
 def _with_loss_scale(
-    optimizers: list[FoundOptimizer], families: Sequence[Family], rest: Mapping[str, Stored]
-) -> tuple[list[FoundOptimizer], dict[str, Stored]]:
+    optimizers: list[FoundOptimizer], families: Sequence[Family], rest: Mapping[str, StoredTensor]
+) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Return the optimizers with the loss scale around the only one, and the scale's tensors."""
     scale = scale_in(rest)
     if scale and not optimizers:
@@ -104,7 +104,9 @@ def _optimizers_in(
     return found
 
 
-def _slots_beside(owners: Mapping[str, str], values: Mapping[str, Stored], path: str) -> Slots:
+def _slots_beside(
+    owners: Mapping[str, str], values: Mapping[str, StoredTensor], path: str
+) -> Slots:
     """The slots of each variable, by the last part of their names.
 
     Raises:
@@ -143,13 +145,13 @@ def _split_number(part: str) -> tuple[str, int]:
     return (match[1], int(match[2] or 0)) if match else (part, 0)
 
 
-def _is_counter(name: str, value: Stored) -> bool:
+def _is_counter(name: str, value: StoredTensor) -> bool:
     return (
         _last_part(name) == GLOBAL_STEP and value.dtype in (*INTEGERS, *FLOATS) and not value.shape
     )
 
 
-def _owners_of_slots(tensors: Mapping[str, Stored], known: frozenset[str]) -> dict[str, str]:
+def _owners_of_slots(tensors: Mapping[str, StoredTensor], known: frozenset[str]) -> dict[str, str]:
     """The variable beside which each slot stands, by the slot's name.
 
     A name that is no optimizer's counts where the tensor has the dtype and shape of its variable.
@@ -174,7 +176,7 @@ def _owners_of_slots(tensors: Mapping[str, Stored], known: frozenset[str]) -> di
 
 
 def _without_scopes(
-    tensors: Mapping[str, Stored], names: Sequence[str], beside: Sequence[str]
+    tensors: Mapping[str, StoredTensor], names: Sequence[str], beside: Sequence[str]
 ) -> dict[str, str]:
     """The variables of slots that have a scope in front.
 
@@ -203,7 +205,7 @@ def _without_scopes(
     return {name: owner for name, (scope, owner) in placed.items() if scope in scopes}
 
 
-def _is_alike(one: Stored, other: Stored) -> bool:
+def _is_alike(one: StoredTensor, other: StoredTensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from thalweg._core import state
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.variable import dtype_name
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 FLOATS = ("F64", "F32", "F16")
 
 
-def as_number(value: Stored) -> Any:
+def as_number(value: StoredTensor) -> Any:
     """A scalar as the number that gives its bits again where it is made a hyperparameter.
 
     Of a float32 it is the shortest decimal, 0.1 and not 0.10000000149011612: constructors round
@@ -35,7 +35,7 @@ def shortest_decimal(number: object) -> Any:
     return float(str(rounded)) if rounded is not None and rounded == number else number
 
 
-def count_of(value: Stored | None) -> int | None:
+def count_of(value: StoredTensor | None) -> int | None:
     """A scalar as a count, also one that is stored as a float; None if it is no integer."""
     if value is None or value.shape or value.dtype not in (*INTEGERS, *FLOATS):
         return None

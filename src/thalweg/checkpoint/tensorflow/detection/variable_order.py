@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thalweg._formats.keras_files import KerasFile
     from thalweg._formats.keras_files.keras3 import Place
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
 _LAYERS = 300  # of a `.weights.h5` file whose order is looked for
@@ -158,7 +158,7 @@ class Owner:
 
     name: str
     full_name: str
-    value: Stored
+    value: StoredTensor
     order: tuple[tuple[int, int], ...] = ()
 
 

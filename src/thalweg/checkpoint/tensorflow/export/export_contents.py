@@ -13,7 +13,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.showing import show_value
 from thalweg._core import state
 from thalweg._core.hyperparameters import is_number
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Rules
 from thalweg.checkpoint.tensorflow.mapping.targets import Targets
@@ -27,7 +27,7 @@ KINDS = ("tf2", "tf1")
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportContents:
     """What a checkpoint is made of.
 
     Attributes:
@@ -40,11 +40,13 @@ class Written:
     """
 
     optimizer: Any
-    variables: dict[str, Stored] = field(default_factory=dict[str, Stored])
-    slots: dict[str, dict[str, Stored]] = field(default_factory=dict[str, dict[str, Stored]])
-    scalars: dict[str, Stored] = field(default_factory=dict[str, Stored])
-    global_step: Stored | None = None
-    averages: dict[str, Stored] = field(default_factory=dict[str, Stored])
+    variables: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    slots: dict[str, dict[str, StoredTensor]] = field(
+        default_factory=dict[str, dict[str, StoredTensor]]
+    )
+    scalars: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    global_step: StoredTensor | None = None
+    averages: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
 
 
 def copy_written(
@@ -54,7 +56,7 @@ def copy_written(
     kind: str,
     global_step: Any,
     averages: Mapping[str, Tensor] | None = None,
-) -> Written:
+) -> ExportContents:
     """Copies of all that is written.
 
     Raises:
@@ -71,7 +73,7 @@ def copy_written(
             name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
             for target, (name, axes) in named.items()
         }
-        slots: dict[str, dict[str, Stored]] = {}
+        slots: dict[str, dict[str, StoredTensor]] = {}
         missing: list[str] = []
         for var, kinds in _slots_by_variable(optimizer):
             if id(var) in own:
@@ -88,14 +90,14 @@ def copy_written(
         ordered = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _stored_scalars(optimizer)
     step = None if global_step is None else _stored_copy(global_step, None, "global_step")
-    means: dict[str, Stored] = {}
+    means: dict[str, StoredTensor] = {}
     for target, average in (averages or {}).items():
         if kind != "tf1" or target not in named:
             why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
             raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
         name, axes = named[target]
         means[name] = _stored_copy(average, axes, f"The average of '{target}'")
-    return Written(optimizer, variables, ordered, scalars, step, means)
+    return ExportContents(optimizer, variables, ordered, scalars, step, means)
 
 
 def _check_kind(optimizer: object, kind: str) -> None:
@@ -146,7 +148,7 @@ def _names_of_targets(
     return found
 
 
-def _stored_copy(tensor: Tensor, axes: Axes | None, what: str) -> Stored:
+def _stored_copy(tensor: Tensor, axes: Axes | None, what: str) -> StoredTensor:
     """A copy with TensorFlow's axes; refused as `what` if its storage was cut."""
     back = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
     check_held(tensor, what)
@@ -167,13 +169,13 @@ def _hold_steps(optimizer: Any) -> Any:
     return optimizer._locked()
 
 
-def _stored_scalars(optimizer: Any) -> dict[str, Stored]:
+def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
     if isinstance(optimizer, KerasOptimizer):
         return _of_keras(optimizer)
     return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
 
 
-def _of_keras(optimizer: Any) -> dict[str, Stored]:
+def _of_keras(optimizer: Any) -> dict[str, StoredTensor]:
     """Iterations, hyperparameters in the dtypes of TensorFlow's variables, and other weights."""
     found = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:

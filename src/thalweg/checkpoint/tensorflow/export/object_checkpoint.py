@@ -8,17 +8,17 @@ import torch
 
 from thalweg._core import state
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import GLOBAL_STEP, SAVE_COUNTER
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import ATTRIBUTE, SUFFIX
-from thalweg.checkpoint.tensorflow.export.export_contents import Written
+from thalweg.checkpoint.tensorflow.export.export_contents import ExportContents
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 
 _OPTIMIZER = "optimizer"
 _SLOT = "/.OPTIMIZER_SLOT/"
 
 
-def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
+def as_objects(found: ExportContents) -> tuple[dict[str, StoredTensor], ObjectGraph]:
     """The tensors by their keys, and the graph.
 
     Raises:
@@ -45,7 +45,7 @@ def as_objects(found: Written) -> tuple[dict[str, Stored], ObjectGraph]:
     return made.tensors, made.as_object_graph()
 
 
-def _add_optimizer(made: _Graph, found: Written, nodes: dict[str, int]) -> None:
+def _add_optimizer(made: _Graph, found: ExportContents, nodes: dict[str, int]) -> None:
     optimizer: Any = found.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
     title = found.optimizer._name if is_keras else optimizer.get_name()
@@ -67,7 +67,7 @@ class _Graph:
     """
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self._children: list[dict[str, int]] = [{}]
         self._attributes: dict[int, Attribute] = {}
         self._slots: dict[int, list[SlotVariable]] = {}
@@ -81,7 +81,7 @@ class _Graph:
             at = self._children[at][part]
         return at
 
-    def add_variable(self, path: str, value: Stored, full_name: str) -> int:
+    def add_variable(self, path: str, value: StoredTensor, full_name: str) -> int:
         """A variable at a path; its node."""
         parts = path.split("/")
         node = self.find_or_add(parts)
@@ -89,7 +89,13 @@ class _Graph:
         return node
 
     def add_slot(
-        self, optimizer: int, original: int, path: str, kind: str, value: Stored, full_name: str
+        self,
+        optimizer: int,
+        original: int,
+        path: str,
+        kind: str,
+        value: StoredTensor,
+        full_name: str,
     ) -> None:
         """A slot of the variable at a path."""
         node = self._add_node()
@@ -114,7 +120,7 @@ class _Graph:
         self._children.append({})
         return len(self._children) - 1
 
-    def _add_value(self, node: int, key: str, value: Stored, full_name: str) -> None:
+    def _add_value(self, node: int, key: str, value: StoredTensor, full_name: str) -> None:
         self._attributes[node] = Attribute(ATTRIBUTE, full_name, key)
         self.tensors[key] = value
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from thalweg._core import state
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import GLOBAL_STEP
 from thalweg.checkpoint.tensorflow.detection.saver_names import AVERAGE
-from thalweg.checkpoint.tensorflow.export.export_contents import Written
+from thalweg.checkpoint.tensorflow.export.export_contents import ExportContents
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1.train.rule_optimizer import RuleOptimizer
 
 _AVERAGE = "grads_ema"
 
 
-def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
+def as_saver(found: ExportContents) -> tuple[dict[str, StoredTensor], None]:
     """The tensors by their names.
 
     Raises:
@@ -42,7 +42,7 @@ def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
     return {**tensors, **others}, None
 
 
-def _slot_titles(found: Written, kinds: Iterable[str]) -> list[str]:
+def _slot_titles(found: ExportContents, kinds: Iterable[str]) -> list[str]:
     """The last parts of the names of a variable's slots."""
     optimizer: Any = found.optimizer
     parts = {kind: optimizer.get_name() for kind in kinds}

@@ -16,7 +16,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
 )
 from thalweg.checkpoint.tensorflow.detection.mixed_precision import MixedPrecision
 from thalweg.checkpoint.tensorflow.detection.scalars import as_count
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import Placed, Slots, with_axes
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors, Slots, with_axes
 from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR
@@ -41,7 +41,7 @@ def inner_of(opt: Any) -> Any:
 
 
 def loading_training(
-    opt: Any, placed: Placed, slots: Slots, scalars: Mapping[str, Tensor]
+    opt: Any, placed: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
     """What sets masters, slots, powers, the loss scale and the count of steps.
 
@@ -105,7 +105,7 @@ def _trained_variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     return opt._owners()
 
 
-def _counters_of(opt: object, placed: Placed) -> dict[str, Tensor]:
+def _counters_of(opt: object, placed: MappedTensors) -> dict[str, Tensor]:
     """The number of updates, and that of batches, which begins anew."""
     steps = placed.file.steps_of(())
     counts: dict[str, Tensor] = {}

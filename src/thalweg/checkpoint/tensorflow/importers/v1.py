@@ -14,7 +14,7 @@ from thalweg._core import state
 from thalweg._core.hyperparameters import is_number
 from thalweg.checkpoint.step_inference import power_after, steps_of
 from thalweg.checkpoint.tensorflow.importers.optimize_loss import inner_of
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import Placed
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
@@ -47,7 +47,7 @@ def loading_v1(
     return optimizer._loading(own, variables)
 
 
-def with_moving_averages(optimizer: object, slots: Slots, placed: Placed) -> Slots:
+def with_moving_averages(optimizer: object, slots: Slots, placed: MappedTensors) -> Slots:
     """Return slots with the file's averages, for a `MovingAverageOptimizer` among the wrappers."""
     averaging: Any = optimizer
     while not isinstance(averaging, MovingAverageOptimizer):

@@ -19,13 +19,13 @@ from thalweg.checkpoint.tensorflow.mapping.targets import Targets
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import map_variables
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by kind
 
 
 @dataclass(frozen=True)
-class Placed:
+class MappedTensors:
     """A file whose variables have found their targets.
 
     Attributes:
@@ -40,7 +40,7 @@ class Placed:
     places: Mapping[str, Place]
 
     @classmethod
-    def of(cls, file: TensorFlowCheckpoint, targets: Targets, rules: Rules | None) -> Placed:
+    def of(cls, file: TensorFlowCheckpoint, targets: Targets, rules: Rules | None) -> MappedTensors:
         """A file and its targets.
 
         Raises:
@@ -61,7 +61,7 @@ class Placed:
         """The tensor that a variable goes to."""
         return self.targets.tensors[self.places[name].target or ""]
 
-    def permute_like(self, name: str, value: Stored) -> Tensor:
+    def permute_like(self, name: str, value: StoredTensor) -> Tensor:
         """A tensor beside a variable, with the axes of its target."""
         return with_axes(value.tensor(), self.places[name].axes)
 

@@ -19,13 +19,13 @@ from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
 
 if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import Stored
+    from thalweg._formats.stored_tensor import StoredTensor
 
 Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
 
 
 def map_variables(
-    variables: Mapping[str, Stored],
+    variables: Mapping[str, StoredTensor],
     other_names: Mapping[str, str],
     targets: Mapping[str, Tensor],
     optional: Collection[str],
@@ -94,7 +94,7 @@ def _by_rules(names: Names, rules: Rules) -> dict[str, Place]:
 
 
 def _describe_problem(
-    names: Sequence[str], value: Stored, place: Place | None, targets: Mapping[str, Tensor]
+    names: Sequence[str], value: StoredTensor, place: Place | None, targets: Mapping[str, Tensor]
 ) -> str:
     """Why a variable cannot be written to its place; "" if it can."""
     if place is None:
@@ -106,7 +106,9 @@ def _describe_problem(
     return _describe_mismatch(names, value, place, targets[place.target])
 
 
-def _describe_mismatch(names: Sequence[str], value: Stored, place: Place, target: Tensor) -> str:
+def _describe_mismatch(
+    names: Sequence[str], value: StoredTensor, place: Place, target: Tensor
+) -> str:
     shape = permute_shape(value.shape, place.axes)
     if shape is None:
         axes = " ".join(map(str, place.axes or ()))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from thalweg._base.context_managers import Within
+from thalweg._base.context_managers import ContextSetting
 from thalweg._base.scalars import as_operand
 from thalweg._base.tracing import untraced
 from thalweg._core.columns import Groups
@@ -126,9 +126,11 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = True
 
-    def _while_decaying(self, chosen: Iterable[object] | None) -> Within:
+    def _while_decaying(self, chosen: Iterable[object] | None) -> ContextSetting:
         change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
-        return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
+        return ContextSetting(
+            lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())])
+        )
 
     def _read_values(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()

@@ -11,8 +11,8 @@ from torch import Tensor
 from thalweg._formats import atomic_write, bundle, container
 from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg._formats.format_detection import reader_of
-from thalweg._formats.path_resolution import ENDING, Kind, locate_checkpoint
-from thalweg._formats.stored_tensor import Stored, of_tensor
+from thalweg._formats.path_resolution import ENDING, PathKind, locate_checkpoint
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.errors import (
     DataLossError,
     UnsupportedCheckpointError,
@@ -60,9 +60,9 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
     return graph, values
 
 
-def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
+def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, StoredTensor]]:
     place = locate_checkpoint(prefix).of_savers()
-    if place.kind is not Kind.OURS:
+    if place.kind is not PathKind.OURS:
         read = bundle.read(place.path)
         if read.graph is None:
             raise _without_objects(prefix, "thalweg.v1.train.Saver reads it, in a session")

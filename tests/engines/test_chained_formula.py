@@ -11,7 +11,7 @@ import torch
 from thalweg import Hyper, Rule, Slot, optim, where
 from thalweg import engine as engine_of
 from thalweg.errors import RuleError
-from thalweg.formula import Then
+from thalweg.formula import ChainedFormula
 
 F = np.float32
 
@@ -35,7 +35,7 @@ def look_ahead(var: Any, slow: Any, *, weight: Any, due: Any) -> Any:
 def rule() -> Rule:
     return Rule(
         name="three in a row",
-        update=Then(Then(update, average), look_ahead),
+        update=ChainedFormula(ChainedFormula(update, average), look_ahead),
         slots=(Slot("average"), Slot("slow")),
         hypers=(Hyper("learning_rate", 0.1), Hyper("weight", 0.25), Hyper("due", 1.0)),
     )

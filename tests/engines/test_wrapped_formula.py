@@ -17,7 +17,7 @@ from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.codegen import generate_update
 from thalweg._engines.transcribe import bind_formula, transcribe
 from thalweg.errors import RuleError
-from thalweg.formula import Around, StepMeasure, moved
+from thalweg.formula import StepMeasure, WrappedStepFormula, moved
 
 F = np.float32
 NUMPY = {"sqrt": np.sqrt, "where": np.where, "square": np.square}
@@ -99,7 +99,7 @@ def test_what_is_moved_is_a_sum_or_a_difference_to_engines(said: Any, plain: Any
 @pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
 def test_a_formula_around_a_step(formula: Any) -> None:
     var, grad, m = given = values()
-    got, slot = run(Around(formula, doubled), *given, rate=F(0.25), by=F(2))
+    got, slot = run(WrappedStepFormula(formula, doubled), *given, rate=F(0.25), by=F(2))
     _, plain = run(formula, *given, rate=F(0.25))
     base, step = {
         ahead: (var * F(0.5), F(0.25) * (m + grad)),
@@ -118,9 +118,9 @@ def test_a_formula_around_a_step(formula: Any) -> None:
 def test_one_around_another(formula: Any) -> None:
     """The step of the outer one is what the inner one says it is."""
     given = values()
-    inner = Around(formula, doubled)
+    inner = WrappedStepFormula(formula, doubled)
     numbers = {"rate": F(0.25), "by": F(2)}
-    got, _ = run(Around(Around(inner, tenth), tenth), *given, **numbers)
+    got, _ = run(WrappedStepFormula(WrappedStepFormula(inner, tenth), tenth), *given, **numbers)
     (step,) = run(StepMeasure(inner, the_step), *given, **numbers)
     (base,) = run(StepMeasure(inner, the_base), *given, **numbers)
     np.testing.assert_array_equal(got, base + step * F(0.125) * F(0.125))
@@ -218,33 +218,33 @@ def _of_others(var: Any, grad: Any, m: Any) -> Any:
 @pytest.mark.parametrize("how", [_with_helper, _of_two, _of_others])
 def test_what_lies_around_a_step_is_of_one_kind(how: Any) -> None:
     with pytest.raises(RuleError, match=f"{how.__name__} .* lies around a step: it takes var, gr"):
-        transcribe(Around(ahead, how))
+        transcribe(WrappedStepFormula(ahead, how))
 
 
 @pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
 def test_what_is_no_function_is_refused_at_once(formula: Any) -> None:
     for both in ((ahead, formula), (formula, tenth)):
         with pytest.raises(RuleError, match="A formula must be a function written with def, not"):
-            Around(*both)
+            WrappedStepFormula(*both)
 
 
 def test_what_has_no_decay_has_none_to_decide_on() -> None:
-    transcribe(Around(ahead, tenth, decays=True))
-    transcribe(Around(named, tenth, decays=True))
+    transcribe(WrappedStepFormula(ahead, tenth, decays=True))
+    transcribe(WrappedStepFormula(named, tenth, decays=True))
     for formula in (back, unnamed):
         with pytest.raises(RuleError, match=f"{formula.__name__} .* has no decay beside its step"):
-            transcribe(Around(formula, tenth, decays=True))
+            transcribe(WrappedStepFormula(formula, tenth, decays=True))
 
 
 def test_engines_alone_run_it() -> None:
     with pytest.raises(RuleError, match="ahead within tenth is run by engines alone"):
-        Around(ahead, tenth)(1.0, 2.0, 3.0)
+        WrappedStepFormula(ahead, tenth)(1.0, 2.0, 3.0)
 
 
 def test_before_an_average_and_in_rows() -> None:
     rule = Rule(
-        name="Around",
-        update=Around(named, tenth),
+        name="Wrapped",
+        update=WrappedStepFormula(named, tenth),
         slots=(Slot("m"),),
         hypers=(Hyper("rate", 0.25),),
     )
