@@ -126,25 +126,25 @@ def _entered(step: Step) -> list[str]:
     return found
 
 
-def _applying(optimizer: Any, made: workload.Problem) -> Step:
+def _applying(optimizer: Any, made: workload.Workload) -> Step:
     pairs = list(zip(made.gradients, made.variables, strict=True))
     return lambda: optimizer.apply_gradients(pairs)
 
 
-def _optimizing(made: workload.Problem) -> Step:
+def _optimizing(made: workload.Workload) -> Step:
     step: Any = optimize_loss(
         lambda: torch.zeros(()), "Adam", {}, lambda step: 1e-4, var_list=made.variables
     )
     return lambda: step.apply_gradients(made.gradients)
 
 
-def _stepping(made: workload.Problem) -> Step:
+def _stepping(made: workload.Workload) -> Step:
     for var, grad in zip(made.variables, made.gradients, strict=True):
         var.grad = grad
     return optim.Adam(made.variables, 1e-4).step
 
 
-STEPS: dict[str, Callable[[workload.Problem], Step]] = {
+STEPS: dict[str, Callable[[workload.Workload], Step]] = {
     "optim": _stepping,
     "keras": lambda made: _applying(Adam(1e-4), made),
     "v1": lambda made: _applying(train.AdamOptimizer(1e-4), made),

@@ -119,7 +119,7 @@ def _halved(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [each.detach().to(torch.bfloat16) for each in tensors]
 
 
-def _scaled_again(made: workload.Problem) -> Step:
+def _scaled_again(made: workload.Workload) -> Step:
     """Put the gradients back, which torch unscales in place."""
     kept = [grad.clone() for grad in made.gradients]
 

@@ -88,7 +88,7 @@ class Trained(NamedTuple):
 
 def train(
     config: dict[str, Any],
-    problem: digit_lines.Lines,
+    problem: digit_lines.DigitLines,
     half: torch.dtype = torch.float16,
     writer: Any = None,
 ) -> Trained:
@@ -116,7 +116,7 @@ def train(
     return Trained(error_rate, losses, len(losses) - plan.last_step, scale, perf_counter() - begin)
 
 
-def shuffled(problem: digit_lines.Lines, seed: int) -> Iterator[torch.Tensor]:
+def shuffled(problem: digit_lines.DigitLines, seed: int) -> Iterator[torch.Tensor]:
     """Rows of one batch after another, without end."""
     for epoch in count():
         yield from problem.order(1, seed + epoch)

@@ -173,10 +173,10 @@ def attack(long: bool, seed: int) -> Figures:
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)
 
 
-def _anywhere(self: source.Source, begin: int, size: int, what: str) -> source.Part:
-    return source.Part(self, self.read_uncounted(begin, min(size, self.size)), begin)
+def _anywhere(self: source.SourceFile, begin: int, size: int, what: str) -> source.FilePart:
+    return source.FilePart(self, self.read_uncounted(begin, min(size, self.size)), begin)
 
 
 DEFECTS["what lies beyond the end is not looked for"] = lambda: setattr(
-    source.Source, "read_part", _anywhere
+    source.SourceFile, "read_part", _anywhere
 )

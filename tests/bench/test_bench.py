@@ -270,7 +270,9 @@ def test_the_verdict_on_noise(seconds, others, verdict):
 
 
 def row(verdict, others=0.0, contender="thalweg"):
-    return compare.Row("Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,))
+    return compare.BenchmarkRow(
+        "Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -597,7 +599,7 @@ def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
 
 
 def test_a_narrow_terminal_gets_fewer_columns():
-    figures = compare.Row(
+    figures = compare.BenchmarkRow(
         rule="v1:RMSPropOptimizer", contender="torch-foreach", ms=1.0, ratio=1.0, gbps=1.0,
         of_roofline=1.0, extra_bytes=10, state_bytes=8.0, disturbance=0.0, verdict="quiet",
         rounds_ms=(1.0,),

@@ -28,7 +28,7 @@ from thalweg import (
     UnsupportedCheckpointError,
 )
 from thalweg._formats import container
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.checkpoint import tensorflow
@@ -139,7 +139,7 @@ def graphs(draw: Any) -> tuple[dict[str, StoredTensor], ObjectGraph]:
     nodes = []
     for _ in range(count):
         children, attributes, slots = draw(parts_of_nodes(count, len(names)))
-        own = tuple(Attribute(kind, path, names[name]) for kind, path, name in attributes)
+        own = tuple(SavedAttribute(kind, path, names[name]) for kind, path, name in attributes)
         nodes.append(Node(children, own, slots))
     return found, ObjectGraph(tuple(nodes))
 
@@ -224,7 +224,7 @@ def test_many_names_that_fit_nothing_take_no_time() -> None:
 
 def test_a_slot_of_what_is_no_variable() -> None:
     small = StoredTensor("F32", (), memoryview(bytes(4)))
-    value = Attribute("VARIABLE_VALUE", "", "m")
+    value = SavedAttribute("VARIABLE_VALUE", "", "m")
     nodes = (Node({"optimizer": 1}, (), (SlotVariable(1, "m", 2),)), Node(), Node({}, (value,)))
     with pytest.raises(DataLossError, match="node 1 has a slot, but is no variable"):
         sorted_objects("run", {"m": small}, ObjectGraph(nodes))

@@ -11,7 +11,7 @@ import torch
 import thalweg
 from bundle_files import entry, write
 from thalweg import v1
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, object_graph
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, object_graph
 from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.checksum import mask_checksum
 from thalweg.checkpoint import inspection, restore, tensorflow
@@ -30,7 +30,7 @@ def write_checkpoint(
     """Write an object checkpoint with a variable "w", a string "note", and nodes of these names."""
     nodes = [Node(children={name: place for place, name in enumerate(names, 1)})]
     nodes += [
-        Node(attributes=(Attribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names
+        Node(attributes=(SavedAttribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names
     ]
     weights = struct.pack("<2f", 1.0, 2.0)
     texts, checksum = encoded_strings([b"hello"] * torch.Size(shape).numel())

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from thalweg._cli import log_progress, race_progress
 from thalweg._cli.commands import files
-from thalweg._cli.log_progress import Lines
+from thalweg._cli.log_progress import ProgressLines
 from thalweg._cli.race.contestants import line_up
 from thalweg._cli.race.outcome import race_seeds
 from thalweg._cli.race.problems import PROBLEMS
@@ -23,7 +23,7 @@ from thalweg._cli.race.problems import PROBLEMS
 )
 def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) -> None:
     now = [0.0]
-    told = Lines(lambda: now[0])
+    told = ProgressLines(lambda: now[0])
     for step in range(1000):
         now[0] = seconds * step / 1000
         told.tell(step / 1000, lambda: "so far")
@@ -36,7 +36,7 @@ def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) 
 
 def test_the_time_of_a_line(capfd: Any) -> None:
     now = [0.0]
-    told = Lines(lambda: now[0])
+    told = ProgressLines(lambda: now[0])
     for second in (62.4, 3723):
         now[0] = second
         told.tell(second / 4000, lambda: "x")

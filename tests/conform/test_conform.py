@@ -20,7 +20,7 @@ from thalweg import optim
 from thalweg.conform import Candidate, ConformError, Outcome, compare
 from thalweg.conform import atlas as atlases
 from thalweg.conform.argument_search import list_trials
-from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
+from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, AtlasRow, Cell, Column
 from thalweg.conform.external_optimizers import load_class
 from thalweg.conform.svg import COLORS, _list_values, draw
 from thalweg.conform.thalweg_optimizers import find_like, find_rule
@@ -266,7 +266,7 @@ def test_nothing_is_left_of_a_package_that_fails(
 
 def table(*cells: Cell) -> Atlas:
     columns = [Column(f"package {place}", "module", "1.0") for place in range(len(cells))]
-    row = Row("LAMB", "optim:LAMB", {"lr": 0.01}, list(cells))
+    row = AtlasRow("LAMB", "optim:LAMB", {"lr": 0.01}, list(cells))
     return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
 
 

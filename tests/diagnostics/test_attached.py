@@ -26,7 +26,7 @@ from thalweg._core.steady_apply import SteadyApply
 from thalweg._engines.diagnostic_sums import sums_of_products
 from thalweg._engines.measuring import combine_leaves
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
-from thalweg.diagnostics.jsonl_reader import Reader
+from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -533,7 +533,7 @@ def test_losses_and_files(tmp_path: Path) -> None:
     told.close()
     lines = map(json.loads, path.read_text().splitlines())
     assert [each["names"] for each in lines if "names" in each] == [[], ["w0:0"]]
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         found = [(each.step, each.loss, bool(each.rows)) for each in reader.read_all()]
     assert found == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
 

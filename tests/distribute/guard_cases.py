@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from thalweg import checkpoint, optim
-from thalweg.distribute.handshake import Message
+from thalweg.distribute.handshake import RankMessage
 from thalweg.keras.optimizers import Adam
 from thalweg.v1.contrib.opt import LARSOptimizer
 
@@ -163,13 +163,13 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
             limit = timedelta(seconds=TIMEOUT)
             distributed.distributed_c10d._set_pg_timeout(limit, training.mesh.get_group(dim))
     sent: list[int] = []
-    begin: Any = Message.__init__
+    begin: Any = RankMessage.__init__
 
     def counted(*args: Any, **keywords: Any) -> None:
         sent.append(1)
         begin(*args, **keywords)
 
-    Message.__init__ = counted
+    RankMessage.__init__ = counted
     before, begun, notes = training.kept(), time.monotonic(), list[str]()
     try:
         said = tried(training, case, folder)

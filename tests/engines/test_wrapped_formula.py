@@ -187,7 +187,7 @@ def _another_of_its_name(var: Any, grad: Any) -> Any:
     [
         (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
         (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
-        (_two, r"test_around.py:\d+\): a formula says `moved\(base, step\)` once"),
+        (_two, r"test_wrapped_formula.py:\d+\): a formula says `moved\(base, step\)` once"),
         (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
         (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
         (_helped, "_of_helper .*: `moved` is for the formula itself, not for its helpers"),

@@ -59,7 +59,7 @@ class Record:
 
 
 @pytest.fixture(scope="module")
-def small() -> digit_lines.Lines:
+def small() -> digit_lines.DigitLines:
     return digit_lines.load(0, train_lines=1536, test_lines=256)
 
 
@@ -114,7 +114,7 @@ def test_reading_drops_repeats_and_blanks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_model_keeps_batch_normalization_in_float32(
-    dtype: torch.dtype, small: digit_lines.Lines
+    dtype: torch.dtype, small: digit_lines.DigitLines
 ) -> None:
     model = digit_lines.LineReader(dtype)
     kinds = {name.split(".")[0]: each.dtype for name, each in model.named_parameters()}
@@ -126,7 +126,7 @@ def test_model_keeps_batch_normalization_in_float32(
 
 
 def test_trains_with_larc_in_mixed_precision_as_in_float32(
-    example: ModuleType, small: digit_lines.Lines
+    example: ModuleType, small: digit_lines.DigitLines
 ) -> None:
     config = {**example.CONFIGS["larc"], "num_epochs": 3}
     record = Record()

@@ -220,7 +220,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     shares: list[float] = []
     titles: dict[str, bool] = {}
 
-    def progress(race: Race, part: outcomes.Part) -> None:
+    def progress(race: Race, part: outcomes.Fraction) -> None:
         shares.append(part.done(race))
         titles[part.title] = part.searching
 

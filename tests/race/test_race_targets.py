@@ -31,7 +31,7 @@ from thalweg._cli.race.target import picture, profile, run_trials, summary, tria
 from thalweg._cli.race.target.contestant import make_optimizer, make_schedule, rate_factor
 from thalweg._cli.race.target.goals import GOALS, Goal
 from thalweg._cli.race.target.halton import halton
-from thalweg._cli.race.target.results import Plan, Results, resume
+from thalweg._cli.race.target.results import Results, StudyPlan, resume
 from thalweg._cli.race.target.search_spaces import DEFAULT, SPACES, Log, Space, find_spaces
 from thalweg._cli.race.target.trial import Ran, Timed
 
@@ -114,7 +114,7 @@ def test_a_share_chooses_a_value(choice: Any, share: float, value: float) -> Non
 
 
 def test_points_of_a_list_are_taken_in_turn() -> None:
-    plan = Plan(["lm"], find_spaces(["ScheduleFreeAdamW"]), trials=5, studies=2)
+    plan = StudyPlan(["lm"], find_spaces(["ScheduleFreeAdamW"]), trials=5, studies=2)
     rates = [plan.point(key)["lr"] for key in plan.trial_keys()]
     assert rates == [0.003, 0.004, 0.005, 0.01, 0.002] * 2
 
@@ -246,7 +246,7 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
     """Results of contestants: for each study the steps of its trials."""
     names = dict(zip(costs, SPACES.values(), strict=False))
     first = next(iter(costs.values()))
-    plan = Plan([*GOALS][:problems], names, len(first[0]), len(first))
+    plan = StudyPlan([*GOALS][:problems], names, len(first[0]), len(first))
     results = Results(plan)
     for key in plan.trial_keys():
         steps = costs[key.contestant][key.study][key.trial]
@@ -394,7 +394,7 @@ ROW = {"problem": "lm", "contestant": "optim:Lion", "study": 0, "trial": 0, "ste
 
 
 def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
-    plan, path = Plan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
+    plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     settings = {"seed": 0, "trials": {}, "machine": "x" * 5000}
     path.write_text(json.dumps({"format": 1, "settings": settings, "trials": []}))
     with pytest.raises(RaceError, match="problems missing there, lm here; ") as told:
@@ -417,7 +417,7 @@ def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
     ],
 )
 def test_a_file_that_is_damaged_is_refused(trials: Any, message: str) -> None:
-    plan, path = Plan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
+    plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     text = trials if isinstance(trials, str) else "{" if trials is None else json.dumps(
         {"format": 1, "settings": plan.settings(), "trials": trials}
     )  # fmt: skip
@@ -446,7 +446,7 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         def __exit__(self, *error: Any) -> None: ...
 
     monkeypatch.setattr(run_trials, "_open_pool", lambda jobs: Opened())
-    results = Results(Plan(["lm"], find_spaces(["Lion"]), 1, 1))
+    results = Results(StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1))
     with pytest.raises(EntryError, match="was killed, perhaps for its memory: --jobs 2"):
         run_trials.run_all(results, Path("target.json"), 2, lambda share, text: None)
 

@@ -13,7 +13,7 @@ import pytest
 from bundle_files import DATA, bits, entry, small, write
 from thalweg._formats import bundle
 from thalweg._formats.bundle import proto
-from thalweg._formats.bundle.messages import Entry, Header
+from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
 from thalweg._formats.bundle.slices import key_of
 from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.checksum import crc32c, mask_checksum
@@ -28,7 +28,7 @@ PAYLOAD = struct.pack("<8f", *range(8))  # what every file of data below holds
 HALF = PAYLOAD[:16]
 
 
-def at(begin: int, length: int, **changed: Any) -> Entry:
+def at(begin: int, length: int, **changed: Any) -> BundleEntry:
     """The entry of a part of the payload."""
     return entry(PAYLOAD[begin : begin + length], **{"offset": begin, **changed})
 
@@ -37,7 +37,7 @@ GOOD = at(0, 16).encode_message()
 WHOLE = {b"a": at(0, 16), b"w": at(16, 16)}
 
 # The entry of "w" instead, the class of the error, its words behind the name.
-ENTRIES: dict[str, tuple[Entry | bytes, type[ThalwegError], str]] = {
+ENTRIES: dict[str, tuple[BundleEntry | bytes, type[ThalwegError], str]] = {
     "no message": (b"\xff", DataLossError, "a number is cut off"),
     "field 0": (b"\0\0", DataLossError, "there is no field 0"),
     "group": (b"\x0b", DataLossError, "field 1 is of an unknown kind, 3"),
@@ -164,9 +164,11 @@ TOP = ((0, 2), (0, 2))
 BOTTOM = ((2, 2), (0, 2))
 
 
-def sliced(*slices, shape: tuple[int, ...] = (4, 2), kept=None, **changed) -> dict[bytes, Entry]:
+def sliced(
+    *slices, shape: tuple[int, ...] = (4, 2), kept=None, **changed
+) -> dict[bytes, BundleEntry]:
     """The entries of a tensor in slices that follow each other in the file."""
-    made = {b"w": Entry(1, shape, slices=slices, **changed)}
+    made = {b"w": BundleEntry(1, shape, slices=slices, **changed)}
     place = 0
     for extents in slices if kept is None else kept:
         own = tuple(
@@ -181,7 +183,7 @@ def sliced(*slices, shape: tuple[int, ...] = (4, 2), kept=None, **changed) -> di
     return made
 
 
-SLICES: dict[str, tuple[dict[bytes, Entry | bytes], type[ThalwegError], str]] = {
+SLICES: dict[str, tuple[dict[bytes, BundleEntry | bytes], type[ThalwegError], str]] = {
     "a hole": (sliced(TOP), DataLossError, r"its slices have 4 elements, its shape \(4, 2\) has 8"),
     "too many": (
         sliced(((0, 1), (0, 2)), ((1, 1), (0, 2)), ((0, 2), (0, 1)), shape=(2, 2)),
@@ -245,7 +247,7 @@ SLICES: dict[str, tuple[dict[bytes, Entry | bytes], type[ThalwegError], str]] = 
     ),
     "strings": (
         {
-            b"w": Entry(7, (4, 2), slices=(TOP, BOTTOM)),
+            b"w": BundleEntry(7, (4, 2), slices=(TOP, BOTTOM)),
             key_of("w", TOP): at(0, 16, dtype=7, shape=(2, 2)),
             key_of("w", BOTTOM): at(16, 16, dtype=7, shape=(2, 2)),
         },
@@ -258,7 +260,7 @@ SLICES: dict[str, tuple[dict[bytes, Entry | bytes], type[ThalwegError], str]] = 
         "it has 40 axes and is kept in slices",
     ),
     "no slice": (
-        {b"w": Entry(1, (4, 2)).encode_message() + b"\x3a\x02\x0a\x7f"},
+        {b"w": BundleEntry(1, (4, 2)).encode_message() + b"\x3a\x02\x0a\x7f"},
         DataLossError,
         "'w': field 1 is cut off",
     ),
@@ -285,15 +287,15 @@ def test_what_the_slices_are_made_of_is_read(tmp_path: Path) -> None:
     assert found.tensor().is_contiguous()
 
 
-HEADERS: dict[str, tuple[Header | bytes, type[ThalwegError], str]] = {
+HEADERS: dict[str, tuple[BundleHeader | bytes, type[ThalwegError], str]] = {
     "highest byte first": (
-        Header(1, endianness=1),
+        BundleHeader(1, endianness=1),
         UnsupportedCheckpointError,
         "numbers have their highest byte first, which is not read; restore and save",
     ),
-    "another order": (Header(1, endianness=2), DataLossError, "an order of bytes numbered 2"),
+    "another order": (BundleHeader(1, endianness=2), DataLossError, "an order of bytes numbered 2"),
     "for later readers": (
-        Header(1, oldest=2),
+        BundleHeader(1, oldest=2),
         UnsupportedCheckpointError,
         "it asks for a reader of version 2, this is one of version 1",
     ),
@@ -313,9 +315,17 @@ HEADERS: dict[str, tuple[Header | bytes, type[ThalwegError], str]] = {
         "header: field 3 is of kind 5",
     ),
     "no files": (b"", DataLossError, "it names 0 files of data"),
-    "negative files": (Header(-1), DataLossError, "it names -1 files of data"),
-    "10,001 files": (Header(10_001), UnsupportedCheckpointError, "10001 files of data, no more"),
-    "10 ** 9 files": (Header(10**9), UnsupportedCheckpointError, "1000000000 files of data, no"),
+    "negative files": (BundleHeader(-1), DataLossError, "it names -1 files of data"),
+    "10,001 files": (
+        BundleHeader(10_001),
+        UnsupportedCheckpointError,
+        "10001 files of data, no more",
+    ),
+    "10 ** 9 files": (
+        BundleHeader(10**9),
+        UnsupportedCheckpointError,
+        "1000000000 files of data, no",
+    ),
     "no message": (b"\x08", DataLossError, "header: a number is cut off"),
 }
 
@@ -383,8 +393,8 @@ TEXTS = [b"one", b"", b"x" * 300]
 LENGTHS = b"\3\0\xac\2"
 
 
-def strings(data: bytes, checksum: int, count: int = 3) -> dict[bytes, Entry]:
-    return {b"t": Entry(7, (count,), 0, 0, len(data), mask_checksum(checksum))}
+def strings(data: bytes, checksum: int, count: int = 3) -> dict[bytes, BundleEntry]:
+    return {b"t": BundleEntry(7, (count,), 0, 0, len(data), mask_checksum(checksum))}
 
 
 def test_wrong_strings_are_refused(tmp_path: Path) -> None:
@@ -417,11 +427,11 @@ def test_wrong_strings_are_refused(tmp_path: Path) -> None:
 def test_promises_take_no_memory(tmp_path: Path) -> None:
     large = ((0, None), (0, None))
     whole = (2**20, 2**20)
-    cases: dict[str, dict[bytes, Entry]] = {
+    cases: dict[str, dict[bytes, BundleEntry]] = {
         "size": {b"w": at(0, 16, shape=(2**40,), size=2**42)},
         "strings": {b"w": at(0, 16, dtype=7, shape=(2**40,), size=2**41)},
         "slices": {
-            b"w": Entry(1, whole, slices=(large,)),
+            b"w": BundleEntry(1, whole, slices=(large,)),
             key_of("w", large): at(0, 16, shape=whole, size=2**42),
         },
     }

@@ -8,8 +8,8 @@ import pytest
 
 from bundle_files import GOLDENS, write
 from thalweg._formats import bundle
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph
-from thalweg._formats.bundle.messages import Entry
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute
+from thalweg._formats.bundle.messages import BundleEntry
 from thalweg._formats.bundle.object_graph import KEY, encode_graph
 from thalweg._formats.bundle.proto import bytes_field, number_field, string_field
 from thalweg._formats.bundle.strings import encoded_strings
@@ -25,7 +25,7 @@ def put(folder: Path, *texts: bytes) -> Path:
     shape = () if len(texts) == 1 else (len(texts),)
     return write(
         folder / "ckpt",
-        {KEY.encode(): Entry(7, shape, 0, 0, len(data), mask_checksum(checksum))},
+        {KEY.encode(): BundleEntry(7, shape, 0, 0, len(data), mask_checksum(checksum))},
         data,
     )
 
@@ -34,13 +34,13 @@ def test_a_sample_is_told() -> None:
     graph = bundle.read(GOLDENS / "ckpt_v1" / "adam_object" / "model.ckpt").graph
     assert graph is not None
     assert dict(graph.nodes[0].children) == {"model": 1, "optimizer": 2, "step": 3}
-    step = Attribute("VARIABLE_VALUE", "global_step", f"step/{VALUE}")
+    step = SavedAttribute("VARIABLE_VALUE", "global_step", f"step/{VALUE}")
     assert graph.nodes[3] == Node({}, (step,))
     optimizer = graph.nodes[2]
     slots = {(slot.original, slot.name): graph.nodes[slot.slot] for slot in optimizer.slots}
     kernel = graph.nodes[graph.nodes[1].children["layer_with_weights-0"]].children["kernel"]
     assert slots[kernel, "v"].attributes == (
-        Attribute(
+        SavedAttribute(
             "VARIABLE_VALUE",
             "layer1/kernel/Adam_1",
             f"model/layer_with_weights-0/kernel/.OPTIMIZER_SLOT/optimizer/v/{VALUE}",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bundle_files import DATA, small
 from thalweg._formats import bundle, stored_tensor
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable, proto, slices
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable, proto, slices
 from thalweg._formats.bundle.dtypes import NUMBERS
 from thalweg._formats.bundle.object_graph import KEY
 from thalweg._formats.bundle.table import encoded_table, iterate_entries
@@ -86,7 +86,7 @@ def test_tables_come_back(items: dict[bytes, bytes]) -> None:
 def test_numbers_come_back(value: int) -> None:
     data = proto.encode_varint(value)
     assert proto.read_varint(data, 0, len(data)) == (value % 2**64, len(data))
-    message = proto.Message(proto.number_field(3, value), {3: proto.VARINT})
+    message = proto.ProtoMessage(proto.number_field(3, value), {3: proto.VARINT})
     assert message.number(3) == value % 2**64
     assert message.signed(3) == (value if value < 2**63 else value - 2**64)
 
@@ -109,7 +109,7 @@ def test_keys_of_slices_have_the_order_of_what_they_stand_for(one: Any, other: A
 def nodes(count: int) -> Any:
     """A node of a graph of so many."""
     ids, text = st.integers(0, count - 1), st.text(CHARACTERS, max_size=5)
-    values = st.builds(Attribute, text, text, text)
+    values = st.builds(SavedAttribute, text, text, text)
     slots = st.builds(SlotVariable, ids, text, ids)
     some = [st.lists(each, max_size=3).map(tuple) for each in (values, slots)]
     return st.builds(Node, st.dictionaries(text, ids, max_size=4), *some)

@@ -24,7 +24,7 @@ from bundle_files import (
 from thalweg._formats import bundle
 from thalweg._formats.bundle import checkpoint_directory
 from thalweg._formats.bundle.errors import CorruptFileError
-from thalweg._formats.bundle.messages import Header
+from thalweg._formats.bundle.messages import BundleHeader
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
@@ -32,7 +32,7 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
 )
 
-HEAD = Header(1).encode_message()
+HEAD = BundleHeader(1).encode_message()
 PAYLOAD = b"\0\0\x80\x3f" * 2
 ENTRY = entry(PAYLOAD).encode_message()
 PAIRS = pairs({b"": HEAD, b"a": ENTRY, b"b": entry(b"", shape=(0,)).encode_message()})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg._formats import bundle, stored_tensor
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
 from thalweg._formats.stored_tensor import StoredTensor
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
@@ -76,7 +76,7 @@ def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
         elif shape:
             value = value + torch.arange(float(value.numel())).reshape(shape) / 3
         made[f"{path}/{VALUE}"] = stored_tensor.of_tensor(value)
-        leaves.append(Node(attributes=(Attribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
+        leaves.append(Node(attributes=(SavedAttribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
     root = Node({"model": 1, "optimizer": 2, "step": 3, "save_counter": 4})
     model = Node({"w": 5, "b": 6})
     slots = tuple(

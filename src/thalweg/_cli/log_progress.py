@@ -11,7 +11,7 @@ SOONEST, LATEST = 15.0, 600.0  # seconds between lines
 SHARE = 0.1
 
 
-class Lines:
+class ProgressLines:
     """Lines on stderr: a first one soon, then after each tenth of the work, but not every few
     seconds, nor hours apart. What takes less than `SOONEST` seconds is done without a line.
 

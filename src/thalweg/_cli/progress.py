@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thalweg._cli.console import make_console
-from thalweg._cli.log_progress import Lines
+from thalweg._cli.log_progress import ProgressLines
 
 
 @contextmanager
@@ -14,7 +14,7 @@ def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], No
     """A callback that takes a share from 0 to 1, and what makes words for what is done."""
     console = make_console(stderr=True)
     if not console.is_terminal:
-        yield Lines().tell
+        yield ProgressLines().tell
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

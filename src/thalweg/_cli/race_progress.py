@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from thalweg._cli.log_progress import Lines
+from thalweg._cli.log_progress import ProgressLines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thalweg._cli.race.outcome import Part, Progress
+    from thalweg._cli.race.outcome import Fraction, Progress
     from thalweg._cli.race.run import Race
 
 INTERVAL = 0.2
@@ -22,7 +22,7 @@ INTERVAL = 0.2
 def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     """A callback that keeps the display current."""
     if not console.is_terminal:
-        yield _in_lines(Lines())
+        yield _in_lines(ProgressLines())
         return
     from rich.console import Group
     from rich.live import Live
@@ -46,7 +46,7 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     with Live(bar, console=console, transient=True, auto_refresh=False) as live:
         live.refresh()
 
-        def progress(race: Race, part: Part) -> None:
+        def progress(race: Race, part: Fraction) -> None:
             nonlocal last
             if monotonic() - last < INTERVAL:
                 return
@@ -62,8 +62,8 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
         yield progress
 
 
-def _in_lines(lines: Lines) -> Progress:
-    def progress(race: Race, part: Part) -> None:
+def _in_lines(lines: ProgressLines) -> Progress:
+    def progress(race: Race, part: Fraction) -> None:
         def text() -> str:
             best = race.ranked()[0]
             ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
@@ -75,5 +75,5 @@ def _in_lines(lines: Lines) -> Progress:
     return progress
 
 
-def _title_of(race: Race, part: Part) -> str:
+def _title_of(race: Race, part: Fraction) -> str:
     return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"

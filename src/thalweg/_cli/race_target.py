@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thalweg._cli.race.target.profile import RankedRun
-    from thalweg._cli.race.target.results import Plan, Results
+    from thalweg._cli.race.target.results import Results, StudyPlan
     from thalweg._cli.race.target.summary import Summary
 
 
-class Targets(NamedTuple):
+class TargetOptions(NamedTuple):
     """What the command line asks for."""
 
     optimizers: Sequence[str] | None
@@ -39,7 +39,7 @@ class Targets(NamedTuple):
     as_json: bool
 
 
-def race_to_targets(chosen: Targets) -> None:
+def race_to_targets(chosen: TargetOptions) -> None:
     """Run all trials that are still to be run, print two tables, and draw the picture."""
     from thalweg._cli.race.target import picture
     from thalweg._cli.race.target.run_trials import run_all
@@ -68,19 +68,21 @@ def race_to_targets(chosen: Targets) -> None:
         _print(make_console(), results, summary, written)
 
 
-def _make_plan(chosen: Targets) -> Plan:
+def _make_plan(chosen: TargetOptions) -> StudyPlan:
     from thalweg._cli.race.errors import RaceError
-    from thalweg._cli.race.target.results import Plan
+    from thalweg._cli.race.target.results import StudyPlan
     from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
 
     try:
         spaces = find_spaces(DEFAULT if chosen.optimizers is None else chosen.optimizers)
     except RaceError as error:
         raise click.UsageError(str(error)) from error
-    return Plan(chosen.problems, spaces, chosen.trials, chosen.studies, chosen.seed, chosen.threads)
+    return StudyPlan(
+        chosen.problems, spaces, chosen.trials, chosen.studies, chosen.seed, chosen.threads
+    )
 
 
-def _begin(plan: Plan, path: Path, resumes: bool) -> Results:
+def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
     """What a file has of the plan, or nothing; trials of others are not lost by mistake."""
     from thalweg._cli.race.target.results import Results, has_unfinished, resume
 
@@ -108,7 +110,7 @@ def _print(console: Console, results: Results, summary: Summary, written: list[P
     console.print(saved, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table_of_steps(plan: Plan, summary: Summary, width: int) -> Table:
+def _table_of_steps(plan: StudyPlan, summary: Summary, width: int) -> Table:
     further = [
         {"hits": f"{tuning.hits}/{tuning.studies}", "tuning": f"{tuning.steps:,.0f}"}
         for tuning in (summary.tuning[each.name] for each in summary.steps)
@@ -125,7 +127,7 @@ def _tell_seconds(cost: float) -> str:
 
 
 def _table(
-    plan: Plan, placed: Sequence[RankedRun], tell: Callable[[float], str],
+    plan: StudyPlan, placed: Sequence[RankedRun], tell: Callable[[float], str],
     further: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
     """A ranking, with as many columns as fit into the width of a terminal."""

@@ -13,13 +13,22 @@ from typing import Any, BinaryIO
 
 from thalweg._formats import atomic_write, format_detection, header, tensor_payload
 from thalweg._formats.checksum import crc32c
-from thalweg._formats.header import Described, Description
+from thalweg._formats.header import Description, TensorHeader
 from thalweg._formats.header_draft import Draft
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import DataLossError, ThalwegError
 
-__all__ = ["Contents", "Described", "Description", "describe", "is_container", "mapped", "read",
-           "verify", "write"]  # fmt: skip
+__all__ = [
+    "Contents",
+    "Description",
+    "TensorHeader",
+    "describe",
+    "is_container",
+    "mapped",
+    "read",
+    "verify",
+    "write",
+]  # fmt: skip
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -207,13 +216,13 @@ def _read_description(path: str, file: BinaryIO) -> Description:
     return header.decode_header(path, first, text, size)
 
 
-def _select_wanted(described: Description, names: Container[str] | None) -> dict[str, Described]:
+def _select_wanted(described: Description, names: Container[str] | None) -> dict[str, TensorHeader]:
     return {
         name: each for name, each in described.tensors.items() if names is None or name in names
     }
 
 
-def _allocate_rooms(wanted: Mapping[str, Described]) -> dict[str, memoryview]:
+def _allocate_rooms(wanted: Mapping[str, TensorHeader]) -> dict[str, memoryview]:
     """Memory for tensors, each of which begins where vectors do.
 
     It is one piece: the system is faster with large ones, as it makes the pages larger, too.
@@ -232,7 +241,7 @@ def _allocate_rooms(wanted: Mapping[str, Described]) -> dict[str, memoryview]:
 def _check_all(
     path: str,
     file: BinaryIO,
-    wanted: Mapping[str, Described],
+    wanted: Mapping[str, TensorHeader],
     rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:

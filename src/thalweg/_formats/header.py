@@ -43,7 +43,7 @@ _PAIRS = {"C64": "F32", "C128": "F64"}
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorHeader:
     """What a file says about a tensor.
 
     Attributes:
@@ -72,7 +72,7 @@ class Description:
     """
 
     document: dict[str, Any]
-    tensors: dict[str, Described]
+    tensors: dict[str, TensorHeader]
     bytes: int
 
 
@@ -167,8 +167,8 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 
 def _parse_tensors(
     path: str, header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
-) -> dict[str, Described]:
-    found: dict[str, Described] = {}
+) -> dict[str, TensorHeader]:
+    found: dict[str, TensorHeader] = {}
     end = start
     for name, each in header.items():
         described = _parse_entry(path, name, each, start, end)
@@ -183,12 +183,12 @@ def _parse_tensors(
             f"{path}: Header and manifest differ:\n{shown}\nNothing was loaded."
         )
     return {
-        name: Described(dtype, tuple(shape), checksum, found[name].begin, found[name].bytes)
+        name: TensorHeader(dtype, tuple(shape), checksum, found[name].begin, found[name].bytes)
         for name, (dtype, shape, checksum) in manifest.items()
     }
 
 
-def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> Described:
+def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> TensorHeader:
     """One entry of the header, whose bytes must begin where the last one's ended."""
     entry = cast(dict[str, Any], given) if isinstance(given, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -204,7 +204,7 @@ def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> D
             f"{path}: {name[:200]!r}: Its bytes are at {offsets!r:.80}; {size} from"
             f" {end - start} on were expected."
         )
-    return Described(dtype, tuple(shape), 0, end, size)
+    return TensorHeader(dtype, tuple(shape), 0, end, size)
 
 
 def _is_whole_numbers(value: object) -> TypeGuard[list[int]]:
@@ -220,7 +220,7 @@ def is_shape(value: object) -> TypeGuard[list[int]]:
     return prod(each for each in value if each) < _LARGEST
 
 
-def _differences(header: dict[str, Described], manifest: dict[str, object]) -> Iterable[str]:
+def _differences(header: dict[str, TensorHeader], manifest: dict[str, object]) -> Iterable[str]:
     for name in header.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
     for name, given in manifest.items():

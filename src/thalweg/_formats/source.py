@@ -9,7 +9,7 @@ from thalweg.errors import DataLossError, UnsafeCheckpointError, UnsupportedChec
 UNDEFINED = 2**64 - 1  # the address of what is not stored
 
 
-class Source:
+class SourceFile:
     """A file that may hold anything.
 
     Structures of a whole file do not overlap, so reading each once reads at most as many bytes as
@@ -28,7 +28,7 @@ class Source:
         self._left = 2 * size
         self._visited: set[int] = set()
 
-    def read_part(self, begin: int, size: int, what: str) -> Part:
+    def read_part(self, begin: int, size: int, what: str) -> FilePart:
         """Some bytes.
 
         Args:
@@ -43,7 +43,7 @@ class Source:
                 begin, f"{what} of {size} bytes goes beyond the end of the file"
             )
         self.charge_read(size, begin)
-        return Part(self, self.read_uncounted(begin, size), begin)
+        return FilePart(self, self.read_uncounted(begin, size), begin)
 
     def read_uncounted(self, begin: int, size: int) -> memoryview:
         """Bytes that are known to be there, and are not counted as read."""
@@ -82,7 +82,7 @@ class Source:
         return UnsupportedCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
 
-class Part:
+class FilePart:
     """Some bytes of a file, taken one after the other.
 
     Attributes:
@@ -90,7 +90,7 @@ class Part:
         data: The bytes.
     """
 
-    def __init__(self, source: Source, data: memoryview, begin: int) -> None:
+    def __init__(self, source: SourceFile, data: memoryview, begin: int) -> None:
         self.source = source
         self.data = data
         self._begin = begin
@@ -114,10 +114,10 @@ class Part:
         self._next += size
         return self.data[self._next - size : self._next]
 
-    def take_part(self, size: int) -> Part:
+    def take_part(self, size: int) -> FilePart:
         """The next bytes, to be taken on their own."""
         begin = self.offset
-        return Part(self.source, self.take(size), begin)
+        return FilePart(self.source, self.take(size), begin)
 
     def take_number(self, width: int) -> int:
         """The next bytes as a number."""

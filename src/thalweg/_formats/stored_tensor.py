@@ -98,7 +98,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Listed:
+class TensorInfo:
     """A tensor of a file that is not read.
 
     Attributes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from thalweg._formats.checksum import combine_checksums, crc32c
-from thalweg._formats.header import Described
+from thalweg._formats.header import TensorHeader
 from thalweg.errors import DataLossError
 
 Progress = Callable[[int, int], None]
@@ -36,7 +36,7 @@ class _Piece:
 def iterate_checksums(
     path: str,
     file: BinaryIO,
-    wanted: Mapping[str, Described],
+    wanted: Mapping[str, TensorHeader],
     rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> Generator[tuple[str, int]]:
@@ -74,7 +74,7 @@ def iterate_checksums(
 
 
 def _batch_pieces(
-    wanted: Mapping[str, Described], rooms: Mapping[str, memoryview]
+    wanted: Mapping[str, TensorHeader], rooms: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     held = 0

@@ -35,7 +35,7 @@ class Target(Reference):
         return super().get(frame) if is_known else None
 
 
-class Dense:
+class DenseGradient:
     """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
 
     def __init__(self, tensor: SymbolicTensor) -> None:
@@ -48,7 +48,7 @@ class Dense:
 
 def densify(leaf: object) -> Any:
     """`leaf`, as functions of torch's need it: never rows alone."""
-    return Dense(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
+    return DenseGradient(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
 
 
 def by_reference(variable: SymbolicTensor) -> Reference:
@@ -70,7 +70,7 @@ def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
-        symbol = leaf.symbol if isinstance(leaf, (Reference, Dense)) else leaf
+        symbol = leaf.symbol if isinstance(leaf, (Reference, DenseGradient)) else leaf
         if not isinstance(symbol, SymbolicTensor):
             continue
         if symbol.graph is not graph:
@@ -121,7 +121,7 @@ def _filler(nest: object) -> Filler | None:
     """What gives a nest as a frame fills it in; None if nothing of it is."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
-    if isinstance(nest, Reference | Dense):
+    if isinstance(nest, Reference | DenseGradient):
         return nest.get
     if isinstance(nest, dict):
         named = cast("dict[Any, Any]", nest)

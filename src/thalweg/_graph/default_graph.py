@@ -16,14 +16,14 @@ from thalweg._graph.variables import variable_of
 from thalweg.errors import FailedPreconditionError
 
 
-class _Process:
+class _GraphState:
     """What all threads share."""
 
     def __init__(self) -> None:
         self.graph = Graph()
 
 
-_process = _Process()
+_process = _GraphState()
 
 
 def get_default_graph() -> Graph:

@@ -91,7 +91,7 @@ def _add_derivatives(
     op = add(
         connected[0].graph,
         name,
-        Backward([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
+        GradientsOfRun([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
         mapped(densify, (targets, weights, connected, stops, by_rows, zeros)),
         outputs=[Output(x.dtype, x.shape) for x in connected],
         picks=tuple(range(len(connected))),
@@ -122,7 +122,7 @@ def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTe
             )
 
 
-class Backward:
+class GradientsOfRun:
     """What computes gradients in a run.
 
     Attributes:

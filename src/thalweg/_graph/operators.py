@@ -28,7 +28,7 @@ _REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rf
 _INSTEAD = "Use assign, assign_add or assign_sub on a variable."
 
 
-class Recorder(Protocol):
+class OperatorRecorder(Protocol):
     """What a symbolic tensor asks of its graph."""
 
     def call(
@@ -81,7 +81,7 @@ class Operators(Symbolic):
     shape: Any
 
     @property
-    def graph(self) -> Recorder:
+    def graph(self) -> OperatorRecorder:
         """The graph that records."""
         raise NotImplementedError
 

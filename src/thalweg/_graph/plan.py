@@ -1,4 +1,4 @@
-"""`Plan`: which operations a run needs, in which order, and what becomes of their values."""
+"""`RunPlan`: which operations a run needs, in which order, and what becomes of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg._base.context_managers import grad_kept
 from thalweg._base.execution_context import thread
 from thalweg._base.lazy import lazy
 from thalweg._graph.early_counters import find_early_operations
-from thalweg._graph.gradients import Backward, as_differentiable
+from thalweg._graph.gradients import GradientsOfRun, as_differentiable
 from thalweg._graph.locks import EXCLUSIVE, SHARED
 from thalweg._graph.nodes import Operation, Subgraph, SymbolicTensor
 from thalweg._graph.scopes import Unit
@@ -73,7 +73,7 @@ class Step:
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """How to run one set of fetches with one set of fed tensors.
 
     Attributes:
@@ -123,7 +123,7 @@ class SubgraphRun:
     before them.
     """
 
-    def __init__(self, subgraph: Subgraph, plan: Plan) -> None:
+    def __init__(self, subgraph: Subgraph, plan: RunPlan) -> None:
         self.parameters = subgraph.parameters
         self.plan = plan
 
@@ -134,7 +134,7 @@ class SubgraphRun:
             return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
 
 
-def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
+def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPlan:
     """Plan the run of `fetches` when `fed` are fed.
 
     Operations that only read come before all that update, unless data or control dependencies say
@@ -144,7 +144,9 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> Plan:
     Raises:
         InvalidArgumentError: A placeholder that is needed is not fed.
     """
-    backward = [op for op in _all_operations(fetches, fed) if isinstance(op.function, Backward)]
+    backward = [
+        op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
+    ]
     watched = {x for op in backward for x in op.function.watched}  # pyright: ignore
     reads = [x for x in fetches if isinstance(x, GraphVariable) and x not in fed]
     before = [
@@ -175,7 +177,7 @@ def _plan_block(
     derivatives: _Derivatives,
     before: Sequence[Step] = (),
     after: Sequence[Step] = (),
-) -> Plan:
+) -> RunPlan:
     """The plan of a run, or of one of its subgraphs, to which `given` are given."""
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
@@ -193,7 +195,7 @@ def _plan_block(
     steps = _as_units(steps, fed)
     known = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
     watched = tuple(x for x in given if x in derivatives.watched)
-    return Plan(
+    return RunPlan(
         _split_by_lock(steps), known, watched, len(fetches), _overwrites_gradient_inputs(steps, fed)
     )
 
@@ -251,13 +253,13 @@ def _end_unit(frame: Any, unit: Unit) -> None:
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """See `Plan`."""
+    """See `RunPlan`."""
     written: set[SymbolicTensor] = set()
     for step in steps:
         inside = _ops_in(step.operation, fed)
         if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
             written.update(x for op in inside for x in op.written)
-        read = (op.function.read for op in inside if isinstance(op.function, Backward))
+        read = (op.function.read for op in inside if isinstance(op.function, GradientsOfRun))
         if written and any(not written.isdisjoint(each) for each in read):
             return True
         written.update(step.operation.written)
@@ -333,8 +335,8 @@ def _sort_operations(needed: set[Operation], fed: Fed) -> list[Operation]:
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
     function, backward = op.function, derivatives.operations
-    differentiates = isinstance(function, Backward)
-    if isinstance(function, Backward):
+    differentiates = isinstance(function, GradientsOfRun)
+    if isinstance(function, GradientsOfRun):
         later = backward[backward.index(op) + 1 :]
         is_nested = any(op in _find_needed([other], fed, inside=True) for other in later)
         is_repeated = op.block is not None  # or may be

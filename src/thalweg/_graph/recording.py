@@ -11,7 +11,7 @@ import torch
 
 from thalweg._core.nest import leaves_of, mapped, packed
 from thalweg._graph.add_operation import add
-from thalweg._graph.arguments import Dense, densify, inputs_of
+from thalweg._graph.arguments import DenseGradient, densify, inputs_of
 from thalweg._graph.nodes import Nodes, SymbolicTensor
 from thalweg._graph.shapes import Output, infer_outputs
 from thalweg._graph.symbolic_slices import SymbolicSlices
@@ -96,7 +96,7 @@ def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
 
 def symbol_in(leaf: object) -> Any:
     """The symbol, as shapes are found by it."""
-    return leaf.symbol if isinstance(leaf, Dense) else leaf
+    return leaf.symbol if isinstance(leaf, DenseGradient) else leaf
 
 
 def _call_with(

@@ -13,7 +13,7 @@ from thalweg._core.outcome import say
 from thalweg._core.section import Call, calls, drain
 from thalweg._graph.gradients import as_differentiable
 from thalweg._graph.nodes import SymbolicTensor
-from thalweg._graph.plan import Plan, Step
+from thalweg._graph.plan import RunPlan, Step
 from thalweg._graph.scopes import Unit
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variable_store import Leaves
@@ -23,7 +23,7 @@ from thalweg.indexed_slices import IndexedSlices
 _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
-class Values(Protocol):
+class RunFrame(Protocol):
     """What a run asks of its session.
 
     Attributes:
@@ -50,7 +50,7 @@ class Values(Protocol):
         """What gives variables again what they have now, as functions in C."""
         ...
 
-    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
+    def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan in `frame`; the values of its fetches."""
         ...
 
@@ -60,7 +60,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
-    def __init__(self, session: Values, feeds: Mapping[SymbolicTensor, object]) -> None:
+    def __init__(self, session: RunFrame, feeds: Mapping[SymbolicTensor, object]) -> None:
         super().__init__(feeds)
         self.session = session
         self.feeds = feeds

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from thalweg._base.locks import Lock
-from thalweg._graph.unique_names import Names, check_name
+from thalweg._graph.unique_names import UniqueNames, check_name
 
 
-class _Place(threading.local):
+class _NameScope(threading.local):
     """Where one thread is building."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class Scopes:
 
     def __init__(self) -> None:
         super().__init__()
-        self._place = _Place()
-        self._names = Names()
+        self._place = _NameScope()
+        self._names = UniqueNames()
         self.lock = Lock()
 
     def as_operation(self, item: object) -> Any:

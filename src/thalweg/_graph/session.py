@@ -22,7 +22,7 @@ from thalweg._graph.feeds_and_fetches import convert_feeds, copy_to_cpu, exporte
 from thalweg._graph.gradients import as_differentiable
 from thalweg._graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
 from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
-from thalweg._graph.plan import Plan, make_plan
+from thalweg._graph.plan import RunPlan, make_plan
 from thalweg._graph.run_frame import Frame
 from thalweg._graph.variable_store import Leaves
 from thalweg._graph.variables import GraphVariable
@@ -56,7 +56,7 @@ class Session:
         self.plans_made = 0
         self.values = Leaves()
         self._lock = ReadWriteLock()
-        self._plans: dict[object, Plan] = {}
+        self._plans: dict[object, RunPlan] = {}
         self._generators: dict[object, torch.Generator] = {}
         self._resources: dict[Any, Any] = {}
         self._opening = Lock()  # no resource is made while the session is closed
@@ -133,7 +133,7 @@ class Session:
             fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
             make_plan(fetches, fed).abandon_waiting(None, error)
 
-    def _plan_for(self, wanted: tuple[object, ...], fed: frozenset[SymbolicTensor]) -> Plan:
+    def _plan_for(self, wanted: tuple[object, ...], fed: frozenset[SymbolicTensor]) -> RunPlan:
         key = (wanted, fed)
         try:
             return self._plans[key]
@@ -147,7 +147,7 @@ class Session:
 
     def _execute_plan(
         self,
-        plan: Plan,
+        plan: RunPlan,
         feeds: Mapping[SymbolicTensor, object],
         export: Callable[[Any], object] = exported,
     ) -> list[Any]:
@@ -161,7 +161,7 @@ class Session:
                     plan.abandon_waiting(frame.failed, error)
                 raise
 
-    def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
+    def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan, with what a run has been fed and has computed; the values of its fetches.
 
         Whether torch records is another question afterwards.
@@ -173,7 +173,9 @@ class Session:
         with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
 
-    def _carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[object]:
+    def _carry_out(
+        self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
+    ) -> list[object]:
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -188,7 +190,7 @@ class Session:
                 self._run_locked(lock, frame, partial(frame.run, steps, results, export))
         return results
 
-    def _joins_outer_run(self, plan: Plan) -> bool:
+    def _joins_outer_run(self, plan: RunPlan) -> bool:
         """Whether a node that runs in this thread started this run, under a lock it holds."""
         held = self._held_lock()
         if held == SHARED and plan.writes:

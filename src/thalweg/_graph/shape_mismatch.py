@@ -28,7 +28,7 @@ _ELEMENTWISE = frozenset(f"{_ARITHMETIC} {_RELATIONS} {_LOSSES}".split())
 _REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv", "rmod", "rpow"))
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """A call of one of torch's functions: its name, and the shapes of its tensors in order."""
 
     name: str
@@ -46,7 +46,7 @@ class Failure(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.error: Exception | None = None
-        self.call: Call | None = None
+        self.call: TorchCall | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
@@ -58,11 +58,11 @@ class Failure(TorchFunctionMode):
                 leaves = leaves_of((tuple(args), dict(kwargs or {})))
                 shapes = [tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
                 self.error = error
-                self.call = Call(getattr(func, "__name__", "").strip("_"), shapes)
+                self.call = TorchCall(getattr(func, "__name__", "").strip("_"), shapes)
             raise
 
 
-def describe_misfit(calls: Sequence[Call]) -> str:
+def describe_misfit(calls: Sequence[TorchCall]) -> str:
     """Why a call that failed in several trials fails in every run, "" if that is not known."""
     one = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]

@@ -10,7 +10,7 @@ _FIRST = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 _LATER = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 
 
-class Names:
+class UniqueNames:
     """The names in use. Names that differ in case alone count as the same."""
 
     def __init__(self) -> None:

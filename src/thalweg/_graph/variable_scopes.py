@@ -108,7 +108,7 @@ class VariableScope:
 
 
 @dataclass
-class _Place:
+class _ScopeState:
     """Where one thread is in one graph.
 
     Attributes:
@@ -125,10 +125,10 @@ class _Current(threading.local):
     """The places of this thread."""
 
     def __init__(self) -> None:
-        self._places: weakref.WeakKeyDictionary[Graph, _Place] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
-    def place_in(self, graph: Graph) -> _Place:
-        return self._places.setdefault(graph, _Place())
+    def place_in(self, graph: Graph) -> _ScopeState:
+        return self._places.setdefault(graph, _ScopeState())
 
 
 _current = _Current()
@@ -231,7 +231,7 @@ def check_callable(function: object, argument: str) -> None:
         )
 
 
-def _unused_name(place: _Place, name: str) -> str:
+def _unused_name(place: _ScopeState, name: str) -> str:
     prefix = f"{place.scope.name}/" if place.scope.name else ""
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
     return next(title for title in candidates if prefix + title not in place.opened)

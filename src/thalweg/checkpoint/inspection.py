@@ -13,7 +13,7 @@ import torch
 
 from thalweg._formats import bundle, container, keras_files
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
-from thalweg._formats.stored_tensor import Listed, StoredTensor
+from thalweg._formats.stored_tensor import StoredTensor, TensorInfo
 from thalweg.checkpoint.summary import step_of
 from thalweg.checkpoint.tensorflow.convert import compare_converted
 from thalweg.checkpoint.tensorflow.load import load_outline
@@ -42,7 +42,7 @@ class Listing:
 
     path: str
     kind: str
-    tensors: tuple[Listed, ...]
+    tensors: tuple[TensorInfo, ...]
     document: Mapping[str, Any] = field(default_factory=dict[str, Any])
     optimizers: tuple[str, ...] = ()
 
@@ -69,7 +69,8 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
     if kind == "thalweg":
         found = container.describe(title)
         tensors = [
-            Listed(name, each.dtype, each.shape, each.bytes) for name, each in found.tensors.items()
+            TensorInfo(name, each.dtype, each.shape, each.bytes)
+            for name, each in found.tensors.items()
         ]
         document = {**found.document, "step": step_of(title, found)}
         return Listing(title, kind, tuple(tensors), document)
@@ -193,9 +194,9 @@ def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredT
     return {**found.variables, **found.optimizer}
 
 
-def _list_tensors(tensors: Mapping[str, StoredTensor]) -> list[Listed]:
+def _list_tensors(tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
     return [
-        Listed(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
+        TensorInfo(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
     ]
 
 

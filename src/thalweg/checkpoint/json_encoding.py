@@ -97,7 +97,7 @@ class Writer:
         return title
 
 
-class Reader:
+class JsonReader:
     """Makes values of plain JSON and named tensors.
 
     Args:

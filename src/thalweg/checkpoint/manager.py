@@ -18,7 +18,7 @@ from thalweg._base.showing import show_value
 from thalweg._formats import atomic_write, container
 from thalweg._formats.retention import Keeper
 from thalweg.checkpoint.async_save import Saving
-from thalweg.checkpoint.json_encoding import Reader
+from thalweg.checkpoint.json_encoding import JsonReader
 from thalweg.checkpoint.named_state import Variables
 from thalweg.checkpoint.save_restore import Progress, Restored, restore, take_snapshot
 from thalweg.errors import (
@@ -389,7 +389,7 @@ def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
     for step, path in _files_by_step(directory, name).items():
         try:
             document = container.describe(path).document
-            told = Reader({})(document.get("metrics", {}))
+            told = JsonReader({})(document.get("metrics", {}))
             metrics = {key: float(each) for key, each in told.items()}
             when = float(document.get("time", 0.0))
             if not math.isfinite(when):

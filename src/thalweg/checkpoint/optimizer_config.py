@@ -14,7 +14,7 @@ from thalweg import schedules
 from thalweg._core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_argument
 from thalweg._core.hyperparameters import is_function, is_number
 from thalweg._formats.json_text import as_object
-from thalweg.checkpoint.json_encoding import SCALAR, Reader, Writer
+from thalweg.checkpoint.json_encoding import SCALAR, JsonReader, Writer
 from thalweg.checkpoint.torch_adapter import OF_TORCH, TorchOptimizerAdapter
 from thalweg.errors import InvalidConfigError, NotFoundError
 from thalweg.formula import Rule
@@ -110,7 +110,7 @@ def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) ->
             f"The optimizer is of your own class {plain['class'].removeprefix('mine:')!r}. Make it,"
             " and give it: restore(path, optimizer=...)."
         )
-    reader = Reader({}, _Made(variables))
+    reader = JsonReader({}, _Made(variables))
     arguments = {}
     for name, value in plain["arguments"].items():
         yours = _only_yours(value)
@@ -204,7 +204,7 @@ class _Made:
         self._variables = variables
 
     def __call__(self, mark: str, content: Any) -> Any:
-        reader = Reader({}, self)
+        reader = JsonReader({}, self)
         if mark == SCHEDULE:
             return schedules.deserialize(reader(content))
         if mark == RATE:

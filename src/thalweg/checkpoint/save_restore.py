@@ -24,7 +24,7 @@ from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import optimizer_config, schedule_state
 from thalweg.checkpoint.extra_states import extra_states, with_extra_states
-from thalweg.checkpoint.json_encoding import Reader, Writer
+from thalweg.checkpoint.json_encoding import JsonReader, Writer
 from thalweg.checkpoint.named_state import (
     Variables,
     as_checkpointable,
@@ -289,7 +289,7 @@ def restore(
     path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
     document = _check_document(contents.document, path)
-    reader = Reader({name: each.tensor() for name, each in contents.tensors.items()})
+    reader = JsonReader({name: each.tensor() for name, each in contents.tensors.items()})
     left = () if places else tuple(document["variables"])
     target = module if places else None  # of extra states
     with _name_file_in_errors(path), ExitStack() as held:
@@ -304,7 +304,7 @@ def restore(
             given.convert_to_fit(values)
         if given is not None:
             loadings += _of_optimizer(given, reader, document, tensors, check_arguments, held)
-        copied = Reader(reader.tensors, copies=True)
+        copied = JsonReader(reader.tensors, copies=True)
         states: dict[str, Any] = document["extra_states"] if target is None else {}
         is_left = optimizer is False and "optimizer" in document
         restored = Restored(
@@ -363,7 +363,7 @@ def _choose_optimizer(
 
 def _of_optimizer(
     optimizer: object,
-    reader: Reader,
+    reader: JsonReader,
     document: Mapping[str, object],
     tensors: dict[str, Tensor],
     check: bool,
@@ -426,7 +426,7 @@ def _find_optimizer(
     return given
 
 
-def _read_by_name(reader: Reader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _read_by_name(reader: JsonReader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
     """A part of a document: values by their names.
 
     Raises:

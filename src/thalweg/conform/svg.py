@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Row
+from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, AtlasRow, Cell
 
 COLORS = {"bits": "#8fd19e", "rounding": "#ffe08a", "parts": "#f4a59a",
           NOT_DRIVEN: "#d5d9dd", REFERENCE: "#eef1f4"}  # fmt: skip
@@ -59,7 +59,7 @@ def _draw_heads(atlas: Atlas) -> Iterator[str]:
         yield _draw_text(x, HEAD - 7, told, 10, "#555555", anchor="middle")
 
 
-def _draw_row(row: Row, y: float) -> Iterator[str]:
+def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
     yield f"<g><title>{escape(_list_values(row.arguments) or 'defaults')}</title>"
     yield _draw_text(12, y + 16, row.optimizer, 12, weight="bold")
     yield _draw_text(12, y + 29, _cut_short(row.rule), 9, "#555555") + "</g>"

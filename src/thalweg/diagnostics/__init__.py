@@ -13,14 +13,14 @@ from thalweg.diagnostics.attach import attach, detach, to
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.sinks import JsonLines, TensorBoard
 from thalweg.diagnostics.spikes import Spikes, Warned
-from thalweg.diagnostics.table import COLUMNS, NewTables, Row, Table
+from thalweg.diagnostics.table import COLUMNS, NewTables, ParameterRow, Table
 
 __all__ = [
     "COLUMNS",
     "Diagnostics",
     "JsonLines",
     "NewTables",
-    "Row",
+    "ParameterRow",
     "Spikes",
     "Table",
     "TensorBoard",

@@ -20,7 +20,7 @@ from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._engines.engine import Request
 from thalweg.diagnostics.config import Diagnostics, SinkLike
-from thalweg.diagnostics.recorder import Recorder, apart
+from thalweg.diagnostics.recorder import TableRecorder, apart
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
@@ -156,7 +156,7 @@ class _Watch(StepWatch):
         return [var if copy is None else copy for var, copy in pairs]
 
 
-class Attached(Recorder):
+class Attached(TableRecorder):
     """What an optimizer has while its steps are measured.
 
     A table has all variables that were in a measured step, by their names.

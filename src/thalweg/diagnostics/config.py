@@ -21,7 +21,7 @@ from thalweg.errors import (
 SinkLike = Sink | Callable[[Table], object]
 
 
-class Source(Protocol):
+class StepSource(Protocol):
     """What measures the steps of an optimizer."""
 
     def next_step(self) -> int:
@@ -81,7 +81,7 @@ class Diagnostics:
         self.every = every
         self.sinks: list[SinkLike] = []
         self._failed: set[int] = set()
-        self._source: Source | None = None
+        self._source: StepSource | None = None
         self._kept: Table | None = None  # the last, of an optimizer that was left
         self._loss: tuple[int, float] | None = None  # of a step that is to be measured, its number
         for each in sinks:
@@ -154,7 +154,7 @@ class Diagnostics:
             self._source.settle()
         self._send("close")
 
-    def belong_to(self, source: Source) -> None:
+    def belong_to(self, source: StepSource) -> None:
         """Be those of an optimizer from now on.
 
         Raises:

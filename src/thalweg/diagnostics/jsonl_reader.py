@@ -26,7 +26,7 @@ UNMEASURED = float("-inf")
 _KEPT = 1 << 17  # words that are remembered
 
 
-class Header(NamedTuple):
+class LogHeader(NamedTuple):
     """What the records after it are about.
 
     Attributes:
@@ -54,13 +54,13 @@ class Record(NamedTuple):
         rows: A number per parameter, by column; empty for a step with a loss alone.
     """
 
-    header: Header
+    header: LogHeader
     step: int
     loss: float | None
     rows: dict[str, np.ndarray]
 
 
-class Reader:
+class JsonLinesReader:
     """Reads a file of diagnostics, and what is added to it later.
 
     Args:
@@ -80,7 +80,7 @@ class Reader:
         self.path = Path(path)
         self.damaged = self.restarts = 0
         self._columns = columns
-        self._header: Header | None = None
+        self._header: LogHeader | None = None
         self._words = _Words()
         self._file = self._open()
         self._rest = b""
@@ -93,14 +93,14 @@ class Reader:
             self._file.close()
             raise self._refuse("it does not begin with a line of JSON")
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> JsonLinesReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     @property
-    def header(self) -> Header | None:
+    def header(self) -> LogHeader | None:
         """The latest header; None before the first."""
         return self._header
 
@@ -168,7 +168,7 @@ class Reader:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self.damaged += 1
 
-    def _read_header(self, told: dict[str, Any]) -> Header:
+    def _read_header(self, told: dict[str, Any]) -> LogHeader:
         if told["thalweg"] != "diagnostics":
             raise ValueError("a header of another kind")
         if told["version"] != VERSION:
@@ -185,7 +185,7 @@ class Reader:
         every = max(1, int(told.get("every") or 1))
         if every > LARGEST:
             raise ValueError("more steps than there are")
-        return Header(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
+        return LogHeader(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
 
     def _refuse(self, reason: str) -> DataLossError:
         return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
@@ -210,7 +210,7 @@ class _Words(dict[bytes, float]):
         return number
 
     def read_record(
-        self, line: bytes, header: Header, wanted: frozenset[str] | None
+        self, line: bytes, header: LogHeader, wanted: frozenset[str] | None
     ) -> Record | None:
         """A record in the form that `JsonLines` has, without a look at columns nobody wants.
 
@@ -246,7 +246,7 @@ class _Words(dict[bytes, float]):
         return _make_record(json.loads(head + b"}"), header, rows)
 
 
-def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | None) -> Record:
+def _read_record(told: dict[str, Any], header: LogHeader, wanted: frozenset[str] | None) -> Record:
     rows: dict[str, np.ndarray] = {}
     for column in header.columns:
         if (wanted is None or column in wanted) and column in told:
@@ -254,7 +254,7 @@ def _read_record(told: dict[str, Any], header: Header, wanted: frozenset[str] | 
     return _make_record(told, header, rows)
 
 
-def _make_record(told: dict[str, Any], header: Header, rows: dict[str, np.ndarray]) -> Record:
+def _make_record(told: dict[str, Any], header: LogHeader, rows: dict[str, np.ndarray]) -> Record:
     step, loss = told["step"], told.get("loss")
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")

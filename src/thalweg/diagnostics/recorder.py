@@ -16,7 +16,7 @@ from thalweg.diagnostics.table import Parameters, Table
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 
 
-class Recorder(ABC):
+class TableRecorder(ABC):
     """The last table of an optimizer, and the sinks that get it.
 
     Args:

@@ -43,7 +43,7 @@ class _Share(NamedTuple):
     clip: Fetch
 
 
-class Measured(NamedTuple):
+class MeasuredVariables(NamedTuple):
     """What was measured of variables of one rule.
 
     Attributes:
@@ -129,7 +129,7 @@ class StepWatch:
             self._shares.append(_Share(params, partial(_of_variables, parts), fetch))
         return rounds
 
-    def finish(self) -> list[Measured]:
+    def finish(self) -> list[MeasuredVariables]:
         """What was measured; the step has been written.
 
         Where ranks have parts of a parameter, all of them call this, and add up what they have.
@@ -139,7 +139,7 @@ class StepWatch:
         else:
             found = [each.finish() for each in self._shares]
         return [
-            Measured(each.params, _fetch(numbers), known, each.clip)
+            MeasuredVariables(each.params, _fetch(numbers), known, each.clip)
             for each, (numbers, known) in zip(self._shares, found, strict=True)
         ]
 
@@ -193,7 +193,7 @@ def fetched(tensor: Tensor) -> Callable[[], Any]:
 
 
 def table_of(
-    given: Sequence[Measured],
+    given: Sequence[MeasuredVariables],
     rows: Mapping[int, int],
     parameters: Parameters,
     step: int,

@@ -19,7 +19,7 @@ from thalweg.distribute.buckets import Sending
 from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.gather_sparse import gather_rows
 from thalweg.distribute.gradient_kinds import GradientKind, kind_of
-from thalweg.distribute.handshake import Message, PendingCollective, compare_lines
+from thalweg.distribute.handshake import PendingCollective, RankMessage, compare_lines
 from thalweg.distribute.process_group import Ranks
 from thalweg.indexed_slices import Gradient, IndexedSlices
 from thalweg.variable import titles_of
@@ -49,7 +49,7 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
     """The pairs, of one kind on all ranks: `fill_missing`, after a look at numbers and shapes."""
     own = [None if value is None else (kind_of(value), _shape_of(value)) for value, _ in pairs]
     if (
-        Message(ranks, PendingCollective.VALUES, [hash_bytes(repr(own).encode())])
+        RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(own).encode())])
         .receive()
         .alike[0]
     ):

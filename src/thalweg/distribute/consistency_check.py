@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.static_shape import UNKNOWN
-from thalweg.distribute.handshake import Message, PendingCollective, compare_lines
+from thalweg.distribute.handshake import PendingCollective, RankMessage, compare_lines
 from thalweg.distribute.process_group import Ranks
 from thalweg.variable import dtype_name, titles_of
 
@@ -97,7 +97,7 @@ class Agreement:
                 trouble = error
         due = self._steps % EVERY == 0
         same, most = (digest, hash_bytes(kinds)), (due, doubt)
-        heard = Message(self._ranks, doing, same, most, trouble).receive()
+        heard = RankMessage(self._ranks, doing, same, most, trouble).receive()
         (is_same, is_alike), (is_due, is_doubted) = heard
         if not is_same or is_due:
             self._compare_all(variables, said)
@@ -111,7 +111,7 @@ class Agreement:
     def ask_all(self, variables: Sequence[Tensor], declines: bool) -> Meeting:
         """Ask whether all ranks have the same variables, and none declines."""
         same, most = (self._hash_variables(variables),), (declines,)
-        return Meeting(Message(self._ranks, PendingCollective.BACKWARD, same, most))
+        return Meeting(RankMessage(self._ranks, PendingCollective.BACKWARD, same, most))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
         known, formats, digest = self._known
@@ -130,14 +130,14 @@ class Agreement:
             lines = [*said.words(), *_describe_variables(variables, self._values)]
         except Exception as error:
             trouble = error
-        Message(self._ranks, PendingCollective.STEP, trouble=trouble).receive()
+        RankMessage(self._ranks, PendingCollective.STEP, trouble=trouble).receive()
         compare_lines(self._ranks, lines, _HINTS)
 
 
 class Meeting:
     """A question that all ranks are asked while they go on."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: RankMessage) -> None:
         self._message = message
         self._answer: bool | None = None
 

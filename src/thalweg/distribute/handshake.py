@@ -63,7 +63,7 @@ class Received(NamedTuple):
     most: Sequence[int]
 
 
-class Message:
+class RankMessage:
     """A few numbers that all ranks tell one another while they go on.
 
     Those of ranks that do different things are of one length, too, so that all of them find out.
@@ -164,7 +164,7 @@ def raise_on_all(ranks: Ranks, doing: PendingCollective, trouble: BaseException)
     They know of errors that all ranks raise together.
     """
     if not ranks.is_alone and not isinstance(trouble, ReplicaLostError | ReplicaMismatchError):
-        Message(ranks, doing, trouble=trouble).receive()
+        RankMessage(ranks, doing, trouble=trouble).receive()
 
 
 def compare_lines(

@@ -41,7 +41,7 @@ def install_as_tensorflow(version: int = 2) -> None:
     """
     if version not in _FACADES:
         raise InvalidArgumentError(f"version must be 1 or 2, not {show_value(version)}.")
-    finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
+    finder = next((each for each in sys.meta_path if isinstance(each, _TensorFlowFinder)), None)
     if finder is not None:
         if finder.version != version:
             raise FailedPreconditionError(
@@ -51,7 +51,7 @@ def install_as_tensorflow(version: int = 2) -> None:
     _refuse_another()
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
-    sys.meta_path.insert(0, _Finder(version))
+    sys.meta_path.insert(0, _TensorFlowFinder(version))
     import_guard.settle()
     _graph.disable_eager_execution() if version == 1 else _graph.enable_eager_execution()
     process.resource_variables = version == 2
@@ -67,7 +67,7 @@ def _refuse_another() -> None:
         raise FailedPreconditionError(f"TensorFlow is installed, in {where}. {advice}")
 
 
-class _Finder(MetaPathFinder, Loader):
+class _TensorFlowFinder(MetaPathFinder, Loader):
     """Finds `tensorflow` and what is below it, for all but packages that mean another."""
 
     def __init__(self, version: int) -> None:

@@ -27,7 +27,7 @@ class View(ModuleType):
         return sorted({*self.__dict__, *dir(self._shown)})
 
 
-class Gathered:
+class MergedModules:
     """An object that has the names of several modules; the first that has one gives it.
 
     Args:

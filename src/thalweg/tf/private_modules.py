@@ -21,7 +21,7 @@ from thalweg._base.execution_context import eagerly, first_graph
 from thalweg._base.scatter import UPDATES
 from thalweg.distribute import ReduceOp
 from thalweg.tf.control import function
-from thalweg.tf.module_views import Gathered
+from thalweg.tf.module_views import MergedModules
 from thalweg.tf.variables import Variable
 
 _PUBLIC = ("compat.v1", "compat.v1.math", "compat.v1.nn", "compat.v1.linalg", "compat.v1.random")
@@ -230,7 +230,7 @@ def has(fullname: str) -> bool:
     return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
 
 
-def module(fullname: str) -> Gathered:
+def module(fullname: str) -> MergedModules:
     """What the module of that name, below `tensorflow`, shows.
 
     Raises:
@@ -263,7 +263,7 @@ def module(fullname: str) -> Gathered:
         own |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
         own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable
-    return Gathered(fullname, list(_candidates_for(name)), own)
+    return MergedModules(fullname, list(_candidates_for(name)), own)
 
 
 def _is_resource(var: object) -> bool:

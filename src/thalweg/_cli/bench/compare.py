@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._cli.bench import memory, peers, registry, roofline, workload
-from thalweg._cli.bench.registry import Entry
+from thalweg._cli.bench.registry import BenchmarkedRule
 from thalweg._cli.bench.shapes import ShapeSet
 from thalweg._cli.bench.timing import SPREAD, Contender, Timings, Verdict, measure
 from thalweg._cli.registry import variables_of
@@ -21,7 +21,7 @@ OURS = ("thalweg", "torch")  # whose step is measured
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One contender's figures for one rule.
 
     Attributes:
@@ -59,7 +59,7 @@ class Row:
         return asdict(self)
 
 
-def needed_bytes(shapes: ShapeSet, entry: Entry, wanted: Sequence[str]) -> int:
+def needed_bytes(shapes: ShapeSet, entry: BenchmarkedRule, wanted: Sequence[str]) -> int:
     """About the most memory that `compare` takes."""
     slots = entry.slots
     own = 2 + slots * 2 + 2  # variables, gradients; slots of ours and the roofline; anchor
@@ -71,7 +71,7 @@ def needed_bytes(shapes: ShapeSet, entry: Entry, wanted: Sequence[str]) -> int:
 
 def compare(
     rule: str,
-    entry: Entry,
+    entry: BenchmarkedRule,
     shapes: ShapeSet,
     wanted: Sequence[str],
     *,
@@ -79,7 +79,7 @@ def compare(
     options: Mapping[str, object] | None = None,
     progress: Callable[[int, int, Timings], object] | None = None,
     doing: Callable[[str], object] = lambda now: None,
-) -> list[Row]:
+) -> list[BenchmarkRow]:
     """Measure a rule on these shapes.
 
     Args:
@@ -112,7 +112,7 @@ def compare(
     streams = {each.name: once + entry.norms for each in contenders} | {ROOFLINE: once}
     spreads = {each.name: timings.spread(each.name, anchor) for each in contenders}
     return [
-        Row(
+        BenchmarkRow(
             rule=rule,
             contender=each.name,
             ms=1e3 * timings.median(each.name),

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 
 import torch
 
-from thalweg._cli.bench.registry import Entry
+from thalweg._cli.bench.registry import BenchmarkedRule
 from thalweg._cli.bench.timing import Contender
-from thalweg._cli.bench.workload import RATE, Problem
+from thalweg._cli.bench.workload import RATE, Workload
 from thalweg.v1 import train
 
 Step = Callable[[], object]
@@ -28,7 +28,7 @@ TORCH_FORMS: dict[str, dict[str, bool]] = {
 PEERS = ("torch-fused", "torch-foreach", "torch-forloop", "optax", "keras", "tensorflow")
 
 
-def torch_step(entry: Entry, problem: Problem, form: str) -> Step | None:
+def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | None:
     """A step of `torch.optim`; None where it has no such rule or form."""
     if entry.torch is None or (form == "fused" and not entry.fused):
         return None
@@ -37,7 +37,7 @@ def torch_step(entry: Entry, problem: Problem, form: str) -> Step | None:
     return make(problem.variables, lr=RATE, **options).step
 
 
-def optax_step(entry: Entry, problem: Problem) -> Step | None:
+def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """A compiled step of optax."""
     if entry.optax is None:
         return None
@@ -60,7 +60,7 @@ def optax_step(entry: Entry, problem: Problem) -> Step | None:
     return step
 
 
-def keras_step(entry: Entry, problem: Problem) -> Step | None:
+def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """A step of Keras 3 on the backend it is configured for."""
     if entry.named is None or entry.keras is None:
         return None
@@ -82,7 +82,7 @@ def keras_step(entry: Entry, problem: Problem) -> Step | None:
     return step
 
 
-def tensorflow_step(entry: Entry, problem: Problem) -> Step | None:
+def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
     """A step of TensorFlow's own fused kernels, through `tf.compat.v1.train`."""
     names = {
         "Adam": "AdamOptimizer", "Adagrad": "AdagradOptimizer", "Adadelta": "AdadeltaOptimizer",
@@ -103,7 +103,7 @@ def tensorflow_step(entry: Entry, problem: Problem) -> Step | None:
     return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
 
 
-_OTHERS: dict[str, tuple[str, Callable[[Entry, Problem], Step | None]]] = {
+_OTHERS: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]]] = {
     "optax": ("optax", optax_step),
     "keras": ("keras", keras_step),
     "tensorflow": ("tensorflow", tensorflow_step),
@@ -117,7 +117,9 @@ def installed_peers() -> tuple[str, ...]:
     )
 
 
-def make_contenders(entry: Entry, problem: Problem, wanted: tuple[str, ...]) -> Iterator[Contender]:
+def make_contenders(
+    entry: BenchmarkedRule, problem: Workload, wanted: tuple[str, ...]
+) -> Iterator[Contender]:
     """Those of the wanted peers that have the rule."""
     for name in wanted:
         if name.startswith("torch-"):

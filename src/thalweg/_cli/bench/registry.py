@@ -16,7 +16,7 @@ from thalweg.rules import KERAS_RULES
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchmarkedRule:
     """One rule.
 
     Attributes:
@@ -93,7 +93,7 @@ _LIKE = {
 _NORMS = {"LARS": 2, "NesterovLARS": 2, "NovoGrad": 1}
 
 
-def _entry_of(named: RegistryEntry) -> Entry:
+def _entry_of(named: RegistryEntry) -> BenchmarkedRule:
     rule = named.rule
     like = by_rule()[_LIKE.get(rule.name, rule.name)]
     peers = _PEERS.get(rule.name if rule.name in _PEERS else like.of, (None, False, None))
@@ -101,17 +101,17 @@ def _entry_of(named: RegistryEntry) -> Entry:
     options = {} if rule.name == "AdamW" else like.options
     further = {} if optax == "amsgrad" else options
     norms = _NORMS.get(rule.name, 0)
-    return Entry(rule, named, torch, fused, options, optax, further, norms)
+    return BenchmarkedRule(rule, named, torch, fused, options, optax, further, norms)
 
 
-def _of_torch(name: str) -> Entry:
+def _of_torch(name: str) -> BenchmarkedRule:
     """One of torch's kind; its peer is the class of that name."""
     own = named(name)
     torch: str = own.cls.made_of.__name__
     fused = any(peer == torch and fused for peer, fused, _ in _PEERS.values())
     norms = count_read_streams(own.rule)
     theirs = torch if hasattr(optim, torch) else None
-    return Entry(own.rule, own, theirs, fused, own.options, norms=norms)
+    return BenchmarkedRule(own.rule, own, theirs, fused, own.options, norms=norms)
 
 
 KNOWN = {name: _entry_of(named) for name, named in by_rule().items()}
@@ -121,7 +121,7 @@ ENTRIES = {rule.name: KNOWN[rule.name] for rule in KERAS_RULES if rule.name != "
 V1 = {name: entry for name, entry in KNOWN.items() if entry.keras is None}
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> BenchmarkedRule:
     """The rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
 
     Raises:
@@ -133,6 +133,6 @@ def entry(name: str) -> Entry:
     return KNOWN.get(known) or CLASSES[known]
 
 
-def own(rule: Rule) -> Entry:
+def own(rule: Rule) -> BenchmarkedRule:
     """The entry of a rule of the user's."""
-    return Entry(rule, norms=count_read_streams(rule))
+    return BenchmarkedRule(rule, norms=count_read_streams(rule))

@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 
 from thalweg._base.terminal_tables import fitted
-from thalweg._cli.bench.compare import OURS, ROOFLINE, Row
+from thalweg._cli.bench.compare import OURS, ROOFLINE, BenchmarkRow
 from thalweg._cli.bench.shapes import ShapeSet
 from thalweg._cli.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
 
@@ -52,14 +52,14 @@ HEADINGS: tuple[str, ...] = (
 DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 
 
-def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
+def table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], width: int) -> Table:
     """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
     as fit into the width of a terminal.
     """
     return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
 
 
-def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -> Table:
+def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: list[str]) -> Table:
     made = Table(
         title=title_of(shapes),
         caption="ratio: to torch.optim.Adam(fused=True), same rounds; state bytes: per parameter",
@@ -84,7 +84,7 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -
     return made
 
 
-def judge_noise(rows: Sequence[Row]) -> dict[str, Any]:
+def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
     """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
 
     The message is for people; it is empty where the verdict is "quiet".
@@ -104,7 +104,7 @@ def judge_noise(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _noise_message(verdict: Verdict, rows: Sequence[Row]) -> str:
+def _noise_message(verdict: Verdict, rows: Sequence[BenchmarkRow]) -> str:
     if verdict == "quiet":
         return ""
     worst = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
@@ -133,7 +133,9 @@ def explain_delay(timings: Timings) -> str:
     return f"{reason}: disturbed rounds are repeated, up to {BUDGET:.0f} s a rule."
 
 
-def report(shapes: ShapeSet, rows: Sequence[Row], options: Mapping[str, object]) -> dict[str, Any]:
+def report(
+    shapes: ShapeSet, rows: Sequence[BenchmarkRow], options: Mapping[str, object]
+) -> dict[str, Any]:
     """The rows with what is needed to judge them, as plain values."""
     return {
         "shapes": {
@@ -168,7 +170,7 @@ def processor_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def plot(path: Path, shapes: ShapeSet, rows: Sequence[Row]) -> None:
+def plot(path: Path, shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> None:
     """Save a bar chart of step times.
 
     Raises:
@@ -178,7 +180,7 @@ def plot(path: Path, shapes: ShapeSet, rows: Sequence[Row]) -> None:
     figure(shapes, rows).savefig(path, dpi=150)
 
 
-def figure(shapes: ShapeSet, rows: Sequence[Row]) -> Any:
+def figure(shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> Any:
     """Step times as bars, a group for each rule, the roofline as a line across."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._cli.bench.registry import Entry
+from thalweg._cli.bench.registry import BenchmarkedRule
 from thalweg._cli.bench.shapes import ShapeSet
 from thalweg._cli.registry import applied
 from thalweg.keras.optimizers import RuleOptimizer
@@ -18,7 +18,7 @@ RATE = 1e-4
 
 
 @dataclass(frozen=True)
-class Problem:
+class Workload:
     """Variables with their gradients, shared by all that are measured."""
 
     variables: list[Tensor]
@@ -30,7 +30,7 @@ def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
 
 
-def make_tensors(shapes: ShapeSet, seed: int = 0) -> Problem:
+def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
     """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     variables, gradients = [], []
@@ -39,10 +39,10 @@ def make_tensors(shapes: ShapeSet, seed: int = 0) -> Problem:
         variables.append(value.requires_grad_())
         gradients.append(_draw(shape, generator).mul_(1e-3).to(dtype))
         variables[-1].grad = gradients[-1]
-    return Problem(variables, gradients)
+    return Workload(variables, gradients)
 
 
-def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> Any:
+def make_optimizer(entry: BenchmarkedRule, options: Mapping[str, Any] | None = None) -> Any:
     """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
     given: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
     if entry.named is None:
@@ -50,7 +50,9 @@ def make_optimizer(entry: Entry, options: Mapping[str, Any] | None = None) -> An
     return entry.named.make(**given)
 
 
-def try_options(entry: Entry, options: Mapping[str, object], dtypes: Iterable[torch.dtype]) -> None:
+def try_options(
+    entry: BenchmarkedRule, options: Mapping[str, object], dtypes: Iterable[torch.dtype]
+) -> None:
     """Take two steps over a few elements; raises what an optimizer with these options raises."""
     if options.get("in_backward"):
         raise ValueError(
@@ -64,13 +66,13 @@ def try_options(entry: Entry, options: Mapping[str, object], dtypes: Iterable[to
 
 
 def thalweg_step(
-    entry: Entry, problem: Problem, options: Mapping[str, object] | None = None
+    entry: BenchmarkedRule, problem: Workload, options: Mapping[str, object] | None = None
 ) -> Callable[[], object]:
     """A step through the public call, as a training loop makes it."""
     return step_of(make_optimizer(entry, options), problem)
 
 
-def step_of(optimizer: object, problem: Problem) -> Callable[[], object]:
+def step_of(optimizer: object, problem: Workload) -> Callable[[], object]:
     """A step of an optimizer of ours, likewise."""
     apply = applied(optimizer)
     variables, gradients = problem.variables, problem.gradients

@@ -13,14 +13,14 @@ import click
 from thalweg._base.literals import names_file
 from thalweg._cli import rule_loader
 from thalweg._cli.console import make_console
-from thalweg._cli.log_progress import Lines
+from thalweg._cli.log_progress import ProgressLines
 from thalweg._cli.options import Whole, clamp_threads, split_values
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from thalweg._cli.bench.registry import Entry
+    from thalweg._cli.bench.registry import BenchmarkedRule
     from thalweg._cli.bench.shapes import ShapeSet
     from thalweg._cli.bench.timing import Timings
     from thalweg.formula import Rule
@@ -43,14 +43,14 @@ def _split_value(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
-def _entries_named(value: str) -> dict[str, Entry]:
+def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
     """The rules in `value` by the names the table gives them."""
     from thalweg._cli.bench import registry
     from thalweg._cli.bench.roofline import MOST_SLOTS
     from thalweg._cli.registry import spelled
     from thalweg.errors import NotFoundError
 
-    found: dict[str, Entry] = {}
+    found: dict[str, BenchmarkedRule] = {}
     names = _split_value(value)
     if not names:
         raise click.BadParameter("no rule given.", param_hint="--rules")
@@ -198,7 +198,9 @@ def _print_table(made: Callable[[int], object], warning: str) -> None:
     console.print(made(console.width))
 
 
-def _try_options(name: str, entry: Entry, options: dict[str, object], shapes: ShapeSet) -> None:
+def _try_options(
+    name: str, entry: BenchmarkedRule, options: dict[str, object], shapes: ShapeSet
+) -> None:
     from thalweg._cli.bench.workload import try_options
 
     try:
@@ -236,7 +238,7 @@ def _progress_bar(console: Console, disable: bool) -> Progress:
 
 def _measure_all(
     shapes: Any,
-    entries: dict[str, Entry],
+    entries: dict[str, BenchmarkedRule],
     wanted: tuple[str, ...],
     rounds: int,
     options: dict[str, object],
@@ -257,7 +259,7 @@ def _measure_all(
     told = quiet
     # On a terminal only, and never among the figures.
     console = make_console(stderr=True)
-    lines = None if console.is_terminal else Lines()
+    lines = None if console.is_terminal else ProgressLines()
     with _progress_bar(console, disable=quiet or lines is not None) as progress:
         for place, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thalweg._cli.console import make_console
-from thalweg._cli.log_progress import Lines
+from thalweg._cli.log_progress import ProgressLines
 from thalweg._cli.terminal_escape import escape_text
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
         return
     console, name = make_console(stderr=True), escape_text(os.path.basename(path))
     if not console.is_terminal:
-        lines = Lines()
+        lines = ProgressLines()
         yield lambda done, total: lines.tell(
             done / max(total, 1), lambda: f"{name}: {_format_size(done)} of {_format_size(total)}"
         )

@@ -19,7 +19,7 @@ from thalweg._cli.output_paths import check_writable, refuse_folder
 
 if TYPE_CHECKING:
     from thalweg._cli.race.contestant import Contestant
-    from thalweg._cli.race.outcome import Outcome
+    from thalweg._cli.race.outcome import RaceOutcome
 
 
 SWEEP = "sweep"
@@ -250,12 +250,14 @@ def race(
     problems = problems or (PROBLEMS if target else PROBLEMS[:1])
     need_modules("matplotlib", *(["sklearn"] if {"digits", "lines"} & set(problems) else []))
     if target:
-        from thalweg._cli.race_target import Targets, race_to_targets
+        from thalweg._cli.race_target import TargetOptions, race_to_targets
 
         names = None if optimizers is None else split_at_commas(optimizers)
         jobs = jobs or max(1, usable_cores() // threads)
         race_to_targets(
-            Targets(names, problems, trials, studies, seed, threads, jobs, out, resume, as_json)
+            TargetOptions(
+                names, problems, trials, studies, seed, threads, jobs, out, resume, as_json
+            )
         )
         return
     problem, *others = problems
@@ -361,7 +363,7 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
 
     strategy, contestants = Strategy(), _choose_contestants(chosen)
 
-    def ran(progress: outcome.Progress | None) -> outcome.Outcome:
+    def ran(progress: outcome.Progress | None) -> outcome.RaceOutcome:
         return outcome.race_seeds(
             PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
             epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
@@ -392,7 +394,7 @@ def _run_race(chosen: Chosen, written: list[Path]) -> None:
         raise Stopped(_say_where(result))
 
 
-def _say_where(result: Outcome) -> str:
+def _say_where(result: RaceOutcome) -> str:
     """Where Ctrl-C came, and what is there of the race."""
     race = result.race
     if not race.stopped:
@@ -419,7 +421,7 @@ def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
         yield made
 
 
-def _print_race(console: Any, result: Outcome, written: list[Path]) -> None:
+def _print_race(console: Any, result: RaceOutcome, written: list[Path]) -> None:
     from thalweg._cli.race import report
 
     race = result.race

@@ -41,14 +41,14 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
     """
     from thalweg._cli.race.report import whole
     from thalweg._cli.report.json_values import plain_warned
-    from thalweg._cli.report.page import Training, draw, tell_damaged
+    from thalweg._cli.report.page import TrainingReport, draw, tell_damaged
 
     history = _read(run)
     out = out or run.with_suffix(".html")
     check_writable(out.parent, [out])
     if out.exists() and out.samefile(run):
         raise click.BadParameter(f"'{out}' is FILE itself.", param_hint="--out")
-    page = draw([Training(history)], title or run.name)
+    page = draw([TrainingReport(history)], title or run.name)
     with whole(out) as file:
         file.write(page.encode("utf-8", "replace"))  # a path may be any bytes
     if as_json:

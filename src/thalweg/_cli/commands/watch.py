@@ -48,12 +48,12 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
     from rich.live import Live
 
     from thalweg._cli.report.tail import Latest
-    from thalweg.diagnostics.jsonl_reader import Reader
+    from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 
     console = make_console()
     # Where no escape codes are wanted or obeyed, nothing can be drawn over.
     is_followed = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
-    with Reader(run) as reader:
+    with JsonLinesReader(run) as reader:
         latest = Latest(reader)
         if as_json:
             latest.read_all()

@@ -11,7 +11,7 @@ from typing import Any
 from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.default_rates import default_rate
-from thalweg._cli.race.entry import Entry, load, parse_entry
+from thalweg._cli.race.entry import RaceEntry, load, parse_entry
 from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg._cli.race.own import enter_own
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
@@ -53,7 +53,7 @@ def line_up(
         EntryError: A user's file fails.
         RuleError: A user's rule cannot take a step.
     """
-    entries: list[Entry] = []
+    entries: list[RaceEntry] = []
     contestants: list[Contestant] = []
     for name in names:
         entry = parse_entry(name)
@@ -71,7 +71,7 @@ def line_up(
 
 
 def _set_rates(
-    entries: Sequence[Entry], contestants: Sequence[Contestant], rates: Mapping[str, float],
+    entries: Sequence[RaceEntry], contestants: Sequence[Contestant], rates: Mapping[str, float],
     rate: float | None,
 ) -> list[Contestant]:  # fmt: skip
     """Return the contestants with the rates of the command line, each made once to check it."""
@@ -122,7 +122,7 @@ def _check_rate(rate: float, name: str) -> float:
     return rate
 
 
-def _find_optimizer(entry: Entry, problem: str) -> Contestant:
+def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:
     if entry.is_own:
         return enter_own(entry, load(entry.name))
     written = entry.text[len(entry.name) :]
@@ -137,7 +137,7 @@ def _find_optimizer(entry: Entry, problem: str) -> Contestant:
     return _enter_named(entry, known, (short or known) + written, problem)
 
 
-def _enter_named(entry: Entry, known: str, title: str, problem: str) -> Contestant:
+def _enter_named(entry: RaceEntry, known: str, title: str, problem: str) -> Contestant:
     """Return the contestant of an optimizer that the catalogue knows."""
     named = registry.named(known)
     learning_rate = default_rate(problem, known, named.of) if entry.rate is None else entry.rate

@@ -29,7 +29,7 @@ RATES = ("lr", "learning_rate")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RaceEntry:
     """An entry of the race.
 
     Attributes:
@@ -57,7 +57,7 @@ class Entry:
         return is_package or names_file(self.name)
 
 
-def parse_entry(text: str) -> Entry:
+def parse_entry(text: str) -> RaceEntry:
     """Return an entry with its options.
 
     Raises:
@@ -67,7 +67,7 @@ def parse_entry(text: str) -> Entry:
     # The folder of a file may have parentheses in its name.
     begin = text.find("(", text.find(".py:") + 1)
     if begin < 0 or not text.endswith(")"):
-        return Entry(text, text)
+        return RaceEntry(text, text)
     options: dict[str, Any] = {}
     for part in split_at_commas(text[begin + 1 : -1]):
         try:
@@ -82,7 +82,7 @@ def parse_entry(text: str) -> Entry:
         raise RaceError(f"'{text}' has two learning rates, {' and '.join(RATES)}.")
     if any(isinstance(rate, bool) or not isinstance(rate, int | float) for rate in rates):
         raise RaceError(f"the learning rate of '{text}' is not a number.")
-    return Entry(text, text[:begin].rstrip(), options, float(rates[0]) if rates else None)
+    return RaceEntry(text, text[:begin].rstrip(), options, float(rates[0]) if rates else None)
 
 
 def load(text: str) -> Any:

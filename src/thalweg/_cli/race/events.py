@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from thalweg._cli.race.outcome import Outcome
+from thalweg._cli.race.outcome import RaceOutcome
 from thalweg._cli.race.run import Lane
 
 
@@ -39,7 +39,7 @@ def folder(logdir: Path, problem: str) -> Iterator[Path]:
             made.rmdir()
 
 
-def save(outcome: Outcome, folder: Path) -> None:
+def save(outcome: RaceOutcome, folder: Path) -> None:
     """Write the run `folder/<optimizer>` for every contestant, of several seeds one for each."""
     from torch.utils.tensorboard.writer import SummaryWriter
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from thalweg._cli.race import report
-from thalweg._cli.race.outcome import Outcome
+from thalweg._cli.race.outcome import RaceOutcome
 from thalweg._cli.race.race_diagnostics import is_measurable
 from thalweg._cli.race.run import Lane
 from thalweg._cli.race.standings import rank_contestants
 from thalweg._cli.report.history import History
-from thalweg._cli.report.page import Training, draw
+from thalweg._cli.report.page import TrainingReport, draw
 
 _UNMEASURED = (
     "Its loss alone: only steps of thalweg.optim, such as those of optim:AdamW, are measured."
@@ -18,13 +18,13 @@ _UNMEASURED = (
 _OF_TORCH = "Its loss alone: torch's own optimizers measure nothing."
 
 
-def save(outcome: Outcome, path: Path) -> None:
+def save(outcome: RaceOutcome, path: Path) -> None:
     """Write the page of the first race, in which steps were measured."""
     with report.whole(path) as file:
         file.write(text(outcome).encode("utf-8", "replace"))
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: RaceOutcome) -> str:
     """The page as HTML."""
     race = outcome.race
     others = f", the first of {outcome.seeds} seeds" if outcome.seeds > 1 else ""
@@ -37,7 +37,7 @@ def text(outcome: Outcome) -> str:
     return draw(trainings, f"Race: {race.problem.description}", facts)
 
 
-def _make_training(lane: Lane) -> Training:
+def _make_training(lane: Lane) -> TrainingReport:
     history = History() if lane.measured is None else lane.measured.history
     rate = lane.learning_rate
     facts = [] if rate is None else [f"learning rate {rate:g}"]
@@ -49,4 +49,4 @@ def _make_training(lane: Lane) -> Training:
     note = ""
     if not is_measurable(lane.optimizer):
         note = _OF_TORCH if lane.name.startswith("torch:") else _UNMEASURED
-    return Training(history, lane.name, ", ".join(facts), note)
+    return TrainingReport(history, lane.name, ", ".join(facts), note)

@@ -14,7 +14,7 @@ from thalweg.distribute import Strategy
 
 
 @dataclass
-class Outcome:
+class RaceOutcome:
     """What was raced.
 
     Attributes:
@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Part:
+class Fraction:
     """A part of the whole.
 
     Attributes:
@@ -61,14 +61,14 @@ class Part:
         return self.begins + self.share * race.step / race.steps
 
 
-Progress = Callable[[Race, Part], None]
+Progress = Callable[[Race, Fraction], None]
 
 
 def race_seeds(
     load: Callable[[int], Problem], contestants: Sequence[Contestant], *, seeds: Sequence[int],
     sweeps: bool = False, epochs: int | None = None, threads: int = 1,
     progress: Progress | None = None, strategy: Strategy | None = None, measures: bool = False,
-) -> Outcome:  # fmt: skip
+) -> RaceOutcome:  # fmt: skip
     """Race over one seed or several.
 
     Args:
@@ -89,12 +89,12 @@ def race_seeds(
     """
     first = len(sweep.FACTORS) if sweeps else 1
     whole = first + len(seeds) - 1
-    outcome = Outcome([], len(seeds))
+    outcome = RaceOutcome([], len(seeds))
     for number, seed in enumerate(seeds):
         searching = sweeps and number == 0
         begins = (first + number - 1) / whole if number else 0.0
         title = f"seed {seed} ({number + 1} of {len(seeds)})" if len(seeds) > 1 else ""
-        part = Part(title, begins, 1 / whole if number else first / whole, searching)
+        part = Fraction(title, begins, 1 / whole if number else first / whole, searching)
         try:
             race = run(
                 load(seed), sweep.enter_rates(contestants) if searching else contestants,
@@ -119,5 +119,5 @@ def race_seeds(
     return outcome
 
 
-def _tell_part(progress: Progress, part: Part, race: Race) -> None:
+def _tell_part(progress: Progress, part: Fraction, race: Race) -> None:
     progress(race, part)

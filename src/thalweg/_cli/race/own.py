@@ -12,7 +12,7 @@ from torch import nn
 
 from thalweg._cli import registry
 from thalweg._cli.race.contestant import Contestant, Optimizer
-from thalweg._cli.race.entry import RATES, Entry
+from thalweg._cli.race.entry import RATES, RaceEntry
 from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg._engines.check import check_rule
@@ -102,7 +102,7 @@ class TorchForm(ApplyGradientsAdapter):
         return rates.pop() if len(rates) == 1 else None
 
 
-def enter_own(entry: Entry, thing: Any) -> Contestant:
+def enter_own(entry: RaceEntry, thing: Any) -> Contestant:
     """Return the contestant of an object.
 
     Args:
@@ -180,7 +180,7 @@ def _default_rate(thing: Callable[..., Any]) -> float | None:
     return float(default) if is_number else None
 
 
-def _make_by_rate(thing: Callable[..., Any], entry: Entry, rate: float | None) -> Optimizer:
+def _make_by_rate(thing: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
     """Make an optimizer of the library, which takes no parameters, but a learning rate."""
     takes_rate = "learning_rate" in _parameters_of(thing)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}

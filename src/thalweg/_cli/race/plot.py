@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thalweg._cli.race import report
-from thalweg._cli.race.outcome import Outcome
+from thalweg._cli.race.outcome import RaceOutcome
 from thalweg._cli.race.run import Race
 from thalweg._cli.race.standings import Standing, rank_contestants
 
@@ -21,7 +21,7 @@ TITLE = 110  # characters of a line of the title
 NAME = 30  # and of a name in the legend, which would leave the curves no room
 
 
-def save(outcome: Outcome, path: Path) -> None:
+def save(outcome: RaceOutcome, path: Path) -> None:
     """Draw what was raced to a PNG file."""
     made = figure(outcome.races)
     with report.whole(path) as file:

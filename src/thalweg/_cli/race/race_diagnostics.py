@@ -10,7 +10,7 @@ from torch import nn
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg._cli.report.history import WANTED, History
 from thalweg.diagnostics import Diagnostics, Table
-from thalweg.diagnostics.jsonl_reader import UNMEASURED, Header, Record
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, LogHeader, Record
 
 
 def is_measurable(optimizer: object) -> bool:
@@ -18,7 +18,7 @@ def is_measurable(optimizer: object) -> bool:
     return isinstance(optimizer, ApplyGradientsAdapter) and optimizer.is_measurable
 
 
-class Measured:
+class MeasuredSteps:
     """The steps of one contestant.
 
     Args:
@@ -42,7 +42,7 @@ class Measured:
     def add_step(self, step: int, loss: float) -> None:
         """Add a step that was taken, with the loss before it."""
         table, self._table = self._table, None
-        header, rows = Header(self._every, (), (), (), ()), {}
+        header, rows = LogHeader(self._every, (), (), (), ()), {}
         if table is not None:
             own = table.parameters
             header = header._replace(names=tuple(own.names), sizes=tuple(own.sizes))

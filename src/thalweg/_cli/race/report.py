@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from thalweg._base.terminal_tables import fitted
 from thalweg._cli.race import sweep
-from thalweg._cli.race.outcome import Outcome
+from thalweg._cli.race.outcome import RaceOutcome
 from thalweg._cli.race.run import BLOCK, Lane, Race
 from thalweg._cli.race.standings import Standing, rank_contestants
 from thalweg._formats import syscalls
@@ -168,7 +168,7 @@ def format_epochs(race: Race) -> str:
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
-def report(outcome: Outcome) -> dict[str, Any]:
+def report(outcome: RaceOutcome) -> dict[str, Any]:
     """Everything that was raced, as JSON holds it; numbers that are not finite are null.
 
     Of one seed the results have all losses; of several they have means, and "races" all the rest.
@@ -299,12 +299,12 @@ def _finite(value: object) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: RaceOutcome) -> str:
     """The report as JSON."""
     return json.dumps(report(outcome), indent=2, allow_nan=False)
 
 
-def save(outcome: Outcome, path: Path) -> None:
+def save(outcome: RaceOutcome, path: Path) -> None:
     """Write the report to a file."""
     with whole(path) as file:
         file.write((text(outcome) + "\n").encode())

@@ -23,7 +23,7 @@ from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg.distribute import Strategy
 
 if TYPE_CHECKING:
-    from thalweg._cli.race.race_diagnostics import Measured
+    from thalweg._cli.race.race_diagnostics import MeasuredSteps
 
 BLOCK = 11
 EVALUATIONS = 10
@@ -61,7 +61,7 @@ class Lane:
     optimizer_times: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     diverged_at: int | None = None
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
 
     @property
     def name(self) -> str:
@@ -199,12 +199,12 @@ def _begin_lane(lane: Lane) -> None:
 
 
 def _measure_lanes(race: Race) -> None:
-    from thalweg._cli.race.race_diagnostics import Measured  # of use to few
+    from thalweg._cli.race.race_diagnostics import MeasuredSteps  # of use to few
     from thalweg._cli.report.bins import MOST
 
     race.measured_every = math.ceil(race.steps / MOST)
     for lane in race.lanes:
-        lane.measured = Measured(lane.optimizer, lane.model, race.measured_every)
+        lane.measured = MeasuredSteps(lane.optimizer, lane.model, race.measured_every)
 
 
 def _evaluate(lane: Lane, problem: Problem) -> Scores:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thalweg.diagnostics.jsonl_reader import UNMEASURED, Reader, Record
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader, Record
 from thalweg.diagnostics.spikes import COLUMNS, Spikes, Warned
 
 DRAWN = ("ratio", "gradient_norm")
@@ -101,7 +101,7 @@ def read_history(path: Path, tell: Callable[[float], object] = lambda share: Non
         DataLossError: It is none of diagnostics.
     """
     found = History()
-    with Reader(path, WANTED) as reader:
+    with JsonLinesReader(path, WANTED) as reader:
         for number, record in enumerate(reader.read_all()):
             found.add(record)
             if number % TOLD == 0:

@@ -21,7 +21,7 @@ LISTED = 200  # warnings
 SCRIPTS = ("numbers", "colors", "elements", "curve", "training", "pointing", "page")
 
 
-class Training(NamedTuple):
+class TrainingReport(NamedTuple):
     """A training, as a page shows it.
 
     Attributes:
@@ -54,7 +54,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def draw(trainings: Sequence[Training], title: str, facts: str = "") -> str:
+def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> str:
     """The page as HTML, which needs nothing beside it.
 
     Args:
@@ -79,7 +79,7 @@ def _as_text(value: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def describe(trainings: Sequence[Training], title: str, facts: str = "") -> dict[str, Any]:
+def describe(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> dict[str, Any]:
     """What the page draws, as its script reads it."""
     steps = [step for each in trainings for step in _span(each.history)]
     first, last = min(steps, default=0), max(steps, default=0)
@@ -105,7 +105,7 @@ def _find_spacing(history: History) -> int:
     return history.every
 
 
-def _describe_training(training: Training, bins: Bins) -> dict[str, Any]:
+def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
     history = training.history
     places = {name: place for place, name in enumerate(history.names)}
     warned = sorted(history.warned, key=lambda each: each.step)

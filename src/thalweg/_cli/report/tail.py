@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from thalweg.diagnostics.jsonl_reader import Reader, Record
+from thalweg.diagnostics.jsonl_reader import JsonLinesReader, Record
 from thalweg.diagnostics.spikes import Spikes, Warned
 
 KEPT = 100  # warnings
@@ -23,7 +23,7 @@ class Latest:
         measured: The step of `rows`.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: JsonLinesReader) -> None:
         self._reader = reader
         self._begin()
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from thalweg import tf
-from thalweg._cli.scan.name_usage import Call, Path, Use
+from thalweg._cli.scan.name_usage import CallArguments, Path, Use
 from thalweg.errors import ThalwegError
 from thalweg.tf import private_modules
 from thalweg.tf.behavior_differences import CHANGED
 from thalweg.tf.missing import INSTEAD
-from thalweg.tf.module_views import Gathered
+from thalweg.tf.module_views import MergedModules
 from thalweg.v1.missing import INSTEAD as OF_VERSION_1
 
 State = Literal["there", "changed", "missing"]
@@ -139,7 +139,7 @@ def private_verdict(use: Use) -> Verdict:
     """What becomes of a name in TensorFlow's private modules, some of which a script imports."""
     found: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
-        if not isinstance(found, ModuleType | Gathered):
+        if not isinstance(found, ModuleType | MergedModules):
             break
         module = ".".join(("tensorflow", *use.path[:depth]))
         try:
@@ -230,7 +230,7 @@ def _places(function: object) -> list[str]:
     return [each.name for each in _signature(function).parameters.values() if each.kind in kinds]
 
 
-def _wrong(function: object, call: Call) -> str:
+def _wrong(function: object, call: CallArguments) -> str:
     """Which arguments of the call are not taken; empty if all are."""
     try:
         parameters = _signature(function).parameters.values()
@@ -259,7 +259,7 @@ def _signature(function: Any) -> inspect.Signature:
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def _ignored(function: object, call: Call) -> str:
+def _ignored(function: object, call: CallArguments) -> str:
     """Which arguments of the call its docstring calls ignored."""
     document = " ".join(filter(None, (inspect.getdoc(function), _of_constructor(function))))
     ignored = set(re.findall(r"(\w+): (?:Optional\. )?Ignored\b", document))

@@ -17,7 +17,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
-class Call(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call: how many stand by position before any `*`, and those by name."""
 
     positional: int
@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
     path: Path
     line: int
-    call: Call | None = None
+    call: CallArguments | None = None
     module: Path | None = None
     caught: bool = False
 
@@ -49,7 +49,7 @@ def uses(tree: ast.Module) -> list[Use]:
     of Python. What a call returns, what `import *` brings, and a name that one branch binds to
     something else are not.
     """
-    finder = _Finder()
+    finder = _UsageFinder()
     finder.module(tree)
     return sorted(set(finder.found), key=lambda use: (use.line, use.path))
 
@@ -86,7 +86,7 @@ class _Scope:
         return self if self.parent is None else self.parent.top
 
 
-class _Finder(ast.NodeVisitor):
+class _UsageFinder(ast.NodeVisitor):
     def __init__(self) -> None:
         self.found: list[Use] = []
         self._scope = _Scope()
@@ -116,7 +116,7 @@ class _Finder(ast.NodeVisitor):
             return None if base is None else (*base, node.attr)
         return None
 
-    def _use(self, path: Path, line: int, call: Call | None = None) -> None:
+    def _use(self, path: Path, line: int, call: CallArguments | None = None) -> None:
         if path:
             caught = any("AttributeError" in names for names in self._caught)
             self.found.append(Use(path, line, call, None, caught))
@@ -141,7 +141,7 @@ class _Finder(ast.NodeVisitor):
             starred = [isinstance(each, ast.Starred) for each in node.args]
             count = starred.index(True) if True in starred else len(starred)
             names = tuple(each.arg for each in node.keywords if each.arg is not None)
-            self._use(path, node.lineno, Call(count, names))
+            self._use(path, node.lineno, CallArguments(count, names))
         self._all(node.args)
         self._all(each.value for each in node.keywords)
 

@@ -16,7 +16,7 @@ from thalweg.tf.missing import INSTEAD
 from thalweg.v1.missing import INSTEAD as OF_VERSION_1
 
 
-class Names(NamedTuple):
+class NameCoverage(NamedTuple):
     """What is there and what is not.
 
     Attributes:
@@ -30,7 +30,7 @@ class Names(NamedTuple):
     missing: dict[str, str]
 
 
-def names() -> Names:
+def names() -> NameCoverage:
     """All of it, from the modules of the facade and from its messages."""
     there: dict[str, list[str]] = {}
     at_top = _public(tf)
@@ -42,10 +42,10 @@ def names() -> Names:
         if found:
             there[title(path)] = sorted(found, key=str.lower)
     missing = {title(path): words for path, words in sorted(_missing().items(), key=_by_module)}
-    return Names(there, dict(_changed()), missing)
+    return NameCoverage(there, dict(_changed()), missing)
 
 
-def markdown(found: Names) -> str:
+def markdown(found: NameCoverage) -> str:
     """The names as tables of Markdown."""
     modules = {f"`{name}`": ", ".join(f"`{each}`" for each in own) for name, own in
                found.there.items()}  # fmt: skip

@@ -7,9 +7,9 @@ with its checksum, and names are no more than keys of dictionaries.
 
 from thalweg._formats.bundle.contents import Bundle
 from thalweg._formats.bundle.object_graph import (
-    Attribute,
     Node,
     ObjectGraph,
+    SavedAttribute,
     SlotVariable,
     select_values,
 )
@@ -20,11 +20,11 @@ from thalweg._formats.bundle.writing import write
 
 __all__ = [
     "STATE",
-    "Attribute",
     "Bundle",
     "CheckpointState",
     "Node",
     "ObjectGraph",
+    "SavedAttribute",
     "SlotVariable",
     "describe",
     "is_bundle",

@@ -11,7 +11,7 @@ from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
-from thalweg._formats.bundle.messages import Entry, Header
+from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
 from thalweg._formats.bundle.proto import decode_text
 from thalweg._formats.bundle.table import iterate_entries
 from thalweg._formats.stored_tensor import ITEM_BYTES
@@ -24,7 +24,7 @@ LARGEST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorSlice:
     """A part of a tensor that lies in one piece.
 
     Attributes:
@@ -35,11 +35,11 @@ class Part:
 
     begins: tuple[int, ...]
     shape: tuple[int, ...]
-    entry: Entry
+    entry: BundleEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class IndexedTensor:
     """A tensor as the index describes it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Described:
 
     dtype: int
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class Index:
     """
 
     shards: int
-    tensors: dict[str, Described]
+    tensors: dict[str, IndexedTensor]
 
     def suffix(self, shard: int) -> str:
         """How the name of a file of data ends."""
@@ -100,7 +100,7 @@ def read_index(folder: Folder) -> Index:
         file.close()
 
 
-def _parse_header(first: tuple[bytes, bytes] | None) -> Header:
+def _parse_header(first: tuple[bytes, bytes] | None) -> BundleHeader:
     if first is None or first[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
@@ -128,9 +128,11 @@ def _parse_header(first: tuple[bytes, bytes] | None) -> Header:
     return head
 
 
-def _describe_entries(found: Iterator[tuple[bytes, bytes]], head: Header) -> dict[str, Described]:
-    known: dict[str, Entry] = {}
-    kept: dict[bytes, Entry] = {}  # entries of slices, by their keys
+def _describe_entries(
+    found: Iterator[tuple[bytes, bytes]], head: BundleHeader
+) -> dict[str, IndexedTensor]:
+    known: dict[str, BundleEntry] = {}
+    kept: dict[bytes, BundleEntry] = {}  # entries of slices, by their keys
     for key, value in found:
         if key.startswith(b"\0"):
             with locate_flaws(f"slice {quote_name(key)}"):
@@ -140,14 +142,14 @@ def _describe_entries(found: Iterator[tuple[bytes, bytes]], head: Header) -> dic
             name = decode_text(key)
         with locate_flaws(quote_name(name)):
             known[name] = messages.parse_entry(value)
-    made: dict[str, Described] = {}
+    made: dict[str, IndexedTensor] = {}
     for name, entry in known.items():
         with locate_flaws(quote_name(name)):
             _check_shape(entry)
             parts = tuple(_parts_of(name, entry, kept))
             for part in parts:
                 _check(part.entry, head.shards)
-            made[name] = Described(entry.dtype, entry.shape, parts)
+            made[name] = IndexedTensor(entry.dtype, entry.shape, parts)
             if entry.slices:
                 _check_slices(made[name])
     if kept:
@@ -156,10 +158,12 @@ def _describe_entries(found: Iterator[tuple[bytes, bytes]], head: Header) -> dic
     return made
 
 
-def _parts_of(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Part]:
+def _parts_of(
+    name: str, entry: BundleEntry, kept: dict[bytes, BundleEntry]
+) -> Iterator[TensorSlice]:
     """Where a tensor's bytes are; entries of its slices are taken from those that are kept."""
     if not entry.slices:
-        yield Part((0,) * len(entry.shape), entry.shape, entry)
+        yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:
         begins, shape = slices.bounding_box(extents, entry.shape)
         found = kept.pop(slices.key_of(name, extents), None)
@@ -172,22 +176,22 @@ def _parts_of(name: str, entry: Entry, kept: dict[bytes, Entry]) -> Iterator[Par
                 f"the slice {slices.format_extents(extents)} has dtype {name_of(found.dtype)} and"
                 f" shape {found.shape}, not {name_of(entry.dtype)} and {shape}"
             )
-        yield Part(begins, shape, found)
+        yield TensorSlice(begins, shape, found)
 
 
-def _check_shape(entry: Entry) -> None:
+def _check_shape(entry: BundleEntry) -> None:
     if not entry.dtype:
         raise CorruptFileError("it has no dtype")
     if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
         raise CorruptFileError(f"its shape is {entry.shape}, beyond all memory")
 
 
-def _item_bytes(entry: Entry) -> int:
+def _item_bytes(entry: BundleEntry) -> int:
     """Bytes of an element; 1 where that is not known."""
     return ITEM_BYTES[NAMES[entry.dtype]] if entry.dtype in NAMES else 1
 
 
-def _check(entry: Entry, shards: int) -> None:
+def _check(entry: BundleEntry, shards: int) -> None:
     """Refuse an entry that cannot be true, whatever the files hold."""
     if not 0 <= entry.shard < shards:
         raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
@@ -203,7 +207,7 @@ def _check(entry: Entry, shards: int) -> None:
         raise CorruptFileError(f"it has {entry.size} bytes for {count} strings")
 
 
-def _check_slices(tensor: Described) -> None:
+def _check_slices(tensor: IndexedTensor) -> None:
     if tensor.dtype not in NAMES:
         raise CorruptFileError(
             f"it is {name_of(tensor.dtype)} and kept in slices, which is not read; save it whole"
@@ -213,7 +217,7 @@ def _check_slices(tensor: Described) -> None:
     slices.check_count([part.shape for part in tensor.parts], tensor.shape)
 
 
-def _check_apart(tensors: dict[str, Described]) -> None:
+def _check_apart(tensors: dict[str, IndexedTensor]) -> None:
     """Refuse tensors that share bytes, so that no file can promise more than it has."""
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)

@@ -13,7 +13,7 @@ from thalweg._formats.bundle.proto import (
     BYTES,
     FIXED32,
     VARINT,
-    Message,
+    ProtoMessage,
     bytes_field,
     encode_varint,
     fixed32_field,
@@ -29,7 +29,7 @@ RANK = 254  # axes that a tensor of TensorFlow may have
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class BundleHeader:
     """What is said of the whole bundle.
 
     Attributes:
@@ -55,7 +55,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BundleEntry:
     """What is said of a tensor.
 
     Attributes:
@@ -87,29 +87,31 @@ class Entry:
         return number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + place + end
 
 
-def parse_header(data: bytes) -> Header:
+def parse_header(data: bytes) -> BundleHeader:
     """The header of a bundle.
 
     Raises:
         CorruptFileError: The bytes are none.
     """
-    found = Message(data, {1: VARINT, 2: VARINT, 3: BYTES})
+    found = ProtoMessage(data, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = found.data(3)
-    known = Message(versions, {1: VARINT, 2: VARINT})
-    return Header(found.signed(1), found.signed(2), known.signed(2), _repeated_numbers(versions, 3))
+    known = ProtoMessage(versions, {1: VARINT, 2: VARINT})
+    return BundleHeader(
+        found.signed(1), found.signed(2), known.signed(2), _repeated_numbers(versions, 3)
+    )
 
 
-def parse_entry(data: bytes) -> Entry:
+def parse_entry(data: bytes) -> BundleEntry:
     """The entry of a tensor.
 
     Raises:
         CorruptFileError: The bytes are none.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
-    found = Message(data, kinds)
+    found = ProtoMessage(data, kinds)
     slices = tuple(slice_of(each) for each in found.every(7))
     place = found.signed(3), found.signed(4), found.signed(5), found.number(6)
-    return Entry(found.number(1), parse_shape(found.data(2)), *place, slices)
+    return BundleEntry(found.number(1), parse_shape(found.data(2)), *place, slices)
 
 
 def parse_shape(data: bytes) -> tuple[int, ...]:
@@ -118,10 +120,10 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
     Raises:
         CorruptFileError: It is unknown, has a negative length, or too many axes.
     """
-    found = Message(data, {2: BYTES, 3: VARINT})
+    found = ProtoMessage(data, {2: BYTES, 3: VARINT})
     if found.number(3):
         raise CorruptFileError("its shape is unknown")
-    lengths = tuple(Message(each, {1: VARINT}).signed(1) for each in found.every(2))
+    lengths = tuple(ProtoMessage(each, {1: VARINT}).signed(1) for each in found.every(2))
     if len(lengths) > RANK:
         raise CorruptFileError(
             f"it has {len(lengths)} axes, TensorFlow's tensors have {RANK} at most"
@@ -143,8 +145,8 @@ def slice_of(data: bytes) -> Slice:
         CorruptFileError: It is none.
     """
     made: list[tuple[int, int | None]] = []
-    for each in Message(data, {1: BYTES}).every(1):
-        extent = Message(each, {1: VARINT, 2: VARINT})
+    for each in ProtoMessage(data, {1: BYTES}).every(1):
+        extent = ProtoMessage(each, {1: VARINT, 2: VARINT})
         made.append((extent.signed(1), extent.signed(2) if extent.has(2) else None))
     return tuple(made)
 

@@ -13,7 +13,7 @@ from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote
 from thalweg._formats.bundle.proto import (
     BYTES,
     VARINT,
-    Message,
+    ProtoMessage,
     bytes_field,
     number_field,
     string_field,
@@ -23,7 +23,7 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class SavedAttribute:
     """A value of an object: of a variable, the variable itself.
 
     Attributes:
@@ -63,7 +63,7 @@ class Node:
     """
 
     children: Mapping[str, int] = field(default_factory=dict[str, int])
-    attributes: tuple[Attribute, ...] = ()
+    attributes: tuple[SavedAttribute, ...] = ()
     slots: tuple[SlotVariable, ...] = ()
 
 
@@ -84,7 +84,7 @@ def decode_graph(data: bytes) -> ObjectGraph:
     Raises:
         CorruptFileError: The bytes are none, or name nodes that are not there.
     """
-    messages = Message(data, {1: BYTES}).every(1)
+    messages = ProtoMessage(data, {1: BYTES}).every(1)
     if not messages:
         raise CorruptFileError("it has no objects")
     nodes: list[Node] = []
@@ -131,21 +131,21 @@ def encode_graph(graph: ObjectGraph) -> bytes:
 
 
 def _decode_node(data: bytes) -> Node:
-    found = Message(data, {1: BYTES, 2: BYTES, 3: BYTES})
+    found = ProtoMessage(data, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
     for each in found.every(1):
-        child = Message(each, {1: VARINT, 2: BYTES})
+        child = ProtoMessage(each, {1: VARINT, 2: BYTES})
         name = child.text(2)
         if name in children:
             raise CorruptFileError(f"it has {quote_name(name)} twice")
         children[name] = child.signed(1)
-    attributes: list[Attribute] = []
+    attributes: list[SavedAttribute] = []
     for each in found.every(2):
-        value = Message(each, {1: BYTES, 2: BYTES, 3: BYTES})
-        attributes.append(Attribute(value.text(1), value.text(2), value.text(3)))
+        value = ProtoMessage(each, {1: BYTES, 2: BYTES, 3: BYTES})
+        attributes.append(SavedAttribute(value.text(1), value.text(2), value.text(3)))
     slots: list[SlotVariable] = []
     for each in found.every(3):
-        slot = Message(each, {1: VARINT, 2: BYTES, 3: VARINT})
+        slot = ProtoMessage(each, {1: VARINT, 2: BYTES, 3: VARINT})
         slots.append(SlotVariable(slot.signed(1), slot.text(2), slot.signed(3)))
     return Node(children, tuple(attributes), tuple(slots))
 

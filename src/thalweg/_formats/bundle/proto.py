@@ -95,7 +95,7 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         yield field, kind, value if kind == BYTES else int.from_bytes(value, "little")
 
 
-class Message:
+class ProtoMessage:
     """The fields of a message that are asked for; others are passed over.
 
     Args:

@@ -14,8 +14,8 @@ from thalweg._formats.bundle.contents import Bundle, Path, Progress, check_dtype
 from thalweg._formats.bundle.dtypes import VARIANT, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, raise_flaws
 from thalweg._formats.bundle.index import read_index
-from thalweg._formats.bundle.tensors import Reader
-from thalweg._formats.stored_tensor import Listed
+from thalweg._formats.bundle.tensors import BundleReader
+from thalweg._formats.stored_tensor import TensorInfo
 from thalweg.errors import MissingFileError
 
 _FILE = re.compile(r"(\.index|\.data-[0-9]{5}-of-[0-9]{5})\Z")
@@ -67,14 +67,14 @@ def read(
         if names is None:
             wanted = {name: wanted[name] for name in wanted if name not in variants}
         check_dtypes((name, tensor.dtype) for name, tensor in wanted.items())
-        found = Reader(folder, index, wanted, progress).read_bundle()
+        found = BundleReader(folder, index, wanted, progress).read_bundle()
     if found.graph is None:
         return replace(found, variants=tuple(variants))
     graph = object_graph.select_values(found.graph, lambda key: key not in variants)
     return replace(found, graph=graph, variants=tuple(variants))
 
 
-def describe(prefix: Path) -> list[Listed]:
+def describe(prefix: Path) -> list[TensorInfo]:
     """The tensors of a checkpoint by name; files of data are neither read nor needed.
 
     Args:
@@ -98,7 +98,7 @@ def describe(prefix: Path) -> list[Listed]:
                 raise
             return v1_format.describe(folder, suffixes)
     return [
-        Listed(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
+        TensorInfo(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
     ]
 
 

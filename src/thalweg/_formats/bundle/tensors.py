@@ -10,7 +10,7 @@ from thalweg._formats.bundle.checkpoint_directory import File, Folder
 from thalweg._formats.bundle.contents import Bundle, Progress
 from thalweg._formats.bundle.dtypes import NAMES, STRING
 from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw, locate_flaws, quote_name
-from thalweg._formats.bundle.index import Described, Index, Part
+from thalweg._formats.bundle.index import Index, IndexedTensor, TensorSlice
 from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.checksum import crc32c, unmask_checksum
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Reader:
+class BundleReader:
     """Reads some tensors of a bundle.
 
     Args:
@@ -33,7 +33,7 @@ class Reader:
         self,
         folder: Folder,
         index: Index,
-        wanted: dict[str, Described],
+        wanted: dict[str, IndexedTensor],
         progress: Progress | None,
     ) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class Reader:
         entries = [part.entry for part in self._wanted[name].parts]
         return min((entry.shard, entry.offset) for entry in entries)
 
-    def _read_tensor(self, tensor: Described) -> StoredTensor:
+    def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
         kind = NAMES[tensor.dtype]
         for part in tensor.parts:
             self._open_shard_of(part)
@@ -84,7 +84,7 @@ class Reader:
             raise CorruptFileError(f"it is bool and has bytes up to {data.max()}")
         return StoredTensor(kind, tensor.shape, data.data)
 
-    def _read_part(self, part: Part) -> np.ndarray[Any, Any]:
+    def _read_part(self, part: TensorSlice) -> np.ndarray[Any, Any]:
         """The bytes of a part of a tensor, if they have its checksum."""
         import numpy as np
 
@@ -96,7 +96,7 @@ class Reader:
         self._report_progress(part.entry.size)
         return data
 
-    def _read_strings(self, tensor: Described) -> list[bytes]:
+    def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
         part = tensor.parts[0]
         data = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
         found, calculated = strings.decode_strings(data, prod(tensor.shape))
@@ -106,7 +106,7 @@ class Reader:
         self._report_progress(len(data))
         return found
 
-    def _open_shard_of(self, part: Part) -> File:
+    def _open_shard_of(self, part: TensorSlice) -> File:
         """The file of a part, if it is long enough to hold it."""
         entry = part.entry
         file = self._folder.open_shard(self._index.suffix(entry.shard))

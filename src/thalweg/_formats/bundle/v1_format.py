@@ -21,10 +21,10 @@ from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.index import LARGEST, SHARDS
 from thalweg._formats.bundle.messages import Slice
-from thalweg._formats.bundle.proto import BYTES, VARINT, Message
+from thalweg._formats.bundle.proto import BYTES, VARINT, ProtoMessage
 from thalweg._formats.bundle.table import is_table, iterate_entries
 from thalweg._formats.bundle.tensor_proto import tensor_bytes, tensor_strings
-from thalweg._formats.stored_tensor import ITEM_BYTES, Listed, StoredTensor
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, TensorInfo
 from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def read(
     return Bundle(tensors, texts, None)
 
 
-def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
+def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
     """The tensors of such a checkpoint by name; as `read` otherwise."""
     return [
-        Listed(name, name_of(each.dtype), each.shape, each.bytes)
+        TensorInfo(name, name_of(each.dtype), each.shape, each.bytes)
         for name, each in sorted(_describe_files(folder, suffixes)[0].items())
     ]
 
@@ -165,16 +165,16 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
                     " model.index, beside model.data-00000-of-00001",
                     UnsupportedCheckpointError,
                 )
-            described = Message(Message(value, {1: BYTES}).data(1), {1: BYTES})
+            described = ProtoMessage(ProtoMessage(value, {1: BYTES}).data(1), {1: BYTES})
             for each in described.every(1):
-                _add_slices(known, Message(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))
+                _add_slices(known, ProtoMessage(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))
     for name, tensor in known.items():
         with locate_flaws(quote_name(name)):
             _check_tensor(tensor)
     return known, total
 
 
-def _add_slices(known: dict[str, _Tensor], found: Message) -> None:
+def _add_slices(known: dict[str, _Tensor], found: ProtoMessage) -> None:
     """Add what a SavedSliceMeta says: a tensor, or more slices of one."""
     name = found.text(1)
     with locate_flaws(quote_name(name)):
@@ -204,7 +204,7 @@ def _check_tensor(tensor: _Tensor) -> None:
 
 def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> object:
     """The bytes of a slice, or its strings."""
-    data = Message(Message(value, {2: BYTES}).data(2), {3: BYTES}).data(3)
+    data = ProtoMessage(ProtoMessage(value, {2: BYTES}).data(2), {3: BYTES}).data(3)
     count = prod(tensor.shape_of(key))
     if tensor.dtype == STRING:
         return tensor_strings(data, count)

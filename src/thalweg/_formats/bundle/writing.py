@@ -11,7 +11,7 @@ from thalweg._formats.bundle import object_graph
 from thalweg._formats.bundle.contents import Path, Progress
 from thalweg._formats.bundle.dtypes import NUMBERS, STRING
 from thalweg._formats.bundle.errors import quote_name
-from thalweg._formats.bundle.messages import RANK, Entry, Header
+from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader
 from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.bundle.table import encoded_table
@@ -51,18 +51,18 @@ def write(
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
-    made: dict[bytes, bytes] = {b"": Header(1).encode_message()}
+    made: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
         offset = 0
         for key in _in_order(items, graph):
             tensor = items[key]
             place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
-            made[key] = Entry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
+            made[key] = BundleEntry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
             offset += len(tensor.data)
             yield tensor.data
         if graph is not None:
-            entry = Entry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
+            entry = BundleEntry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
             made[object_graph.KEY.encode()] = entry.encode_message()
             yield objects
 

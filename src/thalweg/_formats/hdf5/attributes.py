@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from thalweg._formats.hdf5 import types
-from thalweg._formats.hdf5.headers import ATTRIBUTE, ATTRIBUTE_INFO, Message
+from thalweg._formats.hdf5.headers import ATTRIBUTE, ATTRIBUTE_INFO, HeaderMessage
 from thalweg._formats.hdf5.heaps import GlobalHeap, decode_name
-from thalweg._formats.source import Part
+from thalweg._formats.source import FilePart
 
 
-class Attribute:
+class TextAttribute:
     """Text beside a group or a dataset.
 
     Args:
@@ -21,14 +21,14 @@ class Attribute:
         name: Its name.
     """
 
-    def __init__(self, body: Part, heap: GlobalHeap) -> None:
+    def __init__(self, body: FilePart, heap: GlobalHeap) -> None:
         version = body.take_version((1, 2, 3), "attributes")
         flags = body.take_number(1)
         sizes = [body.take_number(2) for _ in range(3)]
         if version > 1 and flags & 3:
             raise body.source.unsupported_error(body.offset, "named types are not read")
         body.take(1 if version == 3 else 0)
-        self._parts: list[Part] = []
+        self._parts: list[FilePart] = []
         for size in sizes:
             self._parts.append(body.take_part(size))
             if version == 1:
@@ -67,14 +67,14 @@ class Attribute:
         return [bytes(part.data).rstrip(b"\0") for part in parts]
 
 
-def attributes_of(messages: list[Message], heap: GlobalHeap) -> dict[str, Attribute]:
+def attributes_of(messages: list[HeaderMessage], heap: GlobalHeap) -> dict[str, TextAttribute]:
     """The attributes of an object by name.
 
     Raises:
         DataLossError: A name is there twice.
         UnsupportedCheckpointError: There are so many that they lie in a heap.
     """
-    found: dict[str, Attribute] = {}
+    found: dict[str, TextAttribute] = {}
     for kind, body in messages:
         if kind == ATTRIBUTE_INFO:
             begin = body.offset
@@ -85,7 +85,7 @@ def attributes_of(messages: list[Message], heap: GlobalHeap) -> dict[str, Attrib
                     begin, "more than eight attributes are not read"
                 )
         elif kind == ATTRIBUTE:
-            begin, made = body.offset, Attribute(body, heap)
+            begin, made = body.offset, TextAttribute(body, heap)
             if made.name in found:
                 raise body.source.data_loss_error(begin, f"attribute {made.name!r} is there twice")
             found[made.name] = made

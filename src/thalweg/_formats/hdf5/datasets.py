@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from thalweg._formats.hdf5 import filters, headers, types
-from thalweg._formats.hdf5.attributes import Attribute
-from thalweg._formats.hdf5.headers import Message
+from thalweg._formats.hdf5.attributes import TextAttribute
+from thalweg._formats.hdf5.headers import HeaderMessage
 from thalweg._formats.hdf5.trees import iterate_leaves
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsafeCheckpointError
 
@@ -21,7 +21,7 @@ _MOST = 2**60  # elements, and those that there would be if no extent were 0
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
-class Dataset:
+class ArrayDataset:
     """An array of a file, not read yet.
 
     Args:
@@ -43,10 +43,10 @@ class Dataset:
 
     def __init__(
         self,
-        source: Source,
+        source: SourceFile,
         name: str,
-        messages: list[Message],
-        attributes: Mapping[str, Attribute],
+        messages: list[HeaderMessage],
+        attributes: Mapping[str, TextAttribute],
     ) -> None:
         self.name, self.attributes, self._source = name, attributes, source
         bodies = dict(reversed(messages))
@@ -67,7 +67,7 @@ class Dataset:
         if math.prod(extent or 1 for extent in self.shape) >= _MOST:
             raise source.data_loss_error(begin, f"{name!r} has the shape {self.shape}")
 
-    def _unsafe_error(self, body: Part, text: str) -> UnsafeCheckpointError:
+    def _unsafe_error(self, body: FilePart, text: str) -> UnsafeCheckpointError:
         return self._source.unsafe_error(body.offset, f"{self.name!r}: {text}")
 
     def _check_virtual(self) -> None:
@@ -124,7 +124,7 @@ class Dataset:
         text = f"{self.name!r} has chunks as HDF5 1.10 stores them"
         raise source.unsupported_error(begin, f"{text}; copy the file with `h5repack -l CONTI`")
 
-    def _check_size(self, part: Part, size: int) -> memoryview:
+    def _check_size(self, part: FilePart, size: int) -> memoryview:
         if len(part.data) != size:
             raise self._size_error(size, len(part.data))
         return part.data
@@ -133,7 +133,7 @@ class Dataset:
         text = f"{self.name!r} should have {size} bytes, and {stored} are stored"
         return self._source.data_loss_error(self._layout.offset, text)
 
-    def _read_chunked(self, body: Part, size: int) -> memoryview:
+    def _read_chunked(self, body: FilePart, size: int) -> memoryview:
         """The elements, out of blocks of one shape that may stand out at the ends."""
         source, shape, width = self._source, self.shape, self.elements.size
         begin, rank = body.offset, body.take_number(1) - 1
@@ -170,7 +170,7 @@ class Dataset:
         return made.view(np.uint8).reshape(-1).data
 
     def _read_chunk(
-        self, key: Part, address: int, corner: tuple[int, ...], size: int
+        self, key: FilePart, address: int, corner: tuple[int, ...], size: int
     ) -> memoryview:
         source, begin = self._source, key.offset
         stored, mask = key.take_number(4), key.take_number(4)

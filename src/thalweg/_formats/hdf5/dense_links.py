@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from thalweg._formats.hdf5 import lookup3
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 _DEEPEST, _ROWS = 8, 64  # levels of a tree; rows of a table, whose blocks double
 
 
-def iterate_objects(source: Source, heap: int, tree: int, kind: int) -> Iterator[Part]:
+def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
     """What lies in a heap, in the order of a tree.
 
     Args:
@@ -35,7 +35,7 @@ def _bytes_for(limit: int) -> int:
     return max(limit.bit_length() - 1, 0) // 8 + 1
 
 
-def _tree_records(source: Source, address: int, kind: int) -> Iterator[Part]:
+def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
     source.visit_once(address, "a tree")
     head = source.read_part(address, 38, "a tree")
     head.expect_signature(b"BTHD\0" + bytes([kind]), "a tree")
@@ -75,7 +75,7 @@ def _tree_records(source: Source, address: int, kind: int) -> Iterator[Part]:
 
 
 class _Heap:
-    def __init__(self, source: Source, address: int) -> None:
+    def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source
         source.visit_once(address, "a heap")
         head = source.read_part(address, 146, "a heap")
@@ -100,7 +100,7 @@ class _Heap:
         blocks = [] if root is None else list(self._direct_blocks(root, rows))
         self._begins = [begin for begin, _, _ in blocks]
         self._found = blocks
-        self._read: dict[int, Part] = {}
+        self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
         """The offset in the heap, the size and the address of each block with objects."""
@@ -129,7 +129,7 @@ class _Heap:
                     offset += size
             lookup3.check_sum(part, "a table of blocks")
 
-    def object_at(self, where: Part) -> Part:
+    def object_at(self, where: FilePart) -> FilePart:
         """What a record points to."""
         source, begin = self._source, where.offset
         if where.take_number(1):
@@ -148,9 +148,9 @@ class _Heap:
             )
         source.charge_read(length, begin)
         data = block.data[offset - first : offset - first + length]
-        return Part(source, data, address + offset - first)
+        return FilePart(source, data, address + offset - first)
 
-    def _read_block(self, address: int, size: int) -> Part:
+    def _read_block(self, address: int, size: int) -> FilePart:
         source = self._source
         source.visit_once(address, "a block of a heap")
         part = source.read_part(address, size, "a block of a heap")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thalweg._formats.hdf5 import headers
-from thalweg._formats.hdf5.attributes import Attribute, attributes_of
-from thalweg._formats.hdf5.datasets import Dataset
-from thalweg._formats.hdf5.headers import Message, read_messages
+from thalweg._formats.hdf5.attributes import TextAttribute, attributes_of
+from thalweg._formats.hdf5.datasets import ArrayDataset
+from thalweg._formats.hdf5.headers import HeaderMessage, read_messages
 from thalweg._formats.hdf5.heaps import GlobalHeap
 from thalweg._formats.hdf5.links import read_links
 from thalweg._formats.hdf5.lookup3 import check_sum
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _LONGEST, _DEEPEST = 1024, 64  # of a path: its letters, its names
@@ -31,15 +31,17 @@ class Group:
         attributes: Its attributes by name.
     """
 
-    def __init__(self, source: Source, name: str, found: list[Message], heap: GlobalHeap) -> None:
+    def __init__(
+        self, source: SourceFile, name: str, found: list[HeaderMessage], heap: GlobalHeap
+    ) -> None:
         self.name = name
-        self.attributes: dict[str, Attribute] = attributes_of(found, heap)
+        self.attributes: dict[str, TextAttribute] = attributes_of(found, heap)
         self._addresses = read_links(source, found)
         self._source, self._heap = source, heap
-        self._members: dict[str, Group | Dataset] | None = None
+        self._members: dict[str, Group | ArrayDataset] | None = None
 
     @property
-    def members(self) -> dict[str, Group | Dataset]:
+    def members(self) -> dict[str, Group | ArrayDataset]:
         """Its groups and datasets by name, in the file's order; what they hold is not read."""
         if self._members is None:
             self._members = {
@@ -47,26 +49,28 @@ class Group:
             }
         return self._members
 
-    def _open_member(self, name: str, address: int) -> Group | Dataset:
+    def _open_member(self, name: str, address: int) -> Group | ArrayDataset:
         path = f"{self.name}/{name}" if self.name else name
         if len(path) > _LONGEST or path.count("/") >= _DEEPEST:
             raise self._source.data_loss_error(address, f"the path {path[:40]!r}... is too long")
         return _open_object(self._source, path, address, self._heap)
 
-    def iterate_datasets(self) -> Iterator[Dataset]:
+    def iterate_datasets(self) -> Iterator[ArrayDataset]:
         """All datasets in it and in its groups."""
         for member in self.members.values():
-            if isinstance(member, Dataset):
+            if isinstance(member, ArrayDataset):
                 yield member
             else:
                 yield from member.iterate_datasets()
 
 
-def _open_object(source: Source, name: str, address: int, heap: GlobalHeap) -> Group | Dataset:
+def _open_object(
+    source: SourceFile, name: str, address: int, heap: GlobalHeap
+) -> Group | ArrayDataset:
     found = read_messages(source, address)
     kinds = {kind for kind, _ in found}
     if headers.LAYOUT in kinds:
-        return Dataset(source, name, found, attributes_of(found, heap))
+        return ArrayDataset(source, name, found, attributes_of(found, heap))
     if kinds & {headers.SYMBOL_TABLE, headers.LINK_INFO}:
         return Group(source, name, found, heap)
     if headers.DATATYPE in kinds:
@@ -74,7 +78,7 @@ def _open_object(source: Source, name: str, address: int, heap: GlobalHeap) -> G
     raise source.data_loss_error(address, f"{name!r} is neither a group nor a dataset")
 
 
-def root_group(source: Source) -> Group:
+def root_group(source: SourceFile) -> Group:
     """The first group of a file.
 
     Raises:
@@ -92,12 +96,12 @@ def root_group(source: Source) -> Group:
     head.take((9 if version == 0 else 13) if version < 2 else 1)
     address = _root_address(head, version)
     found = _open_object(source, "", address, GlobalHeap(source))
-    if isinstance(found, Dataset):
+    if isinstance(found, ArrayDataset):
         raise source.data_loss_error(address, "the first group is a dataset")
     return found
 
 
-def _root_address(head: Part, version: int) -> int:
+def _root_address(head: FilePart, version: int) -> int:
     """The address of the first group, after all else has been looked at."""
     source = head.source
     base, _, end = head.take_number(8), head.take_address(), head.take_number(8)

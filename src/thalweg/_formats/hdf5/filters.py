@@ -9,14 +9,14 @@ import zlib
 
 import numpy as np
 
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 DEFLATE, SHUFFLE, LZF = 1, 2, 32000
 _MOST = 8  # filters of a dataset
 _TITLES = {3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 307: "bzip2", 32001: "blosc"}
 
 
-def filter_pipeline(body: Part) -> list[int]:
+def filter_pipeline(body: FilePart) -> list[int]:
     """The numbers of the filters, in the order in which they were applied.
 
     Raises:
@@ -45,7 +45,7 @@ def filter_pipeline(body: Part) -> list[int]:
 
 
 def undo_filters(
-    source: Source, offset: int, data: memoryview, filters: list[int], size: int, width: int
+    source: SourceFile, offset: int, data: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
     """A chunk as it was.
 
@@ -76,7 +76,7 @@ def undo_filters(
     return found
 
 
-def _inflate_chunk(source: Source, offset: int, data: bytes | memoryview, size: int) -> bytes:
+def _inflate_chunk(source: SourceFile, offset: int, data: bytes | memoryview, size: int) -> bytes:
     stream = zlib.decompressobj()
     try:
         found = stream.decompress(data, size + 1)
@@ -87,7 +87,7 @@ def _inflate_chunk(source: Source, offset: int, data: bytes | memoryview, size: 
     return found
 
 
-def _decompress_lzf(source: Source, offset: int, data: bytes, size: int) -> bytes:
+def _decompress_lzf(source: SourceFile, offset: int, data: bytes, size: int) -> bytes:
     """What LZF made smaller: runs of bytes, and copies of what came before.
 
     A control byte below 32 says how many bytes follow, less one. Else its upper three bits are the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from thalweg._formats.hdf5 import lookup3
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK = 1, 2, 3, 5, 6
 EXTERNAL_FILES, LAYOUT, FILTERS, ATTRIBUTE, CONTINUATION = 7, 8, 11, 12, 16
@@ -14,14 +14,14 @@ _KNOWN = range(24)  # the last, 23, is what a file that was not closed leaves
 _SHARED, _MUST_BE_KNOWN = 2, 128
 
 
-class Message(NamedTuple):
+class HeaderMessage(NamedTuple):
     """One of an object's messages."""
 
     kind: int
-    body: Part
+    body: FilePart
 
 
-def read_messages(source: Source, address: int) -> list[Message]:
+def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
     """All messages of an object.
 
     Args:
@@ -38,11 +38,11 @@ def read_messages(source: Source, address: int) -> list[Message]:
     return _read_version_1(source, address)
 
 
-def _read_version_1(source: Source, address: int) -> list[Message]:
+def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
     part = source.read_part(address, 16, "an object's header")
     part.expect_signature(b"\x01\x00", "an object's header")
     count, _, size = part.take_number(2), part.take_number(4), part.take_number(4)
-    found: list[Message] = []
+    found: list[HeaderMessage] = []
     blocks, seen = [(address + 16, size)], 0
     while blocks:
         begin, size = blocks.pop(0)
@@ -57,7 +57,7 @@ def _read_version_1(source: Source, address: int) -> list[Message]:
     return found
 
 
-def _read_version_2(source: Source, address: int) -> list[Message]:
+def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
     head = source.read_part(address, 6, "an object's header")
     head.take(4)
     head.take_version((2,), "object headers")
@@ -65,7 +65,7 @@ def _read_version_2(source: Source, address: int) -> list[Message]:
     more = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
     width = 1 << (flags & 3)
     size = source.read_part(address + 6 + more, width, "the size of a header").take_number(width)
-    found: list[Message] = []
+    found: list[HeaderMessage] = []
     blocks = [(address, 6 + more + width + size + 4)]
     begins = 6 + more + width
     while blocks:
@@ -88,7 +88,7 @@ def _read_version_2(source: Source, address: int) -> list[Message]:
 
 
 def _note_message(
-    found: list[Message], blocks: list[tuple[int, int]], kind: int, flags: int, body: Part
+    found: list[HeaderMessage], blocks: list[tuple[int, int]], kind: int, flags: int, body: FilePart
 ) -> None:
     source = body.source
     if kind == CONTINUATION:
@@ -102,4 +102,4 @@ def _note_message(
             body.offset, "what objects share, as a named type, is not read"
         )
     elif kind:
-        found.append(Message(kind, body))
+        found.append(HeaderMessage(kind, body))

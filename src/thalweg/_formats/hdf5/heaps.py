@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 _LONGEST = 1024  # bytes of a name; HDF5 has no limit, Keras' names have dozens
 
@@ -15,7 +15,7 @@ class LocalHeap:
         address: Where the heap is.
     """
 
-    def __init__(self, source: Source, address: int) -> None:
+    def __init__(self, source: SourceFile, address: int) -> None:
         source.visit_once(address, "a heap of names")
         head = source.read_part(address, 32, "a heap of names")
         head.expect_signature(b"HEAP\0\0\0\0", "a heap of names")
@@ -46,11 +46,11 @@ class GlobalHeap:
         source: The file.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source = source
-        self._collections: dict[int, dict[int, Part]] = {}
+        self._collections: dict[int, dict[int, FilePart]] = {}
 
-    def text_at(self, where: Part) -> bytes:
+    def text_at(self, where: FilePart) -> bytes:
         """A text that is taken once.
 
         Args:
@@ -71,13 +71,13 @@ class GlobalHeap:
             )
         return bytes(found.take(length))
 
-    def _read_collection(self, address: int) -> dict[int, Part]:
+    def _read_collection(self, address: int) -> dict[int, FilePart]:
         source = self._source
         head = source.read_part(address, 16, "a heap of texts")
         head.expect_signature(b"GCOL\1\0\0\0", "a heap of texts")
         part = source.read_part(address, head.take_number(8), "a heap of texts")
         part.take(16)
-        found: dict[int, Part] = {}
+        found: dict[int, FilePart] = {}
         while part.left >= 16:
             number = part.take_number(2)
             part.take(6)
@@ -89,7 +89,7 @@ class GlobalHeap:
         return found
 
 
-def decode_name(source: Source, offset: int, name: bytes) -> str:
+def decode_name(source: SourceFile, offset: int, name: bytes) -> str:
     """A name of a file; raises `DataLossError` if it is none."""
     try:
         found = name.decode()

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thalweg._formats.hdf5.dense_links import iterate_objects
-from thalweg._formats.hdf5.headers import LINK, LINK_INFO, SYMBOL_TABLE, Message
+from thalweg._formats.hdf5.headers import LINK, LINK_INFO, SYMBOL_TABLE, HeaderMessage
 from thalweg._formats.hdf5.heaps import LocalHeap, decode_name
 from thalweg._formats.hdf5.trees import iterate_leaves
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 _NAMES = 5  # the kind of tree that has links by their names
 _KINDS = {1: "a soft link", 64: "an external link"}
 
 
-def read_links(source: Source, messages: list[Message]) -> dict[str, int]:
+def read_links(source: SourceFile, messages: list[HeaderMessage]) -> dict[str, int]:
     """The addresses of a group's members by name, in the file's order.
 
     Raises:
@@ -34,7 +34,9 @@ def read_links(source: Source, messages: list[Message]) -> dict[str, int]:
     return found
 
 
-def _iterate_links(source: Source, messages: list[Message]) -> Iterator[tuple[str, int, int]]:
+def _iterate_links(
+    source: SourceFile, messages: list[HeaderMessage]
+) -> Iterator[tuple[str, int, int]]:
     for kind, body in messages:
         if kind == SYMBOL_TABLE:
             tree, heap = (
@@ -54,7 +56,7 @@ def _iterate_links(source: Source, messages: list[Message]) -> Iterator[tuple[st
 
 
 def _symbol_table_links(
-    source: Source, tree: int, heap: LocalHeap
+    source: SourceFile, tree: int, heap: LocalHeap
 ) -> Iterator[tuple[str, int, int]]:
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
         source.visit_once(node, "a table of links")
@@ -70,7 +72,7 @@ def _symbol_table_links(
             yield name, address, begin
 
 
-def _read_link(body: Part) -> tuple[str, int, int]:
+def _read_link(body: FilePart) -> tuple[str, int, int]:
     source, begin = body.source, body.offset
     body.take_version((1,), "links")
     flags = body.take_number(1)

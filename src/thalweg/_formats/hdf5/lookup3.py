@@ -5,7 +5,7 @@ Reference: http://burtleburtle.net/bob/c/lookup3.c
 
 from __future__ import annotations
 
-from thalweg._formats.source import Part
+from thalweg._formats.source import FilePart
 
 _MASK = 0xFFFFFFFF
 _MIXING = ((0, 2, 4, 1), (1, 0, 6, 2), (2, 1, 8, 0), (0, 2, 16, 1), (1, 0, 19, 2), (2, 1, 4, 0))
@@ -29,7 +29,7 @@ def lookup3(data: bytes | memoryview) -> int:
     return words[2]
 
 
-def check_sum(part: Part, what: str) -> None:
+def check_sum(part: FilePart, what: str) -> None:
     """Take a checksum of all bytes before it.
 
     Raises:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 _DEEPEST = 16
 
 
 def iterate_leaves(
-    source: Source, address: int, kind: int, width: int
-) -> Iterator[tuple[Part, int]]:
+    source: SourceFile, address: int, kind: int, width: int
+) -> Iterator[tuple[FilePart, int]]:
     """The key before each child of the lowest nodes, and the child's address, in order.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg._formats.source import Part
+from thalweg._formats.source import FilePart
 
 _FIXED, _FLOAT, _TIME, _STRING, _BITS, _OPAQUE, _COMPOUND, _REFERENCE = range(8)
 _ENUM, _VARIABLE, _ARRAY = 8, 9, 10
@@ -40,7 +40,7 @@ class Elements:
     is_swapped: bool = False
 
 
-def parse_shape(body: Part) -> tuple[int, ...] | None:
+def parse_shape(body: FilePart) -> tuple[int, ...] | None:
     """The shape that a message gives; None if there are no elements, not even one."""
     version = body.take_version((1, 2), "shapes")
     rank, flags = body.take_number(1), body.take_number(1)
@@ -55,7 +55,7 @@ def parse_shape(body: Part) -> tuple[int, ...] | None:
     return None if kind == 2 else found
 
 
-def parse_elements(body: Part) -> Elements:
+def parse_elements(body: FilePart) -> Elements:
     """The type that a message gives.
 
     Raises:
@@ -86,7 +86,7 @@ def parse_elements(body: Part) -> Elements:
     raise source.unsupported_error(begin, f"elements of kind {kind} are not read")
 
 
-def _parse_integer(body: Part, bits: int, size: int) -> Elements:
+def _parse_integer(body: FilePart, bits: int, size: int) -> Elements:
     source, begin = body.source, body.offset
     offset, precision = body.take_number(2), body.take_number(2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
@@ -94,7 +94,7 @@ def _parse_integer(body: Part, bits: int, size: int) -> Elements:
     return Elements(f"{'I' if bits & 8 else 'U'}{8 * size}", size, bool(bits & 1))
 
 
-def _parse_float(body: Part, bits: int, size: int) -> Elements:
+def _parse_float(body: FilePart, bits: int, size: int) -> Elements:
     source, begin = body.source, body.offset
     offset, precision = body.take_number(2), body.take_number(2)
     places = tuple(body.take_number(1) for _ in range(4))
@@ -108,7 +108,7 @@ def _parse_float(body: Part, bits: int, size: int) -> Elements:
     return Elements(dtype, size, bool(bits & 1))
 
 
-def _parse_boolean(body: Part, count: int, version: int) -> Elements:
+def _parse_boolean(body: FilePart, count: int, version: int) -> Elements:
     """The enumeration that h5py has for booleans; others are refused."""
     begin, base = body.offset, parse_elements(body)
     names = (b"FALSE\0", b"TRUE\0")

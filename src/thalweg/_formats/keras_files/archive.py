@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from thalweg._formats.source import Part, Source
+from thalweg._formats.source import FilePart, SourceFile
 
 MAGIC = b"PK\3\4"
 ENTRIES, RATIO = 65_536, 100
@@ -25,7 +25,7 @@ _LONG, _SHORT = 2**32 - 1, 2**16 - 1  # numbers that stand elsewhere, in records
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """A member of an archive, not read yet.
 
     Attributes:
@@ -44,7 +44,7 @@ class Member:
     begin: int
 
 
-def list_members(source: Source) -> dict[str, Member]:
+def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
     """The members of an archive by name.
 
     Raises:
@@ -58,7 +58,7 @@ def list_members(source: Source) -> dict[str, Member]:
             begin, f"{count} members, and {ENTRIES} are the most there can be"
         )
     part = source.read_part(begin, size, "the list of members")
-    found: dict[str, Member] = {}
+    found: dict[str, ArchiveMember] = {}
     for _ in range(count):
         at, member = part.offset, _read_member(part)
         if member.name in found:
@@ -74,7 +74,7 @@ def list_members(source: Source) -> dict[str, Member]:
     return found
 
 
-def _find_directory(source: Source) -> tuple[int, int, int]:
+def _find_directory(source: SourceFile) -> tuple[int, int, int]:
     """How many members there are, and size and place of their list."""
     begin = max(source.size - 22, 0)
     end = source.read_part(begin, min(source.size, 22), "the end of the archive")
@@ -103,7 +103,7 @@ def _find_directory(source: Source) -> tuple[int, int, int]:
     return record.take_number(8), record.take_number(8), record.take_number(8)
 
 
-def _read_member(part: Part) -> Member:
+def _read_member(part: FilePart) -> ArchiveMember:
     source, at = part.source, part.offset
     part.expect_signature(b"PK\1\2", "a member")
     part.take(4)
@@ -126,10 +126,10 @@ def _read_member(part: Part) -> Member:
         raise source.unsupported_error(at, f"the member {title!r} is compressed by method {method}")
     if method == _STORED and stored != size:
         raise source.data_loss_error(at, f"{title!r} has {stored} bytes and should have {size}")
-    return Member(title, method, checksum, stored, size, begin)
+    return ArchiveMember(title, method, checksum, stored, size, begin)
 
 
-def _read_zip64(extra: Part, sizes: list[int], begin: int) -> tuple[int, int, int]:
+def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
     """Sizes and place, out of a record of 64 bits if they are too large for their own fields."""
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
@@ -142,7 +142,7 @@ def _read_zip64(extra: Part, sizes: list[int], begin: int) -> tuple[int, int, in
     return sizes[0], sizes[1], begin
 
 
-def _member_name(source: Source, at: int, name: bytes) -> str:
+def _member_name(source: SourceFile, at: int, name: bytes) -> str:
     try:
         found = name.decode()
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def _member_name(source: Source, at: int, name: bytes) -> str:
     return found
 
 
-def read_member(source: Source, member: Member) -> Source:
+def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
     """The bytes of a member, after their checksum.
 
     Raises:
@@ -174,20 +174,20 @@ def read_member(source: Source, member: Member) -> Source:
     return _inflate_member(source, member, begin)
 
 
-def _as_it_is(source: Source, member: Member, begin: int) -> Source:
+def _as_it_is(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
     checksum = 0
     for first in range(0, member.size, _PIECE):
         size = min(_PIECE, member.size - first)
         checksum = zlib.crc32(source.read_uncounted(begin + first, size), checksum)
     _check_sum(source, member, begin, checksum)
-    return Source(
+    return SourceFile(
         f"{source.title}: {member.name}",
         member.size,
         lambda first, size: source.read_uncounted(begin + first, size),
     )
 
 
-def _inflate_member(source: Source, member: Member, begin: int) -> Source:
+def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
     stream, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
         for first in range(0, member.stored, _PIECE):
@@ -203,14 +203,14 @@ def _inflate_member(source: Source, member: Member, begin: int) -> Source:
         raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
     _check_sum(source, member, begin, zlib.crc32(made))
     view = memoryview(made)
-    return Source(
+    return SourceFile(
         f"{source.title}: {member.name}",
         member.size,
         lambda first, size: view[first : first + size],
     )
 
 
-def _check_sum(source: Source, member: Member, begin: int, calculated: int) -> None:
+def _check_sum(source: SourceFile, member: ArchiveMember, begin: int, calculated: int) -> None:
     if calculated != member.checksum:
         text = f"stored {member.checksum} vs. calculated on the restored bytes {calculated}"
         raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from thalweg._formats.hdf5.datasets import Dataset
+from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.stored_tensor import StoredTensor
 
 Arrays = dict[str, StoredTensor]
 
 
-def array_of(dataset: Dataset) -> StoredTensor:
+def array_of(dataset: ArrayDataset) -> StoredTensor:
     """The array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are one."""
     said = dataset.attributes.get("dtype")
     is_short = (

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Generator
 
 from thalweg._formats import atomic_write
-from thalweg._formats.source import Source
+from thalweg._formats.source import SourceFile
 
 
 @contextlib.contextmanager
 def open_source(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
-) -> Generator[Source]:
+) -> Generator[SourceFile]:
     """The bytes of a file, as long as the block runs.
 
     Args:
@@ -35,4 +35,4 @@ def open_source(
                 progress(done, whole)
             return memoryview(found)[: stream.readinto(found)]  # pyright: ignore
 
-        yield Source(os.fsdecode(path), whole, read_bytes)
+        yield SourceFile(os.fsdecode(path), whole, read_bytes)

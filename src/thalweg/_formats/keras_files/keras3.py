@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from thalweg._formats.hdf5 import file
-from thalweg._formats.hdf5.datasets import Dataset
+from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import archive as zipped
 from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import Described, layers_of, load_json, optimizer_of
 from thalweg._formats.keras_files.names import LAYERS, VARIABLES, by_number, variables_by_path
-from thalweg._formats.source import Source
+from thalweg._formats.source import SourceFile
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 _OPTIMIZER = "optimizer"
@@ -28,7 +28,7 @@ _LARGEST = 100_000_000  # bytes of a description
 Place = tuple[int | None, str]  # of a layer in the model, if that is known, and its group
 
 
-def read_archive(source: Source) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
+def read_archive(source: SourceFile) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
     """What `read_weights` returns, behind the class and configuration, of a `.keras` file."""
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -44,7 +44,7 @@ def read_archive(source: Source) -> tuple[Described, Arrays, Arrays, dict[str, P
     return found, *read_weights(inner, file.root_group(inner), layers_of(described))
 
 
-def _missing_member_error(source: Source, name: str, members: Iterable[str]) -> Exception:
+def _missing_member_error(source: SourceFile, name: str, members: Iterable[str]) -> Exception:
     others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
     if name == WEIGHTS and others:
         return source.unsupported_error(
@@ -57,7 +57,7 @@ def _missing_member_error(source: Source, name: str, members: Iterable[str]) -> 
 
 
 def read_weights(
-    source: Source, root: Group, layers: dict[str, str]
+    source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
     """The optimizer's arrays, the model's, and where these are.
 
@@ -91,9 +91,9 @@ def read_weights(
     return optimizer, {name: array_of(each) for name, each in found.items()}, where
 
 
-def _variables_by_group(source: Source, root: Group) -> dict[str, list[Dataset]]:
+def _variables_by_group(source: SourceFile, root: Group) -> dict[str, list[ArrayDataset]]:
     """The variables of each group that is called "vars", as they are numbered."""
-    found: dict[str, list[Dataset]] = {}
+    found: dict[str, list[ArrayDataset]] = {}
     for dataset in sorted(root.iterate_datasets(), key=lambda each: by_number(each.name)):
         path = dataset.name.rpartition("/")[0]
         if path.split("/")[0] == _METRICS:

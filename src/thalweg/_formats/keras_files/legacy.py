@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thalweg._formats.hdf5.attributes import Attribute
-from thalweg._formats.hdf5.datasets import Dataset
+from thalweg._formats.hdf5.attributes import TextAttribute
+from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import Described, load_json, optimizer_of
-from thalweg._formats.source import Source
+from thalweg._formats.source import SourceFile
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
 _LAYERS, _VARIABLES = "layer_names", "weight_names"
@@ -25,7 +25,7 @@ def is_legacy(root: Group) -> bool:
     return _MODEL in root.members or bool({_LAYERS, f"{_LAYERS}0"} & set(root.attributes))
 
 
-def read(source: Source, root: Group) -> tuple[Described, Arrays, Arrays]:
+def read(source: SourceFile, root: Group) -> tuple[Described, Arrays, Arrays]:
     """The optimizer's class and configuration, its arrays and the model's."""
     found: Described = None, None
     if "training_config" in root.attributes:
@@ -35,14 +35,14 @@ def read(source: Source, root: Group) -> tuple[Described, Arrays, Arrays]:
     return found, arrays, _read_variables(source, _check_group(source, model))
 
 
-def _describe_optimizer(source: Source, attribute: Attribute) -> Described:
+def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> Described:
     title = f"{source.title}: {attribute.name}"
     return optimizer_of(
         title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
     )
 
 
-def _read_variables(source: Source, model: Group) -> Arrays:
+def _read_variables(source: SourceFile, model: Group) -> Arrays:
     """The variables by name; where two layers share one, by that of the layer and theirs."""
     layers = list(_read_names(source, model, _LAYERS))
     if _TOP in model.members and _TOP not in layers:
@@ -60,12 +60,12 @@ def _read_variables(source: Source, model: Group) -> Arrays:
     }
 
 
-def _read_arrays(source: Source, group: Group) -> Arrays:
+def _read_arrays(source: SourceFile, group: Group) -> Arrays:
     """The arrays that a group lists, without the ":0" that TensorFlow's names end in."""
     found: Arrays = {}
     for name in _read_names(source, group, _VARIABLES):
         dataset = _find_member(source, group, name)
-        if not isinstance(dataset, Dataset):
+        if not isinstance(dataset, ArrayDataset):
             raise source.data_loss_error(0, f"{group.name}/{name} is no dataset")
         title = name.removesuffix(":0")
         if title in found:
@@ -74,7 +74,7 @@ def _read_arrays(source: Source, group: Group) -> Arrays:
     return found
 
 
-def _read_names(source: Source, group: Group, title: str) -> Iterator[str]:
+def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
     """A list of names; a long one is in several attributes, numbered from 0."""
     found = group.attributes
     if title not in found and f"{title}0" not in found:
@@ -88,8 +88,8 @@ def _read_names(source: Source, group: Group, title: str) -> Iterator[str]:
                 raise source.data_loss_error(0, f"{group.name!r} lists {text[:40]!r}") from error
 
 
-def _find_member(source: Source, group: Group, path: str) -> Group | Dataset:
-    found: Group | Dataset | None = group
+def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
+    found: Group | ArrayDataset | None = group
     for part in path.split("/"):
         found = found.members.get(part) if isinstance(found, Group) else None
     if found is None:
@@ -97,7 +97,7 @@ def _find_member(source: Source, group: Group, path: str) -> Group | Dataset:
     return found
 
 
-def _check_group(source: Source, found: Group | Dataset) -> Group:
-    if isinstance(found, Dataset):
+def _check_group(source: SourceFile, found: Group | ArrayDataset) -> Group:
+    if isinstance(found, ArrayDataset):
         raise source.data_loss_error(0, f"{found.name!r} is no group")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from thalweg._formats.hdf5.datasets import Dataset
+from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 
 VARIABLES, LAYERS = "vars", "layers"  # groups of what something has
@@ -44,8 +44,8 @@ def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def variables_by_path(
-    root: Group, owners: dict[str, list[Dataset]], layers: dict[str, str]
-) -> dict[str, Dataset]:
+    root: Group, owners: dict[str, list[ArrayDataset]], layers: dict[str, str]
+) -> dict[str, ArrayDataset]:
     """Variables by path, "dense/kernel": the layers' names in the model, and what a layer has.
 
     If that would give two variables one name, all have their path in the file.
@@ -55,7 +55,7 @@ def variables_by_path(
         owners: The numbered variables of each group that is called "vars".
         layers: The names of the model's layers by their groups, as far as they are known.
     """
-    found: dict[str, Dataset] = {}
+    found: dict[str, ArrayDataset] = {}
     for path, datasets in owners.items():
         title = _layer_path(root, path, layers)
         kind = re.sub(r"_\d+$", "", path.split("/")[-2]) if "/" in path else ""
@@ -67,7 +67,7 @@ def variables_by_path(
     return found
 
 
-def _variable_names(kind: str, datasets: list[Dataset]) -> list[str]:
+def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
     """The names of a layer's variables, or their numbers where the names are not known."""
     numbers = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())

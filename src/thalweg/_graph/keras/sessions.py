@@ -15,14 +15,14 @@ from thalweg._graph.variables import GraphVariable
 from thalweg.errors import FailedPreconditionError
 
 
-class _Thread(threading.local):
+class _ThreadSession(threading.local):
     """The session of one thread that none is the default of."""
 
     def __init__(self) -> None:
         self.session: Any = None
 
 
-_thread = _Thread()
+_thread = _ThreadSession()
 
 
 def session(op_input_list: Sequence[object] = ()) -> Session:

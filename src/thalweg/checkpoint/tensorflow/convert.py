@@ -19,7 +19,7 @@ from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, dtype_of
 from thalweg.checkpoint import optimizer_config, save_restore
-from thalweg.checkpoint.json_encoding import Reader
+from thalweg.checkpoint.json_encoding import JsonReader
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
     SAVE_COUNTER,
@@ -29,7 +29,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
 from thalweg.checkpoint.tensorflow.load import load
 from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import SAME, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import Targets
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import permute_shape
 from thalweg.checkpoint.tensorflow.restore import choose_optimizer, restore
 from thalweg.checkpoint.tensorflow.save import save, tensors_of
@@ -207,7 +207,7 @@ def _convert_to_ours(
         )
     places = _places_of(file, rules)
     own = _empty_variables(file, places)
-    file, found = choose_optimizer(file, Targets.of(own), optimizer, which, hyperparameters)
+    file, found = choose_optimizer(file, TargetTensors.of(own), optimizer, which, hyperparameters)
     given = False if optimizer is None and found is None else optimizer
     opt = restore(file, own, rules, given, which=which, global_step=counter, **hyperparameters)
     if counter is not None and getattr(opt, "_global_step", None) is counter:
@@ -358,7 +358,7 @@ def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
         name: torch.zeros(each.shape, dtype=dtype_of(each.dtype), device="cpu")
         for name, each in found.tensors.items()
     }
-    given: Any = Reader(tensors)(found.document.get("variables", {}))
+    given: Any = JsonReader(tensors)(found.document.get("variables", {}))
     own = as_object(given)
     if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
         raise InvalidConfigError(

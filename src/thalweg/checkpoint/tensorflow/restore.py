@@ -46,7 +46,7 @@ from thalweg.checkpoint.tensorflow.importers.v1 import loading_v1, with_moving_a
 from thalweg.checkpoint.tensorflow.load import load
 from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import Targets
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.errors import (
     CheckpointMismatchError,
     InvalidArgumentError,
@@ -106,7 +106,7 @@ def restore(
         InvalidArgumentError: The file has several optimizers, and nothing says which one is meant.
     """
     file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
-    targets = Targets.of(variables)
+    targets = TargetTensors.of(variables)
     file, found = choose_optimizer(file, targets, optimizer, which, hyperparameters)
     try:
         placed = MappedTensors.of(file, targets, Rules.of(rules))
@@ -127,7 +127,7 @@ def restore(
 
 def choose_optimizer(
     file: TensorFlowCheckpoint,
-    targets: Targets,
+    targets: TargetTensors,
     optimizer: object,
     which: int | None,
     given: Mapping[str, object],
@@ -156,7 +156,7 @@ def _prepare_values(
 
 
 def _sort_as_given(
-    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, object], targets: Targets
+    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, object], targets: TargetTensors
 ) -> TensorFlowCheckpoint:
     """The file, sorted with what the optimizer that is given is known to be."""
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)

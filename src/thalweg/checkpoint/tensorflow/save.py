@@ -15,7 +15,7 @@ from thalweg.checkpoint.tensorflow.export.export_contents import copy_written
 from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
 from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import Targets
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 
 Kind = Literal["tf2", "tf1"]
 
@@ -68,6 +68,6 @@ def tensors_of(
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
     """What `save` writes: the tensors by name, and the graph of objects."""
     found = copy_written(
-        optimizer, Targets.of(variables), Rules.of(rules), kind, global_step, averages
+        optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages
     )
     return as_saver(found) if kind == "tf1" else as_objects(found)

@@ -24,7 +24,7 @@ NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "Ada
 
 
 @dataclass(frozen=True)
-class Kept:
+class TorchEntry:
     """A tensor that torch keeps for a parameter, as a slot.
 
     Attributes:
@@ -55,7 +55,7 @@ class Counterpart:
     """
 
     family: str
-    slots: Mapping[str, Kept] = field(default_factory=dict[str, Kept])
+    slots: Mapping[str, TorchEntry] = field(default_factory=dict[str, TorchEntry])
     hypers: Mapping[str, str] = field(default_factory=dict[str, str])
     epsilon: str = ""
     rate: str = ""
@@ -73,19 +73,21 @@ _IN_SLOT = (
     "the momentum has the learning rate in it here, in torch it has not, which shows when the rate"
     " changes"
 )
-_MOMENTS = {"m": Kept("exp_avg"), "v": Kept("exp_avg_sq")}
+_MOMENTS = {"m": TorchEntry("exp_avg"), "v": TorchEntry("exp_avg_sq")}
 _ADAM = Counterpart("Adam", _MOMENTS, _BETAS, _HAT, options={"amsgrad": False}, powers=True)
-_AMSGRAD = {**_MOMENTS, "vhat": Kept("max_exp_avg_sq")}
+_AMSGRAD = {**_MOMENTS, "vhat": TorchEntry("max_exp_avg_sq")}
 _ADAMAX = Counterpart(
     "Adamax",
-    {"m": Kept("exp_avg"), "v": Kept("exp_inf")},
+    {"m": TorchEntry("exp_avg"), "v": TorchEntry("exp_inf")},
     _BETAS,
     "epsilon is added to v where it divides here, in torch to |g| inside of the maximum",
     powers=True,
 )
 
 
-def _sgd_counterpart(kept: Kept | None, nesterov: bool = False, rate: str = "") -> Counterpart:
+def _sgd_counterpart(
+    kept: TorchEntry | None, nesterov: bool = False, rate: str = ""
+) -> Counterpart:
     slots = {} if kept is None else {"momentum": kept}
     hypers = _RATE if kept is None else _MOMENTUM
     options = {"momentum": 0} if kept is None else {"nesterov": nesterov}
@@ -93,11 +95,11 @@ def _sgd_counterpart(kept: Kept | None, nesterov: bool = False, rate: str = "") 
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
-    slots = {"rms": Kept("square_avg")}
+    slots = {"rms": TorchEntry("square_avg")}
     if momentum:
-        slots["momentum"] = Kept("momentum_buffer", 1, may_lack)
+        slots["momentum"] = TorchEntry("momentum_buffer", 1, may_lack)
     if centered:
-        slots["mg"] = Kept("grad_avg")
+        slots["mg"] = TorchEntry("grad_avg")
     return Counterpart(
         "RMSprop",
         slots,
@@ -110,15 +112,15 @@ def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False)
 
 def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
     hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
-    return Counterpart("Adagrad", {"accumulator": Kept("sum")}, hypers, epsilon)
+    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, hypers, epsilon)
 
 
 def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
-    slots = {square: Kept("square_avg"), delta: Kept("acc_delta")}
+    slots = {square: TorchEntry("square_avg"), delta: TorchEntry("acc_delta")}
     return Counterpart("Adadelta", slots, {**_RATE, "rho": "rho", "epsilon": "eps"})
 
 
-_BUFFER, _VELOCITY = Kept("momentum_buffer"), Kept("momentum_buffer", -1)
+_BUFFER, _VELOCITY = TorchEntry("momentum_buffer"), TorchEntry("momentum_buffer", -1)
 COUNTERPARTS: dict[str, Counterpart] = {
     "SGD": _sgd_counterpart(None),
     "Momentum": _sgd_counterpart(_VELOCITY, rate=_IN_SLOT),

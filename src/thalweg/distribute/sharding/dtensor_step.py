@@ -196,9 +196,9 @@ class LocalStep:
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
         """What diagnostics have of whole variables: `over_ranks` of `sharding.diagnostics`."""
-        from thalweg.distribute.sharding.diagnostics import Part, over_ranks
+        from thalweg.distribute.sharding.diagnostics import RankMeasures, over_ranks
 
-        return over_ranks(variables, [Part(*each) for each in parts])
+        return over_ranks(variables, [RankMeasures(*each) for each in parts])
 
     def begin_writing(self) -> None:
         """See `Sharing`."""

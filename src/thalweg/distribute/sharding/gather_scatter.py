@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg.distribute.process_group import Ranks
 
 
-class Gathered(NamedTuple):
+class GatheredTensor(NamedTuple):
     """A tensor that ranks have parts of.
 
     Attributes:
@@ -36,7 +36,7 @@ class Gathered(NamedTuple):
         return self.whole.narrow(self.dim, *_bounds(self.whole.shape[self.dim], place, self.ranks))
 
 
-def gather(ranks: Ranks, tensors: Sequence[Gathered], device: torch.device) -> None:
+def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
     """Set wholes to what the ranks have of them; all ranks call this with the same tensors.
 
     Args:
@@ -57,7 +57,7 @@ def gather(ranks: Ranks, tensors: Sequence[Gathered], device: torch.device) -> N
     _exchange(ranks, sent, taken, device)
 
 
-def scatter(ranks: Ranks, tensors: Sequence[Gathered], device: torch.device) -> None:
+def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
     """Set parts to what the owners have of them, in the same way."""
     sent, taken = _lists(ranks), _lists(ranks)
     for each in tensors:

@@ -18,7 +18,7 @@ from thalweg._engines.batches import Batch, asked_by, counts_of, is_due, memory_
 from thalweg._engines.engine import Columns, Request
 from thalweg._engines.matrices import matrix_shape, shaped_like
 from thalweg._engines.staged import Moved
-from thalweg.distribute.sharding.gather_scatter import Gathered, gather, part_shape, scatter
+from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
 
 
@@ -75,7 +75,7 @@ class GatheredMatrices:
             return
         asked = {name for several in asked_by(stage) for name in several}
         names = [name for name in (*self._rule.made, *self._kinds) if name in asked]
-        shares: dict[tuple[str, int], Gathered] = moved.beside
+        shares: dict[tuple[str, int], GatheredTensor] = moved.beside
         # What an earlier stage was given, and has made of it, is there still.
         new = {
             (name, index): self._share(name, index, slots)
@@ -100,7 +100,7 @@ class GatheredMatrices:
         self._team.meet()
         self._team.ranks.take_maximum(is_returned)
         returned = [name for name, flag in zip(names, is_returned.tolist(), strict=True) if flag]
-        back: list[Gathered] = []
+        back: list[GatheredTensor] = []
         for name in returned:
             for index in members:
                 share = shares[name, index]
@@ -111,19 +111,19 @@ class GatheredMatrices:
                 back.append(share)
         scatter(self._team.ranks, back, self._device)
 
-    def _share(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> Gathered:
+    def _share(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
         owner, ranks, whole = self._owners[index], self._ranks[index], None
         is_mine = owner == self._team.ranks.rank
         if name not in self._kinds:
             if is_mine:
                 batch, row = self._rows[index]
                 whole = batch.made[name][row]
-            return Gathered(owner, ranks, self._dims[index], self.made[index][name], whole)
+            return GatheredTensor(owner, ranks, self._dims[index], self.made[index][name], whole)
         local = slots[index][self._kinds.index(name)].detach()
         shape = self._wholes[index][name]
         if is_mine:
             whole = local.new_empty(shape)
-        return Gathered(owner, ranks, 0 if shape else None, local, whole)
+        return GatheredTensor(owner, ranks, 0 if shape else None, local, whole)
 
 
 def spread(shapes: Sequence[torch.Size], ranks: Sequence[range]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from thalweg.distribute.consistency_check import hash_bytes
-from thalweg.distribute.handshake import Message, PendingCollective
+from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.process_group import Ranks
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 from thalweg.variable import dtype_name
@@ -171,9 +171,11 @@ class MatrixProcessGroup:
         """Let go of what the step was described by."""
         self._describe, self._lines = list, None
 
-    def _message(self, same: Sequence[int] = (), trouble: BaseException | None = None) -> Message:
+    def _message(
+        self, same: Sequence[int] = (), trouble: BaseException | None = None
+    ) -> RankMessage:
         first, *further = self._groups
-        return Message(first, self._doing, same, trouble=trouble, further=further)
+        return RankMessage(first, self._doing, same, trouble=trouble, further=further)
 
     def agree(self) -> None:
         """Meet for the last time: nothing can fail on any rank any more."""

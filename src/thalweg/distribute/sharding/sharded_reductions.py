@@ -15,7 +15,7 @@ from thalweg.distribute.sharding.shards import Shards
 from thalweg.indexed_slices import IndexedSlices
 
 
-class Measured:
+class ShardedReductions:
     """What a step over the parts of all ranks measures.
 
     Leaves are sent to all ranks and added up as on one. Rows of sparse gradients are on all ranks,

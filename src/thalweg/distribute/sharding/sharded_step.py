@@ -13,9 +13,9 @@ from thalweg._core.gradient_transforms import Measures
 from thalweg._core.outcome import After
 from thalweg._core.pairs import Pair
 from thalweg._engines.engine import Ready, Request
-from thalweg.distribute.handshake import Message, PendingCollective
+from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
-from thalweg.distribute.sharding.sharded_reductions import Measured
+from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.errors import InvalidArgumentError, ReplicaLostError, ReplicaMismatchError
 from thalweg.formula import Rule
@@ -83,7 +83,7 @@ class SharedStep:
 
     def measure_whole(self, ready: Ready, asked: Request) -> Measures:
         """See `Sharing`."""
-        return Measured(self.shards, ready, asked, self._wait_for_ranks)
+        return ShardedReductions(self.shards, ready, asked, self._wait_for_ranks)
 
     def begin_writing(self) -> None:
         """See `Sharing`; raises ReplicaMismatchError if another rank is in trouble."""
@@ -127,7 +127,7 @@ class SharedStep:
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
         """Wait for all ranks, and go on if none is in trouble."""
-        heard = Message(
+        heard = RankMessage(
             self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
         ).receive()
         if not heard.alike[0]:

@@ -13,7 +13,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.measuring import LEAF
-from thalweg.distribute.handshake import Message, PendingCollective, report_error
+from thalweg.distribute.handshake import PendingCollective, RankMessage, report_error
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.shard_layout import Piece, pieces_of
 from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
@@ -222,7 +222,7 @@ class Shards:
         with self.between_steps():
             with report_error(self.ranks, PendingCollective.STATE):
                 layout.check_memory(own, f"'{name_of(own)}'")
-            Message(self.ranks, PendingCollective.STATE).receive()
+            RankMessage(self.ranks, PendingCollective.STATE).receive()
         if self._collects and self.ranks.rank:
             is_whole = self._known_of(var).is_whole and own.numel()
             sent = flatten_like(own, var) if is_whole else own.detach()

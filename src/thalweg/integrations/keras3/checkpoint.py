@@ -16,7 +16,7 @@ from thalweg.keras.optimizers import Optimizer
 _BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's
 
 
-class StateDict:
+class Keras3StateDict:
     """The part of `FusedOptimizer` that has a `state_dict`, which Keras' optimizers have not."""
 
     name: str

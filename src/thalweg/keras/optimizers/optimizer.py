@@ -50,9 +50,9 @@ from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
 from thalweg.keras.optimizers.hyperparameters import Hypers
-from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
+from thalweg.keras.optimizers.options import CLIPPING, KerasOptions, Transformer, as_option
 from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
-from thalweg.keras.optimizers.state_dict import StateDict
+from thalweg.keras.optimizers.state_dict import KerasStateDict
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
     ApplyState,
@@ -89,7 +89,9 @@ def _quick_step(optimizer: object, kept: PlanCache, given: object) -> object:
     return SteadyKerasApply.of(optimizer, kept, given)
 
 
-class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):
+class Optimizer(
+    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Described
+):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -164,11 +166,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
-        StateDict.__init__(self)
+        KerasStateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in CLIPPING}
-        Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
+        KerasOptions.__init__(self, gradient_aggregator, gradient_transformers, clipping)
 
     def _spelling_hint(self, keyword: str) -> str:
         """A hint at the argument that an unknown keyword may stand for."""

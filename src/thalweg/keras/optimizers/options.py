@@ -53,7 +53,7 @@ def _checked_transformers(functions: object) -> list[Transformer]:
     return found
 
 
-class Options:
+class KerasOptions:
     """The part of `Optimizer` that keeps clipping, aggregator and transformers."""
 
     def __init__(

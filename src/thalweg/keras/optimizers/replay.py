@@ -19,7 +19,7 @@ from thalweg._core.plan_cache import PlanCache, Planned
 from thalweg._core.repeated_pairs import RepeatedPairs
 from thalweg._core.steady import ERRORS, is_repeatable, look
 from thalweg._core.steady_apply import SteadyApply, has_own_methods
-from thalweg.keras.optimizers.step_adapter import RuleHooks
+from thalweg.keras.optimizers.step_adapter import KerasRuleStepAdapter
 from thalweg.schedules.ahead import RatesAhead
 from thalweg.schedules.base import FormulaSchedule
 from thalweg.variable import Variable
@@ -116,7 +116,7 @@ class SteadyKerasApply(SteadyApply):
         if (
             planned is None
             or not is_repeatable(planned, hooks, optimizer._clipping.stages)
-            or not (hooks.repeats and type(hooks) is RuleHooks)
+            or not (hooks.repeats and type(hooks) is KerasRuleStepAdapter)
             or not _is_plain(optimizer)
         ):
             return None

@@ -28,10 +28,10 @@ from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.sparse_gradients import rows_of
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
-    AloneHooks,
     ApplyState,
     ComplexHooks,
-    RuleHooks,
+    KerasHookStepAdapter,
+    KerasRuleStepAdapter,
 )
 
 
@@ -167,8 +167,8 @@ class RuleOptimizer(Optimizer):
     def _scatters(self) -> bool:
         return scatters(self._choose_rule())
 
-    def _make_hooks(self, aggregates: bool) -> RuleHooks:
-        return RuleHooks(self, aggregates)
+    def _make_hooks(self, aggregates: bool) -> KerasRuleStepAdapter:
+        return KerasRuleStepAdapter(self, aggregates)
 
     def _one_by_one(self) -> bool:
         return not self._overridden_hooks().isdisjoint(UPDATES)
@@ -222,7 +222,7 @@ class RuleOptimizer(Optimizer):
     ) -> None:
         """Update a variable by the rule, at these learning rates if they are known."""
         kept = self._plans.now().alone(var)
-        hooks, pair = AloneHooks(self, apply_state, rates), (grad, var)
+        hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._choose_rule().linear:
             hooks.create_state([var])
             hooks.read_hypers([var])

@@ -26,7 +26,7 @@ Called = tuple[str, str, Tensor]  # what a variable's slots' names begin with, i
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class StateDict(TrackableSlots, state.StateDict):
+class KerasStateDict(TrackableSlots, state.StateDict):
     """The part of `Optimizer` that saves and loads.
 
     Attributes:

@@ -165,7 +165,7 @@ class KerasStepAdapter(Hooks):
         return [counting(self._optimizer.iterations)]
 
 
-class RuleHooks(KerasStepAdapter):
+class KerasRuleStepAdapter(KerasStepAdapter):
     """One call of `apply_gradients` of an optimizer that runs a rule."""
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
@@ -227,7 +227,7 @@ class RuleHooks(KerasStepAdapter):
         ]
 
 
-class AloneHooks(RuleHooks):
+class KerasHookStepAdapter(KerasRuleStepAdapter):
     """A user's hook that hands one variable back to the rule, in the course of a step."""
 
     constrains = False  # the step does that
@@ -269,7 +269,7 @@ class AloneHooks(RuleHooks):
         return False
 
 
-class ComplexHooks(AloneHooks):
+class ComplexHooks(KerasHookStepAdapter):
     """A complex variable, updated on its own as pairs of real numbers."""
 
     def __init__(

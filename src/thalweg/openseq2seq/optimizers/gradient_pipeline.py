@@ -20,7 +20,7 @@ from thalweg._core.repeats import Done
 from thalweg._core.section import Call, run
 from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward, raw, unscaled
+from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscaled
 from thalweg.openseq2seq.optimizers.gradients import processed
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
@@ -71,7 +71,7 @@ class ReceivedGradients(NamedTuple):
         loss: The loss, or None where gradients were computed elsewhere.
     """
 
-    backward: Backward
+    backward: BackwardResult
     sums: list[Tensor]
     rate: Any
     skip: bool = False
@@ -90,7 +90,7 @@ class Ready(NamedTuple):
         step: What the writer is told the step to be.
     """
 
-    backward: Backward
+    backward: BackwardResult
     gradient_transforms: GradientTransforms | None
     journal: Journal | None
     step: int
@@ -246,7 +246,7 @@ def told_of(how: Treatment, given: ReceivedGradients, scope: str) -> Letter:
     return journal.sent(0)
 
 
-def _check(how: Treatment, backward: Backward) -> None:
+def _check(how: Treatment, backward: BackwardResult) -> None:
     if not how.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
         return
     how.post.check(backward.gradients, backward.targets)

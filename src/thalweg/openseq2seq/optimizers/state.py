@@ -16,7 +16,7 @@ from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulator
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.variable import dtype_name
 
 
@@ -41,7 +41,7 @@ class Master(Entry):
 
 
 @dataclass(frozen=True)
-class Training(StateDict):
+class TrainingState(V1StateDict):
     """What remembers something.
 
     Attributes:

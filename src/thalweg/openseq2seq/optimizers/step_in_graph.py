@@ -26,7 +26,7 @@ from thalweg.distribute import current_strategy, fill_missing
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradient_pipeline import (
     ADDED_UP,
     SCOPE,
@@ -127,20 +127,20 @@ def _differentiated(
     mixed: MixedPrecisionOptimizerWrapper | None,
     loss: object,
     var_list: object,
-) -> Backward:
+) -> BackwardResult:
     if mixed is None:
-        return Backward.plain(optimizer.compute_gradients(loss, var_list))
+        return BackwardResult.plain(optimizer.compute_gradients(loss, var_list))
     return mixed.differentiate(loss, var_list)
 
 
-def _accumulators(backward: Backward) -> list[Any]:
+def _accumulators(backward: BackwardResult) -> list[Any]:
     """The sums of the targets, as an operation takes them that writes to them."""
     accumulators = Accumulators()
     accumulators.make(backward.targets)
     return [by_reference(each) for each in accumulators.of(backward.targets)]
 
 
-def _parts(backward: Backward) -> dict[str, Any]:
+def _parts(backward: BackwardResult) -> dict[str, Any]:
     """A backward pass, as an operation takes it that writes to variables and targets."""
     variables, targets = referred(backward)
     return {
@@ -187,7 +187,7 @@ class _Taking:
         if self._check_mixed is not None:
             self._check_mixed(value)
         given = ReceivedGradients(
-            Backward(**parts), sums, rate, as_skip(skip), captured, loss=value
+            BackwardResult(**parts), sums, rate, as_skip(skip), captured, loss=value
         )
         if self._averaged is None:
             return self._how, given
@@ -209,12 +209,12 @@ class _Taking:
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
         """The summaries of gradients, as what writes them."""
-        given = ReceivedGradients(Backward(**parts), sums, rate, as_skip(skip))
+        given = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
         return told_of(self._how, given, scope).write
 
 
 def _called_in_runs(
-    taking: _Taking, backward: Backward, inputs: Sequence[Any], update_ops: Sequence[object]
+    taking: _Taking, backward: BackwardResult, inputs: Sequence[Any], update_ops: Sequence[object]
 ) -> Any:
     """The tensor that takes a step of an optimizer whose hooks are called in each run."""
     loss, inner = inputs[0], taking.inner
@@ -232,7 +232,7 @@ def _called_in_runs(
 
 def _called_now(
     inner: Optimizer,
-    backward: Backward,
+    backward: BackwardResult,
     begin: Callable[..., tuple[Treatment, ReceivedGradients]],
     inputs: Sequence[Any],
     global_step: object,
@@ -290,7 +290,7 @@ def _called_now(
     )
 
 
-def _connected(backward: Backward, how: Treatment) -> Backward:
+def _connected(backward: BackwardResult, how: Treatment) -> BackwardResult:
     """Without the variables that have no gradient for any worker, if nothing needs one.
 
     Raises:

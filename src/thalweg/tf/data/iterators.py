@@ -13,7 +13,7 @@ from thalweg.errors import FailedPreconditionError, OutOfRangeError
 from thalweg.tf.data import spec as specs
 
 
-class _Place:
+class _IteratorPosition:
     """Where a session is in a dataset."""
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ class InGraph:
         tensors = _graph.operation(next_elements, [], name or "IteratorGetNext", outputs=outputs)
         return packed(self.element_spec, iter(tensors))
 
-    def _current_place(self) -> _Place:
-        return current_session().resource(self, _Place)
+    def _current_place(self) -> _IteratorPosition:
+        return current_session().resource(self, _IteratorPosition)
 
     output_types = property(lambda self: get_output_types(self))
     output_shapes = property(lambda self: get_output_shapes(self))

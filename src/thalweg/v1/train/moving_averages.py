@@ -40,13 +40,13 @@ from thalweg.v1.train.assigned_averages import (
 )
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped_name
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.variable import check_held, is_variable, over
 
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 
 
-class ExponentialMovingAverage(StateDict):
+class ExponentialMovingAverage(V1StateDict):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)

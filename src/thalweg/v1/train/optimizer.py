@@ -54,7 +54,7 @@ from thalweg.v1.train import gradients, processors
 from thalweg.v1.train.gate_gradients import backward, forward, need_no_tape
 from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.state import State
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
 from thalweg.v1.train.traced_hooks import add_update_names, has_hooks, recorded
 from thalweg.variable import frozen_among
@@ -71,7 +71,7 @@ def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
     return SteadyV1Apply.of(optimizer, kept, step)
 
 
-class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
+class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients before they are

@@ -25,7 +25,7 @@ from thalweg._core.repeated_pairs import RepeatedPairs
 from thalweg._core.steady import ERRORS, is_repeatable, look
 from thalweg._core.steady_apply import SteadyApply, has_own_methods
 from thalweg.v1.train.callable_rate import follows_count
-from thalweg.v1.train.step_adapter import RuleHooks
+from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
 FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
@@ -132,7 +132,7 @@ class SteadyV1Apply(SteadyApply):
         if (
             planned is None
             or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
-            or type(hooks) is not RuleHooks
+            or type(hooks) is not V1RuleStepAdapter
             or not all(isinstance(each, _FIXED + _MOVING) for each in hooks.values.values())
             or hooks.group_variables(planned.request.variables, []) is not None
             or not _is_plain(optimizer)

@@ -22,7 +22,7 @@ from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.formula import Rule
 from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.step_adapter import AloneHooks, RuleHooks
+from thalweg.v1.train.step_adapter import V1HookStepAdapter, V1RuleStepAdapter
 from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
@@ -145,8 +145,8 @@ class RuleOptimizer(Optimizer):
 
     def _make_hooks(
         self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> RuleHooks:
-        return RuleHooks(self, global_step, name, values)
+    ) -> V1RuleStepAdapter:
+        return V1RuleStepAdapter(self, global_step, name, values)
 
     def __getattr__(self, name: str) -> Any:
         hyper = type(self).TENSORS.get(name)
@@ -215,7 +215,9 @@ class RuleOptimizer(Optimizer):
     def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
         with self._turn_lock(), self._locked():
             kept = self._plans.now().alone(var)
-            errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
+            errors = take(
+                V1HookStepAdapter(self, values), kept, [(grad, var)], is_last=False
+            ).errors
         raise_within(errors)
 
     def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Any:

@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError, Invali
 from thalweg.variable import name_of, to_tensor
 
 
-class StateDict(TrackableSlots, state.StateDict):
+class V1StateDict(TrackableSlots, state.StateDict):
     """The part of an optimizer, or of what keeps averages, that saves and loads."""
 
     _name: str

@@ -148,7 +148,7 @@ def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[C
     return calls
 
 
-class RuleHooks(V1StepAdapter):
+class V1RuleStepAdapter(V1StepAdapter):
     """One step of an optimizer that runs a rule."""
 
     def __init__(
@@ -179,7 +179,7 @@ class RuleHooks(V1StepAdapter):
         )
 
 
-class AloneHooks(RuleHooks):
+class V1HookStepAdapter(V1RuleStepAdapter):
     """A user's hook that hands one variable to the rule, in the course of a step.
 
     Args:

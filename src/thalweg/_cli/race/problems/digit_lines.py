@@ -33,7 +33,7 @@ SAMPLE = 512
 OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl")
 
 
-class Lines(Problem):
+class DigitLines(Problem):
     """The problem, with CTC as its loss; accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Lines(Problem):
         return mean_loss(model, self.test)
 
 
-def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> Lines:
+def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> DigitLines:
     """The problem; the seed decides which images are for testing, and what stands in a line."""
     need_modules("sklearn")
     from sklearn.datasets import load_digits
@@ -62,7 +62,7 @@ def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES
     order = random.permutation(len(labels))
     test, train = order[: len(order) // 5], order[len(order) // 5 :]
     examples = lines(images[train], labels[train], train_lines, random)
-    return Lines(
+    return DigitLines(
         name="lines",
         description=f"{train_lines:,} lines of 3 to 6 handwritten digits; CTC, accuracy is 1 -"
         " label error rate",
@@ -201,8 +201,8 @@ def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
 
 
 __all__: list[Any] = [
+    "DigitLines",
     "LineReader",
-    "Lines",
     "distance",
     "line_loss",
     "lines",

@@ -82,7 +82,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(CLASSES, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.layers = nn.Sequential(*(TransformerLayer() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.scores = nn.Linear(WIDTH, CLASSES)
 
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         return self.scores(self.norm(self.layers(values))).transpose(1, 2)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention to what comes before, then a dense network, each added to what it was given."""
 
     def __init__(self) -> None:

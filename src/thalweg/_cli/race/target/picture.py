@@ -9,7 +9,7 @@ from typing import Any
 from thalweg._cli.race import report
 from thalweg._cli.race.plot import COLORS
 from thalweg._cli.race.target.profile import LONGEST, RankedRun, curve_of, ratios_of
-from thalweg._cli.race.target.results import Plan, Results
+from thalweg._cli.race.target.results import Results, StudyPlan
 from thalweg._cli.race.target.summary import Summary
 
 BY_TIME = ("by time of the processor", "by time")
@@ -26,7 +26,7 @@ def save(results: Results, summary: Summary, path: Path) -> None:
         made.savefig(file, format="svg", metadata={"Date": None})
 
 
-def figure(plan: Plan, summary: Summary) -> Any:
+def figure(plan: StudyPlan, summary: Summary) -> Any:
     """The picture, as matplotlib's `Figure`."""
     from matplotlib.figure import Figure
 

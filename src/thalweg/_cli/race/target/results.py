@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What is to be run.
 
     Args:
@@ -99,7 +99,7 @@ class Results:
         timed: How long the fastest trials of studies take alone.
     """
 
-    plan: Plan
+    plan: StudyPlan
     ran: dict[Key, Ran] = field(default_factory=dict)
     timed: dict[Key, Timed] = field(default_factory=dict)
 
@@ -159,7 +159,7 @@ class Results:
             file.write(self.text(summary).encode())
 
 
-def resume(plan: Plan, path: Path) -> Results:
+def resume(plan: StudyPlan, path: Path) -> Results:
     """What a file has of a plan.
 
     Raises:
@@ -207,7 +207,7 @@ def _damaged(path: Path, why: object) -> RaceError:
     )
 
 
-def _check_settings(plan: Plan, before: dict[str, Any], path: Path) -> None:
+def _check_settings(plan: StudyPlan, before: dict[str, Any], path: Path) -> None:
     now = plan.settings()
     differing = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if differing:

@@ -47,7 +47,7 @@ _LISTS = {
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedVariables:
     """The variables of an optimizer of this kind.
 
     Attributes:
@@ -67,7 +67,9 @@ class Listed:
     trained: Sequence[Owner] | None
 
 
-def sort_numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") -> FoundOptimizer:
+def sort_numbered(
+    own: ListedVariables, owners: Sequence[Owner], class_name: str = ""
+) -> FoundOptimizer:
     """The optimizer of a node.
 
     Args:
@@ -108,7 +110,7 @@ def sort_numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") ->
 Sorted = tuple[set[str], Slots, list[str]]  # titles, slots, what is lost
 
 
-def _by_lists(own: Listed, trained: Sequence[Owner], class_name: str) -> Sorted:
+def _by_lists(own: ListedVariables, trained: Sequence[Owner], class_name: str) -> Sorted:
     """Slots of Keras 3, whose lists have one for each variable."""
     title = re.sub(r"_\d+$", "", own.title.rpartition("/")[2])
     if _plain_title(title) in OTHERS:
@@ -133,7 +135,7 @@ def _plain_title(title: str) -> str:
     return title.lower().replace("_", "")
 
 
-def _by_names(own: Listed, owners: Sequence[Owner]) -> Sorted:
+def _by_names(own: ListedVariables, owners: Sequence[Owner]) -> Sorted:
     """Slots whose names end in those of their variables."""
     found: Slots = {}
     titles: set[str] = set()

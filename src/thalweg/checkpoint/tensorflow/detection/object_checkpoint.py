@@ -17,7 +17,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
 from thalweg.checkpoint.tensorflow.detection.keras_objects import (
     MARKS,
     TRAINED,
-    Listed,
+    ListedVariables,
     sort_numbered,
 )
 from thalweg.checkpoint.tensorflow.detection.loss_scales import (
@@ -237,7 +237,7 @@ class _View:
             and known.issuperset(listed)
         }
         return sort_numbered(
-            Listed(
+            ListedVariables(
                 self._places[index],
                 [(self.full_name(each), self.value(each)) for each in slots],
                 {n: value for n, child in own.items() if not (value := self.value(child)).shape},

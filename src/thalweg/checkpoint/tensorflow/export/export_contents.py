@@ -16,7 +16,7 @@ from thalweg._core.hyperparameters import is_number
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import Targets
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1.train import Optimizer as V1Optimizer
@@ -51,7 +51,7 @@ class ExportContents:
 
 def copy_written(
     optimizer: object,
-    targets: Targets,
+    targets: TargetTensors,
     rules: Rules | None,
     kind: str,
     global_step: Any,
@@ -120,7 +120,7 @@ def _check_kind(optimizer: object, kind: str) -> None:
 
 
 def _names_of_targets(
-    targets: Targets, rules: Rules | None, scope: str
+    targets: TargetTensors, rules: Rules | None, scope: str
 ) -> dict[str, tuple[str, Axes | None]]:
     """TensorFlow's name and axes for each target."""
     found: dict[str, tuple[str, Axes | None]] = {}

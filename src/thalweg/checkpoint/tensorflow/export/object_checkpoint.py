@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from thalweg._core import state
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import GLOBAL_STEP, SAVE_COUNTER
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import ATTRIBUTE, SUFFIX
@@ -69,7 +69,7 @@ class _Graph:
     def __init__(self) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._children: list[dict[str, int]] = [{}]
-        self._attributes: dict[int, Attribute] = {}
+        self._attributes: dict[int, SavedAttribute] = {}
         self._slots: dict[int, list[SlotVariable]] = {}
 
     def find_or_add(self, parts: list[str]) -> int:
@@ -121,7 +121,7 @@ class _Graph:
         return len(self._children) - 1
 
     def _add_value(self, node: int, key: str, value: StoredTensor, full_name: str) -> None:
-        self._attributes[node] = Attribute(ATTRIBUTE, full_name, key)
+        self._attributes[node] = SavedAttribute(ATTRIBUTE, full_name, key)
         self.tensors[key] = value
 
 

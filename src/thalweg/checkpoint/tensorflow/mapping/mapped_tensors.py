@@ -15,7 +15,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import Targets
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import map_variables
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ class MappedTensors:
     """
 
     file: TensorFlowCheckpoint
-    targets: Targets
+    targets: TargetTensors
     places: Mapping[str, Place]
 
     @classmethod
-    def of(cls, file: TensorFlowCheckpoint, targets: Targets, rules: Rules | None) -> MappedTensors:
+    def of(
+        cls, file: TensorFlowCheckpoint, targets: TargetTensors, rules: Rules | None
+    ) -> MappedTensors:
         """A file and its targets.
 
         Raises:

@@ -15,7 +15,7 @@ from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 
 @dataclass(frozen=True)
-class Targets:
+class TargetTensors:
     """Tensors by name.
 
     Attributes:
@@ -29,7 +29,7 @@ class Targets:
     optional: frozenset[str]
 
     @classmethod
-    def of(cls, given: object) -> Targets:
+    def of(cls, given: object) -> TargetTensors:
         """The tensors of a module, of a dictionary, or of a list of variables.
 
         Parameters of a module that have no name yet are given theirs, as
@@ -67,7 +67,7 @@ class Targets:
         return cls(own, frozenset(own), frozenset())
 
     @classmethod
-    def _of_module(cls, module: torch.nn.Module) -> Targets:
+    def _of_module(cls, module: torch.nn.Module) -> TargetTensors:
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
         kept = module.state_dict(keep_vars=True).keys()

@@ -22,7 +22,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (
-    Member,
+    ObjectMember,
     check_trackable,
     child_of,
     children_of,
@@ -239,7 +239,7 @@ class Checkpoint(Trackable):
             )
         return found[0] if found else None
 
-    def _members_in(self, graph: object = None) -> Sequence[Member]:
+    def _members_in(self, graph: object = None) -> Sequence[ObjectMember]:
         with _as_default_graph(graph):
             return members_of(self, graph)
 
@@ -282,11 +282,11 @@ def _as_default_graph(graph: Any) -> Iterator[None]:
         yield
 
 
-def _is_eager(member: Member) -> bool:
+def _is_eager(member: ObjectMember) -> bool:
     return isinstance(member.held, Tensor)
 
 
-def _copy_value(member: Member) -> Tensor:
+def _copy_value(member: ObjectMember) -> Tensor:
     problem = flaw(member.held)
     if problem is not None:
         raise InvalidTypeError(f"'{member.path}' is {problem}, which cannot be saved.")

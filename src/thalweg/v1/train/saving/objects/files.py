@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from thalweg._formats import atomic_write, bundle, container
-from thalweg._formats.bundle import Attribute, Node, ObjectGraph, SlotVariable
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import ENDING, PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
@@ -133,7 +133,7 @@ def _decode_node(given: object, position: Any, source: str) -> Node:
                 raise _damage_error(source, f"has {str(each)[:20]} as a name")
     return Node(
         {name: position(child) for name, child in children.items()},
-        tuple(Attribute(*row) for row in values),
+        tuple(SavedAttribute(*row) for row in values),
         tuple(SlotVariable(*row) for row in slots),
     )
 

@@ -1,4 +1,4 @@
-"""`Values`: what a file has for objects, and which of them it has found."""
+"""`ObjectValues`: what a file has for objects, and which of them it has found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slo
 _numbers = itertools.count(1)
 
 
-class Values:
+class ObjectValues:
     """What a file has for objects, and which of them it has found.
 
     Args:
