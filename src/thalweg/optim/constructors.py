@@ -39,7 +39,9 @@ def option_parameters() -> tuple[Parameter, ...]:
 def _type_of(annotation: Any, kind: type) -> Any:
     """The type that a field of an option has; `get_type_hints` looks at all others, too."""
     if isinstance(annotation, str):
-        return eval(annotation, kind.__init__.__globals__)
+        # The names of the module that defines the class, whose `__module__` is the public one.
+        init: Any = kind.__init__
+        return eval(annotation, init.__globals__)
     return annotation
 
 

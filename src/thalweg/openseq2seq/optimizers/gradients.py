@@ -14,7 +14,7 @@ from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.pairs import concrete as concrete
 from thalweg._engines import current
-from thalweg._graph import derived_gradients, is_symbolic
+from thalweg._graph import is_symbolic, made_of_gradients
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import Gradient as Gradient
 from thalweg.indexed_slices import values_of
@@ -130,6 +130,6 @@ def each(
         with no_grad():
             return list(function(concretes(gradients), *given))
 
-    return derived_gradients(
+    return made_of_gradients(
         run, gradients, variables, *others, name=name, dtypes=dtypes, dense=dense
     )
