@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from thalweg._base import scalars
+from thalweg._base.composed_formula import ChainedFormula as ChainedFormula
 from thalweg._base.execution_context import is_ours
 from thalweg._base.lazy import lazy, offered
 from thalweg._base.locks import importing
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from thalweg._base.fused_stage import mean_over_rows as mean_over_rows
     from thalweg._base.rule_passes import Level, Measure, Pass, Stage
     from thalweg._base.wrapped_formula import StepMeasure as StepMeasure
+    from thalweg._base.wrapped_formula import WrappedStepFormula as WrappedStepFormula
 
 Formula = Callable[..., Any]
 

@@ -127,11 +127,11 @@ def _write_changed(
         Path(path).write_bytes(storage_files.packed(found, manifest, data))
         return
     Path(path).write_bytes(raw)
-    read = checkpoint.saving.container.read(path)
+    read = checkpoint.save_restore.container.read(path)
     tensors = dict(read.tensors)
     name = dice.choice(list(tensors))
     tensors[name] = change(tensors[name])
-    checkpoint.saving.container.write(path, tensors, dict(read.document))
+    checkpoint.save_restore.container.write(path, tensors, dict(read.document))
 
 
 def _number(dice: Dice) -> StoredTensor:
