@@ -305,18 +305,12 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
                 assert asked.isdisjoint(homes[node.module]), title
 
 
-# Folders of tests of private packages.
-FOLDERS = {
-    "_base": "ground", "_cli": "cli", "_core": "core", "_engines": "engines", "_formats": "storage",
-    "_graph": "graph", "registry": "catalogue",
-}  # fmt: skip
-
-
-def test_folders_of_tests_are_rooms() -> None:
+def test_folders_of_tests_are_packages() -> None:
     folders = {path.parent.name for path in TESTS.glob("*/*.py")}
-    packages = [*SOURCE.glob("*/__init__.py"), *SOURCE.glob("_cli/*/__init__.py")]
-    rooms = {FOLDERS.get(path.parent.name, path.parent.name) for path in packages}
-    assert folders - rooms == {"attack", "cuda", "faces", "support"}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    packages |= {path.parent.name for path in SOURCE.glob("_cli/*/__init__.py")}
+    tested = {name.removeprefix("_") for name in packages}
+    assert folders - tested == {"attack", "cuda", "faces", "support"}
 
 
 def test_names_of_test_files_are_unique() -> None:  # they are no packages, but for the attacks
@@ -329,10 +323,8 @@ def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
     names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
     for path in TESTS.rglob("*.py"):
         for room, imported in names.findall(path.read_text()):
-            assert not re.search(r"\b_[a-zA-Z]", imported) or path.parent.name in (
-                room,
-                FOLDERS.get(room),
-            ), path
+            is_own = path.parent.name == room.removeprefix("_")
+            assert is_own or not re.search(r"\b_[a-zA-Z]", imported), path
 
 
 def _printed(program: str) -> str:

@@ -10,7 +10,7 @@ from thalweg._base.execution_context import resolve, thread
 from thalweg._base.exports import exported_from
 from thalweg._base.tensor_patching import lend_for_good
 from thalweg._core.nest import mapped
-from thalweg._graph.in_place import write
+from thalweg._graph.inplace_ops import write
 from thalweg._graph.interception import intercept_modules
 from thalweg._graph.nodes import Nodes, SymbolicTensor
 from thalweg._graph.recording import record

@@ -13,7 +13,7 @@ from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.default_rates import default_rate
 from thalweg._cli.race.entry import RaceEntry, load, parse_entry
 from thalweg._cli.race.errors import EntryError, RaceError
-from thalweg._cli.race.own import enter_own
+from thalweg._cli.race.user_optimizers import enter_own
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 from thalweg.errors import NotFoundError
 from thalweg.keras.optimizers import RuleOptimizer

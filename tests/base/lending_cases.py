@@ -1,6 +1,6 @@
 """What imports and steps leave of torch's classes, tried in a process of its own.
 
-    python tests/ground/lending_cases.py MODULE ...
+    python tests/base/lending_cases.py MODULE ...
 
 imports the modules, and takes a step of each that has optimizers. Exits with 1, and prints what
 differs, where torch's classes have changed.
