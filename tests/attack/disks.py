@@ -18,7 +18,7 @@ import bare
 SAVE = """
 import json, os, resource
 from thalweg.errors import ThalwegError
-from thalweg._formats import container; from thalweg._formats import atomic_write as disk
+from thalweg._formats import container, atomic_write as disk
 from thalweg._formats.stored_tensor import Stored
 
 path, size, limits, user = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])

@@ -22,7 +22,7 @@ class Graph(Nodes):
     """A set of operations, to be run by sessions.
 
     Example:
-        >>> from thalweg._graph import Session, constant
+        >>> from thalweg.v1 import Session, constant
         >>> graph = Graph()
         >>> with graph.as_default():
         ...     total = constant(2.0) + constant(3.0)

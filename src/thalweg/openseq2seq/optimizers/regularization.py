@@ -51,13 +51,14 @@ def get_regularization_loss(
         A float32 tensor of shape (), 0 if the collection is empty.
 
     Example:
-        >>> from thalweg import Variable; from thalweg import _graph as graph
+        >>> import thalweg.v1 as tf
+        >>> from thalweg import Variable
         >>> w = Variable([1.0, 2.0], name="w")
-        >>> key = graph.GraphKeys.REGULARIZATION_LOSSES
-        >>> graph.add_to_collection(key, lambda: 0.1 * (w * w).sum())
+        >>> key = tf.GraphKeys.REGULARIZATION_LOSSES
+        >>> tf.add_to_collection(key, lambda: 0.1 * (w * w).sum())
         >>> get_regularization_loss()
         tensor(0.5000, grad_fn=<AddBackward0>)
-        >>> graph.get_collection_ref(key).clear()
+        >>> tf.get_collection_ref(key).clear()
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
