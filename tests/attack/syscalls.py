@@ -28,11 +28,11 @@ SAVE = """
 import json, os
 from thalweg.errors import ThalwegError
 from thalweg._formats import container
-from thalweg._formats.stored_tensor import Stored
+from thalweg._formats.stored_tensor import StoredTensor
 
 def save(path, fill):
     tensors = {
-        str(size): Stored("U8", (size,), memoryview(bytes([fill]) * size))
+        str(size): StoredTensor("U8", (size,), memoryview(bytes([fill]) * size))
         for size in (700, 1400, 2100)
     }
     container.write(path, tensors, {"fill": fill})
