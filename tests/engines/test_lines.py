@@ -39,7 +39,7 @@ def numbers(shape: Any, seed: int = 0) -> Tensor:
     return values * 10.0 ** torch.randint(-8, 9, shape, generator=dice)
 
 
-# The order, written as `engines/lines.py` says it, one number after the other
+# The order, written as `_engines/lines.py` says it, one number after the other
 
 
 def in_pairs(values: list[float], join: Any) -> float:

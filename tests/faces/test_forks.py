@@ -660,9 +660,9 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
     lock = re.compile(r"threading\.(R?Lock|Condition|Semaphore|Event)\(|cached_property")
     found = {path for path in folder.rglob("*.py") if lock.search(path.read_text())}
     assert {path.relative_to(folder).as_posix() for path in found} == {
-        "graph/locks.py",  # `ReadWriteLock.renew`
-        "ground/lazily.py",
-        "ground/locks.py",
+        "_graph/locks.py",  # `ReadWriteLock.renew`
+        "_base/lazy.py",
+        "_base/locks.py",
         "v1/train/coordinator.py",  # `Coordinator._renew`
         "v1/train/queues.py",  # a condition over a `Lock`
         "v1/train/rendezvous.py",  # the same

@@ -34,7 +34,7 @@ MISFITS: dict[str, Build] = {
     "where": lambda x, y, w: torch.where(x > 0, x, y),
     "greater": lambda x, y, w: x > y,
     "outer": lambda x, y, w: x[:, None] + y,
-    "tf.matmul": lambda x, y, w: thalweg.tf.matrix_products(x, w),
+    "tf.matmul": lambda x, y, w: thalweg.tf.matmul(x, w),
     "tf.multiply": lambda x, y, w: thalweg.tf.multiply(x, y),
 }
 

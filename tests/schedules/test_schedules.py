@@ -506,7 +506,7 @@ def test_float32_functions_are_the_c_librarys(function):
 
 
 MODULES = [
-    "ground.scalars",
+    "_base.scalars",
     "schedules.base",
     "schedules.cosine",
     "schedules.exponential",
