@@ -301,6 +301,6 @@ def test_a_static_scale_takes_its_step_without_looking_at_gradients(
         seen.append(how)
         return own(optimizer, backward, how, *others)
 
-    monkeypatch.setattr("thalweg.openseq2seq.optimizers.process_gradients.update", watched)
+    monkeypatch.setattr("thalweg.openseq2seq.optimizers.gradient_pipeline.update", watched)
     stepping([Variable(torch.ones(2, dtype=HALF))]).apply_gradients([torch.ones(2, dtype=HALF)])
     assert seen[0].measured == ()
