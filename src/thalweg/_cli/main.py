@@ -37,11 +37,7 @@ class Commands(click.Group):
         *_: object,
         **__: object,
     ) -> Any:
-        """Run a command and exit: 0 if it went well, 1 if it failed, 2 for a wrong command line,
-        130 after Ctrl-C.
-
-        --debug may stand anywhere, also after the command.
-        """
+        """Optimizers for PyTorch: compare them, time them, and inspect their checkpoints."""
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments
         arguments = [argument for argument in arguments if argument != "--debug"]
@@ -91,12 +87,12 @@ def _show_error(message: str, debug: bool) -> None:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="New here? Run `thalweg race`: eight optimizers side by side, in a minute.",
+    epilog="New here? Run `thalweg race`: it compares eight optimizers in a minute.",
 )
 @click.version_option(__version__, prog_name="thalweg")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Optimizers for PyTorch: race them, time them, and look at their files.
+    """Optimizers for PyTorch: compare them, time them, and inspect their checkpoints.
 
     \b
     Examples:

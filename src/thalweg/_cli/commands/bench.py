@@ -93,13 +93,14 @@ def _check_elements(name: str, rule: Rule) -> None:
     default="Adam",
     show_default=True,
     metavar="A,B,...",
-    help="Rules, separated by commas: names, v1: before an optimizer of TensorFlow 1, optim: "
-    "before one of thalweg.optim, torch: before torch's own, or file.py:NAME for one of yours.",
+    help="Optimizers, separated by commas: a name, v1: before an optimizer of TensorFlow 1, optim: "
+    "before one of thalweg.optim, torch: before one of torch.optim, or file.py:NAME for your "
+    "own rule.",
 )
 @click.option(
     "--peers",
     metavar="A,B,...",
-    help="Whom to compare with: torch-fused, torch-foreach, torch-forloop, optax, keras, "
+    help="Libraries to compare with: torch-fused, torch-foreach, torch-forloop, optax, keras, "
     "tensorflow. [default: all that are installed]",
 )
 @click.option(
@@ -107,17 +108,17 @@ def _check_elements(name: str, rule: Rule) -> None:
     default=7,
     show_default=True,
     type=Whole(1),
-    help="How many undisturbed rounds to measure; everyone takes steps in each.",
+    help="Number of undisturbed rounds; each optimizer takes steps in each round.",
 )
 @click.option(
     "--threads",
     type=Whole(1),
     callback=clamp_threads,
-    help="How many threads compute a step. [default: torch's choice]",
+    help="Number of threads of a step. [default: torch's choice]",
 )
 @click.option(
     "--set", "options", multiple=True, callback=split_values, metavar="NAME=VALUE",
-    help="A further argument of the optimizers that --rules names, such as state_storage=8bit.",
+    help="Another argument of the optimizers of --rules, such as state_storage=8bit.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
@@ -136,13 +137,13 @@ def bench(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Time a step on SHAPES: gpt2, resnet50, small2000, or those in a model's FILE.
+    """Time a step on SHAPES: gpt2, resnet50, small2000, or the shapes of a model's FILE.
 
-    FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes matter.
+    FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes are read.
     Every step runs in interleaved rounds with torch's fused Adam ("ratio") and with a kernel that
-    does one addition over the same memory ("of roofline"). Rounds that other processes disturb are
-    repeated, so a busy machine takes up to a minute for each rule; where too few are left, or times
-    jump, a warning says not to trust the ratios.
+    does one addition over the same memory ("of roofline"). Rounds that other processes disturb
+    are repeated, so a busy machine takes up to a minute for each rule. A warning says if too few
+    rounds are left or if times vary too much.
 
     \b
     Examples:

@@ -30,38 +30,43 @@ class NothingToCompare(click.ClickException):
     exit_code = FAILED
 
 
-@click.command(short_help="Say whether another optimizer takes the steps of ours.")
+@click.command(short_help="Check whether another optimizer takes the same steps as thalweg's.")
 @click.argument("theirs", required=False, metavar="[PACKAGE:CLASS]")
 @click.option(
     "--rule",
     metavar="NAME",
-    help="Ours: a name of `thalweg rules`, optim: before one of thalweg.optim, file.py:NAME for a "
-    "rule of yours, or PACKAGE:CLASS. [default: the one of the class's name]",
+    help="The optimizer of thalweg: a name of `thalweg rules`, optim: before one of thalweg.optim, "
+    "file.py:NAME for your own rule, or PACKAGE:CLASS. [default: the one with the name of the "
+    "class]",
 )
 @click.option(
     "--set", "given", multiple=True, callback=split_values, metavar="NAME=VALUE",
-    help="An argument of the class, and of ours, where that has one of this name.",
+    help="An argument of the class, and of thalweg's optimizer if it has one of this name.",
 )  # fmt: skip
 @click.option(
     "--ours", "own", multiple=True, callback=split_values, metavar="NAME=VALUE",
-    help="An argument of ours alone.",
+    help="An argument of thalweg's optimizer alone.",
 )  # fmt: skip
 @click.option(
     "--group", multiple=True, callback=split_values, metavar="NAME=VALUE",
-    help="What the class wants in the group of parameters that it is made of.",
+    help="An entry of the parameter group that the class is constructed with.",
 )  # fmt: skip
 @click.option(
-    "--steps", default=20, show_default=True, type=Whole(1, 1000), help="How many steps to take."
+    "--steps",
+    default=20,
+    show_default=True,
+    type=Whole(1, 1000),
+    help="Number of steps to compare.",
 )
 @click.option(
     "--atlas",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Import and compare all classes of a list, and draw a table of them: FILE.svg.",
+    help="Import and compare all classes of a list, and draw a table of the results: FILE.svg.",
 )
 @click.option(
     "--list", "listed",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --atlas: the list, as JSON. [default: the library's, conform/atlas.json]",
+    help="With --atlas: the list, as JSON. [default: conform/atlas.json of the library]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def conform(
@@ -75,18 +80,20 @@ def conform(
     listed: Path | None,
     as_json: bool,
 ) -> None:
-    """Say whether PACKAGE:CLASS, any optimizer of torch's kind, takes the steps of ours.
+    """Check whether PACKAGE:CLASS, any optimizer with torch's interface, takes the same steps as
+    thalweg's.
 
-    PACKAGE is imported, that is its code is executed; give none that you would not run. A class of
-    a file of yours is given as file.py:CLASS.
+    PACKAGE is imported, so its code is executed; name only packages that you trust. Give a class
+    of your own file as file.py:CLASS.
 
-    Both are driven over the same gradients. Either parameters have the same bits after each step;
-    or the difference is never more than 1e-5 of how far they move, which is rounding; or they
-    part: the first step, parameter and element are told, and which of the arguments listed, each
-    tried alone, closes it. Ours gets theirs' values of the arguments that both have.
+    Both optimizers receive the same gradients. The result is one of three: parameters have the
+    same bits after each step; they differ by at most 1e-5 of the distance they move, which is
+    rounding; or they diverge. For a divergence the command prints the first step, parameter and
+    element, and which of the listed arguments, each tried alone, removes it. Thalweg's optimizer
+    receives the values of all arguments that both have.
 
-    The exit status is 0 if they agree, 1 if they part, and 2 if there is nothing to compare: a
-    class that cannot be made, needs an argument, or takes other steps in an equal run.
+    The exit status is 0 if they agree, 1 if they diverge, and 2 if they cannot be compared: the
+    class cannot be constructed, needs an argument, or is not deterministic.
 
     \b
     Examples:

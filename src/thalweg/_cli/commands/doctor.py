@@ -28,13 +28,14 @@ _PACKAGES = ("torch", "numpy", "llvmlite", "safetensors", "triton")
 _VARIABLES = re.compile("THALWEG_|TRITON_|NUMBA_(CPU|OPT|ENABLE_AVX)|OMP_|MKL_NUM|KMP_|GOMP_")
 
 
-@click.command(short_help="Show versions, engines, devices, and where kernels are kept.")
+@click.command(short_help="Show versions, engines, devices and the folder of compiled kernels.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def doctor(as_json: bool) -> None:
-    """Show versions, engines, devices, and where kernels are kept, in twenty lines for a report.
+    """Show versions, engines, devices and the folder of compiled kernels, in twenty lines for a bug
+    report.
 
-    The engine for the CPU takes a step, which is compared with the reference. An engine that is not
-    there is told with the reason; the exit status is 0 all the same.
+    The CPU engine takes a step, which is compared with the reference. An engine that is not
+    available is listed with the reason; the exit status is 0 nevertheless.
 
     \b
     Examples:

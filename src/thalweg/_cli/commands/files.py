@@ -25,15 +25,14 @@ LARGE = 1 << 28  # bytes from which on progress is shown: a slow disk takes seco
 DIFFER = 1
 
 
-@click.command(name="inspect", short_help="List what a checkpoint holds.")
+@click.command(name="inspect", short_help="List the contents of a checkpoint.")
 @click.argument("path", type=click.Path())
 @click.option("--tree", is_flag=True, help="Show the names as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def inspect_(path: str, tree: bool, as_json: bool) -> None:
-    """List the tensors of the checkpoint PATH, without reading them.
+    """List the tensors of the checkpoint PATH without reading their values.
 
-    PATH is a file of thalweg or Keras, or what the files of TensorFlow's checkpoint begin with:
-    run7/model.ckpt-5.
+    PATH is a file of thalweg or Keras, or the prefix of a TensorFlow checkpoint: run7/model.ckpt-5.
 
     \b
     Examples:
@@ -54,14 +53,14 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     console.print(_print_tree(found) if tree else _print_table(found))
 
 
-@click.command(short_help="Read a checkpoint and compare it with its checksums.")
+@click.command(short_help="Verify the checksums of checkpoints.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read each checkpoint of PATHS, and compare every tensor with its checksum.
+    """Read each checkpoint of PATHS and compare every tensor with its checksum.
 
-    Files of HDF5 (.h5) have no checksums: of those it says that they are readable. The exit status
-    is 1 if one is damaged.
+    HDF5 files (.h5) have no checksums; the command only reads them. The exit status is 1 if a
+    file is damaged.
 
     \b
     Examples:
@@ -103,13 +102,13 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
 @click.command(short_help="Compare two checkpoints.")
 @click.argument("one", type=click.Path())
 @click.argument("other", type=click.Path())
-@click.option("--rules", metavar="FILE", help="The rules that were given to `thalweg convert`.")
+@click.option("--rules", metavar="FILE", help="The mapping rules given to `thalweg convert`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
-    """Compare the tensors of ONE and OTHER, to the bit; the kinds of the files may differ.
+    """Compare the tensors of ONE and OTHER to the bit; the formats of the files may differ.
 
-    A file of thalweg and one of TensorFlow or Keras are compared as `thalweg convert` makes one of
-    the other; one that it made knows the rules it was given. The exit status is 1 if they differ.
+    A file of thalweg is compared with one of TensorFlow or Keras as `thalweg convert` maps them;
+    a converted file records the mapping rules it was given. The exit status is 1 if they differ.
 
     \b
     Examples:
@@ -131,7 +130,7 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
     sys.exit(DIFFER if found else 0)
 
 
-@click.command(short_help="Turn a checkpoint of TensorFlow into one of thalweg, or back.")
+@click.command(short_help="Convert a checkpoint of TensorFlow to thalweg, or back.")
 @click.argument("path", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option(
@@ -139,21 +138,26 @@ def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
     type=click.Choice(["thalweg", "tf", "tf1"]),
     default="thalweg",
     show_default=True,
-    help="What OUT is for: tf.train.Checkpoint or tf.train.Saver.",
+    help="The reader of OUT: tf.train.Checkpoint or tf.train.Saver.",
 )
 @click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
-@click.option("--optimizer", metavar="NAME", help="The optimizer, where the file does not tell.")
 @click.option(
-    "--which", type=int, metavar="NUMBER", help="The optimizer, where the file has several."
+    "--optimizer", metavar="NAME", help="The class of the optimizer, if the file does not name it."
+)
+@click.option(
+    "--which",
+    type=int,
+    metavar="NUMBER",
+    help="The number of the optimizer, if the file has several.",
 )
 @click.option(
     "--set",
     "numbers",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A hyperparameter that the file does not hold, such as learning_rate=0.01.",
+    help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
 )
-@click.option("--force", is_flag=True, help="Write over OUT if it is there.")
+@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def convert(
     path: str,
@@ -166,10 +170,10 @@ def convert(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the checkpoint PATH in another form, as OUT.
+    """Convert the checkpoint PATH and write it to OUT.
 
-    PATH is a checkpoint of TensorFlow or Keras, which `thalweg.checkpoint.restore` then goes on
-    from; with --to it is a file of thalweg. `thalweg rules` lists the names for --optimizer.
+    PATH is a checkpoint of TensorFlow or Keras, and `thalweg.checkpoint.restore` continues from
+    OUT; with --to, PATH is a file of thalweg. `thalweg rules` lists the names for --optimizer.
 
     \b
     Examples:

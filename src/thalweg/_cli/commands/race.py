@@ -88,21 +88,23 @@ def _parse_problems(
 @click.option(
     "--optimizers",
     metavar="A,B,...",
-    help="Who races: names, v1: before those of TensorFlow 1 (v1:AdamOptimizer), optim: before "
-    "those of thalweg.optim, torch: before torch's own; thalweg rules lists all. file.py:NAME is a "
-    "rule or an optimizer of yours, PACKAGE:NAME one of another package, whose code is executed. "
-    "Options may follow in parentheses: 'optim:AdamW(weight_decay=0.1)'. "
-    "[default: torch:AdamW as the baseline, AdamW, 8-bit AdamW, Muon with AdamW, SOAP and Lion of "
-    "thalweg.optim, Adam and Ftrl of Keras; all eight of Keras for lines; those cheap on sparse "
-    "gradients for stdlib; modern rules for lm and with --target]",
+    help="The optimizers to compare, separated by commas: a name, v1: before an optimizer of "
+    "TensorFlow 1 (v1:AdamOptimizer), optim: before one of thalweg.optim, torch: before one of "
+    "torch.optim; `thalweg rules` lists all. file.py:NAME is your own rule or optimizer, "
+    "PACKAGE:NAME one of another package; their code is executed. Append arguments in "
+    "parentheses: 'optim:AdamW(weight_decay=0.1)'. [default: torch:AdamW as the baseline, "
+    "AdamW, 8-bit AdamW, Muon with AdamW, SOAP and Lion of thalweg.optim, Adam and Ftrl of "
+    "Keras; for lines all eight of Keras; for stdlib those that are cheap on sparse gradients; "
+    "for lm and with --target modern rules]",
 )
 @click.option(
     "--lr",
     callback=_parse_rates,
     metavar="RATE|A=RATE,...|sweep",
-    help="Learning rate of all, or by name. With sweep everyone tries five, from a tenth to ten "
-    "times the usual one, and goes on with the one of the lowest train loss; that takes five times "
-    "as long. [default: a good one for each of ours]",
+    help="The learning rate of all optimizers, or by name. sweep tries five rates for each, from a "
+    "tenth to ten times the default one, and continues with the one of the lowest training "
+    "loss; this takes five times as long. [default: a tuned rate for each optimizer of "
+    "thalweg]",
 )
 @click.option(
     "--epochs",
@@ -115,15 +117,15 @@ def _parse_problems(
     type=Whole(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Decides the first weights and the order of the examples.",
+    help="Seed of the initial weights and of the order of the examples.",
 )
 @click.option(
     "--seeds",
     type=Whole(1, 100),
     default=1,
     show_default=True,
-    help="How many seeds to race with, from --seed on; the table then shows the spread, and which "
-    "ranks it leaves open.",
+    help="Number of seeds, starting at --seed; the table then shows the spread and the possible "
+    "ranks.",
 )
 @click.option(
     "--threads",
@@ -131,76 +133,77 @@ def _parse_problems(
     default=1,
     show_default=True,
     callback=clamp_threads,
-    help="How many threads compute; for models this small, one is as fast as many.",
+    help="Number of threads; for models this small one is as fast as many.",
 )
 @click.option(
     "--nproc",
     type=Whole(1, 32),  # examples in the smallest batch
     default=1,
     show_default=True,
-    help="How many processes share each batch; torch's launcher starts them.",
+    help="Number of processes that share each batch, started by torch's launcher.",
 )
 @click.option(
     "--problem",
     "problems",
     callback=_parse_problems,
     metavar="[digits|lines|stdlib|lm]",
-    help="Handwritten digits with a small convolutional network; lines of such digits, read with "
-    "CTC; the next token in Python's own standard library with a large embedding table and "
-    "sparse gradients; or the next character there with a small transformer. Several with "
-    "--target, as digits,lm. [default: digits; with --target all]",
+    help="digits: handwritten digits, small convolutional network; lines: lines of such digits, "
+    "CTC; stdlib: the next token of Python's standard library, large embedding table, sparse "
+    "gradients; lm: the next character of it, small transformer. Give several with --target, "
+    "as digits,lm. [default: digits; with --target all]",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
     show_default=True,
-    help="Folder for race.png and race.json, with --target for target.svg and target.json; one "
-    "that is not there is made if you agree.",
+    help="Folder for race.png and race.json, with --target for target.svg and target.json. Asks "
+    "before it creates a folder.",
 )
 @click.option(
     "--logdir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for TensorBoard events; every race gets a new folder in it.",
+    help="Folder for TensorBoard events; each race creates a new folder in it.",
 )
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A page of the first seed: the loss of each contestant, and of those of thalweg.optim "
-    "(optim:AdamW) all layers, step by step, as thalweg report draws them. Measuring takes time: "
-    "do not compare times then.",
+    help="Write an HTML page of the first seed: the loss of each optimizer and, for those of "
+    "thalweg.optim (optim:AdamW), all layers step by step, as in `thalweg report`. Recording "
+    "takes time, so do not compare times in this run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option(
     "--target",
     is_flag=True,
-    help="Race to a loss that is fixed for each problem, as AlgoPerf does: everyone tries points "
-    "of its published search space, and the fastest one counts. Half an hour on two cores.",
+    help="Measure the time to a fixed loss for each problem, as AlgoPerf does: each optimizer "
+    "tries points of its published search space, and the fastest counts. Takes half an hour on two "
+    "cores.",
 )
 @click.option(
     "--trials",
     type=Whole(1, 1000),
     default=5,
     show_default=True,
-    help="With --target: how many points a study tries.",
+    help="With --target: number of points per study.",
 )
 @click.option(
     "--studies",
     type=Whole(1, 100),
     default=3,
     show_default=True,
-    help="With --target: how many studies, of which the median counts.",
+    help="With --target: number of studies; the median counts.",
 )
 @click.option(
     "--jobs",
     type=Whole(1, 256),
-    help="With --target: how many trials run at once; times are taken of one at a time. "
-    "[default: as many as there are cores]",
+    help="With --target: number of trials that run at once; only one at a time is timed. [default: "
+    "the number of cores]",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="With --target: go on from target.json, after Ctrl-C.",
+    help="With --target: continue from target.json after Ctrl-C.",
 )
 @click.pass_context
 def race(
@@ -225,9 +228,9 @@ def race(
 ) -> None:
     """Train one model with several optimizers, side by side, on real data.
 
-    Everyone starts from the same weights and sees the same batches; blocks of steps take turns,
-    so that times are fair. Writes race.png and race.json. Ctrl-C ends the race early and keeps
-    what was raced, unless several processes race.
+    All optimizers start from the same weights and see the same batches; blocks of steps
+    alternate, so that times are comparable. Writes race.png and race.json. Ctrl-C ends the race
+    early and keeps the results so far, unless several processes race.
 
     \b
     Examples:

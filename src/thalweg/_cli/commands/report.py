@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 LARGE = 1 << 25  # bytes from which on progress is shown: they take about two seconds
 
 
-@click.command(short_help="Draw a page of a training's diagnostics.")
+@click.command(short_help="Draw a page of the diagnostics of a training.")
 @click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "-o", "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page. [default: FILE with .html in place of its suffix]",
+    help="The file to write. [default: FILE with the suffix .html]",
 )  # fmt: skip
-@click.option("--title", help="Its title. [default: the name of FILE]")
+@click.option("--title", help="The title of the page. [default: the name of FILE]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> None:
-    """Draw a page of FILE, the diagnostics of a training: layers by steps, with what went first.
+    """Draw a page of FILE, the diagnostics of a training: layers by steps, and what failed first.
 
-    The page is one file of HTML, which needs no network. It has the update beside the weight of
-    each layer and the norm of its gradient as strips of colour, the loss above them on the same
-    axis, and marks where a layer was not usual.
+    The page is one HTML file and needs no network. Strips of colour show the ratio of update to
+    weight and the gradient norm of each layer, below the loss on the same axis; marks show where
+    a layer left its usual range.
 
     \b
     Examples:

@@ -72,10 +72,10 @@ def rules(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def show(name: str, as_json: bool) -> None:
-    """Print the rule NAME, or one of yours as file.py:NAME: formula, slots, defaults, differences.
+    """Print the rule NAME, or your own as file.py:NAME: formula, slots, defaults, differences.
 
     NAME may also be an optimizer of TensorFlow 1, whose rule is printed, or a rule of torch.optim
-    with optim: before it. Where TensorFlow and torch have rules of one name, both formulas are
+    with optim: before it. If TensorFlow and torch have rules of the same name, both formulas are
     printed, side by side if there is room. `thalweg rules` lists all names.
 
     \b

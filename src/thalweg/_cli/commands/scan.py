@@ -22,16 +22,18 @@ MISSING, UNREADABLE = 1, 2
 _COLORS = {"changed": "yellow", "missing": "red"}
 
 
-@click.command(short_help="Tell which TensorFlow names of a script are here.")
+@click.command(short_help="List the TensorFlow names of a script that thalweg.tf lacks.")
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER]...", type=click.Path())
-@click.option("--names", is_flag=True, help="List all names that are here, and those that are not.")
-@click.option("--markdown", is_flag=True, help="With --names: print tables of Markdown.")
+@click.option(
+    "--names", is_flag=True, help="List all names that are available and all that are not."
+)
+@click.option("--markdown", is_flag=True, help="With --names: print Markdown tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> None:
-    """Tell which TensorFlow names of scripts are in thalweg.tf, without running the scripts.
+    """List the TensorFlow names of scripts that thalweg.tf lacks, without running the scripts.
 
-    Of names that are missing it says what to use instead, of others how they differ. A FOLDER
-    stands for all .py files in it. The exit status is 0 if all names are there, 1 if one is
+    For a missing name the command prints a replacement, for other names known differences. A
+    FOLDER stands for all .py files in it. The exit status is 0 if all names exist, 1 if one is
     missing, 2 if a file cannot be read.
 
     \b

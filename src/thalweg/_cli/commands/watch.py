@@ -24,20 +24,21 @@ INTERVAL = 0.5  # seconds between looks at the file
 TOLD = 3  # warnings beneath the table
 
 
-@click.command(short_help="Show the layers of a training while it runs, the worst first.")
+@click.command(short_help="Show the layers of a training while it runs, worst first.")
 @click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--once", is_flag=True, help="Print one table and end, as when the output is piped.")
+@click.option(
+    "--once", is_flag=True, help="Print one table and exit; the default if the output is piped."
+)
 @click.option(
     "--layers", type=Whole(1, 10_000),
-    help="How many layers to show. [default: as many as fit, 20 if the output is piped]",
+    help="Number of layers to show. [default: as many as fit; 20 if the output is piped]",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the latest step as JSON, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print the latest step as JSON and exit.")
 def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
-    """Show what the latest step in FILE, the diagnostics of a training, says of each layer.
+    """Show the latest step in FILE, the diagnostics of a training, layer by layer.
 
-    The worst are first: those with numbers that are not finite, then those whose update is largest
-    beside the weight. Beneath are the latest warnings of what is not usual. The table follows the
-    file until Ctrl-C.
+    The worst layers come first: those with NaN or infinity, then those with the largest ratio of
+    update to weight. The latest warnings follow. The table is updated until Ctrl-C.
 
     \b
     Examples:
