@@ -32,7 +32,7 @@ from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVaria
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.keras.optimizers import Adam

@@ -21,7 +21,7 @@ from thalweg._formats.keras_files import KerasFile, config
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.detection.keras_config import momentum_product
-from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
 from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
 from thalweg.keras import optimizers
 from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale

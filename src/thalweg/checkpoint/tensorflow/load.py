@@ -13,7 +13,7 @@ from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.errors import UnsupportedCheckpointError

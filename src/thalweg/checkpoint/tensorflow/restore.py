@@ -21,7 +21,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_classes import base_class_name, keras_class
-from thalweg.checkpoint.tensorflow.detection.keras_names import sorted_file
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
 from thalweg.checkpoint.tensorflow.detection.loss_scales import STEPS
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
