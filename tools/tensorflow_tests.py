@@ -3,7 +3,7 @@
     python tools/tensorflow_tests.py ~/tensorflow ~/tf-keras
     python tools/tensorflow_tests.py ~/tensorflow --only training/adam_test --report FILE
 
-The first checkout is TensorFlow 2.0, the last release with `tensorflow/contrib`; the second is
+The first checkout is TensorFlow 1.15, the last release with `tensorflow/contrib`; the second is
 github.com/keras-team/tf-keras. `absl-py` and `six` must be installed, TensorFlow must not. Each
 file runs in a process of its own: those of Keras as TensorFlow 2, all others as TensorFlow 1.
 Files about features that Thalweg does not offer are listed, but do not run. A test that uses a
