@@ -109,7 +109,7 @@ class Recorder(unittest.TestResult):
         self.write(test.id(), "passed")
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self.write(test.id(), name_outcome(err[1]), "".join(traceback.format_exception(*err)))
+        self.write(test.id(), *describe(err[1]))
 
     addError = addFailure
 
@@ -117,10 +117,15 @@ class Recorder(unittest.TestResult):
         self.write(test.id(), "skipped", reason)
 
 
-def name_outcome(error: BaseException) -> str:
-    """Return "lacking" if a test fails because Thalweg does not have a name, else "failed"."""
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return the outcome of a test that raised, and a line about the error with its traceback.
+
+    The outcome is "lacking" if Thalweg does not have a name that the test uses, else "failed".
+    """
     is_lacking = isinstance(error, AttributeError | ImportError) and "halweg has no " in str(error)
-    return "lacking" if is_lacking else "failed"
+    title = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    lines = [title, *traceback.format_exception(error)]
+    return "lacking" if is_lacking else "failed", "\n".join(lines)
 
 
 def raise_timeout(*args: object) -> None:
@@ -139,7 +144,7 @@ def run_file(path: Path, version: int, roots: list[Path], report: str) -> None:
     try:
         exec(compile(path.read_text(), str(path), "exec"), vars(module))
     except BaseException as error:
-        recorder.write("import", name_outcome(error), traceback.format_exc())
+        recorder.write("import", *describe(error))
         return
     for value in list(vars(module).values()):
         is_case = isinstance(value, type) and issubclass(value, unittest.TestCase)
@@ -177,7 +182,7 @@ def show(name: str, outcomes: Outcomes) -> collections.Counter[str]:
     print(name, ", ".join(f"{counts[outcome]} {outcome}" for outcome in sorted(counts)))
     for test, (outcome, text) in outcomes.items():
         if outcome in ("failed", "lacking"):
-            print(f"  {outcome} {test}: {text.strip().rpartition(chr(10))[2][:200]}")
+            print(f"  {outcome} {test}: {text.partition(chr(10))[0][:200]}")
     sys.stdout.flush()
     return counts
 

@@ -53,7 +53,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train import gating, gradients, processors
 from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.hooks import V1Hooks, counting_calls
-from thalweg.v1.train.recorded import add_update_names, has_hooks, recorded
+from thalweg.v1.train.recorded import add_update_names, check_counter, has_hooks, recorded
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import StateDict
 from thalweg.variable import frozen_among
@@ -626,6 +626,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_counter(global_step)
         check_updates(pairs)
         for grad, var in pairs:
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
