@@ -56,7 +56,7 @@ from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
-from thalweg.v1.train.traced_hooks import add_update_names, has_hooks, recorded
+from thalweg.v1.train.traced_hooks import add_update_names, check_counter, has_hooks, recorded
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
@@ -627,6 +627,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
 
     def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_counter(global_step)
         check_updates(pairs)
         for grad, var in pairs:
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):

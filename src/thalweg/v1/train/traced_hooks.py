@@ -49,6 +49,18 @@ def has_hooks(optimizer: object) -> bool:
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
 
 
+def check_counter(global_step: Any) -> Any:
+    """Return the variable of the graph that counts steps, another scalar tensor, or None.
+
+    Raises:
+        InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
+    """
+    step = None if global_step is None else graph_variable_of(global_step)
+    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
+        check_global_step(step)
+    return step
+
+
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
     """Call an optimizer's hooks as TensorFlow's `apply_gradients` does while a graph is built.
 
@@ -69,9 +81,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._recorder.refuse_graph()
     variables = distinct([var for _, var in pairs])
     graph: Any = variables[0].graph  # pyright: ignore
-    step = None if global_step is None else graph_variable_of(global_step)
-    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
-        check_global_step(step)
+    step = check_counter(global_step)
     hooks = optimizer._make_hooks(global_step, name, None)
     hooks.builds = True
     with (
