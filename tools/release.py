@@ -223,7 +223,7 @@ def main(root: Path, checks: tuple[Check, ...]) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--built", action="store_true", help="check the tag and dist, too")
     parser.add_argument("--address", help="write this address of the repository everywhere")
     parser.add_argument("--documentation", help="write this address of the pages everywhere")
