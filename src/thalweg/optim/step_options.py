@@ -45,16 +45,23 @@ if TYPE_CHECKING:
 FOUND_INF = "GradScaler found a gradient that is not finite"
 EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 
-# One row each, in the order in which rules are wrapped and messages name them.
+# The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
+# are applied in it, from the rule outwards, and messages name options in it.
 OPTIONS: tuple[type[Option], ...] = (
+    # gradients
     Clipping,
     Unscaling,
+    Accumulation,
+    InBackward,
+    Flat,
+    # changes to the update
     CautiousDecay,
     RowFloor,
     Cautious,
     TrustRatio,
     Sphere,
     RadialBrake,
+    # state and precision
     StateCodec,
     Lookahead,
     Average,
@@ -62,10 +69,8 @@ OPTIONS: tuple[type[Option], ...] = (
     StateDtype,
     SplitWeights,
     Rounding,
-    Accumulation,
-    InBackward,
-    Flat,
     Offload,
+    # diagnostics
     Diagnosed,
 )
 KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
