@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.core.slot_optimizer import SlotOptimizer
+from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg.keras import optimizers
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train
