@@ -42,7 +42,7 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """The variable of that name in the current variable scope, found or made.
+    """Return the variable of that name in the current variable scope, found or made.
 
     In eager mode a new `thalweg.Variable` at each call, that no collection knows.
 
@@ -265,7 +265,7 @@ def _check_reuse(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Whether a function's signature, if it has one, takes an argument of that name."""
+    """Return whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

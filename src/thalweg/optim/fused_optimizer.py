@@ -127,7 +127,9 @@ class SetChanges:
 
 
 class StepCache:
-    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
+    """Caches and counters of an optimizer outside its state; a copied or loaded optimizer starts a
+    new one.
+    """
 
     def __init__(self, optimizer: object) -> None:
         self._lock = Guard(self)
@@ -170,7 +172,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """How many steps were taken, those in one call each among them."""
+        """Number of steps taken, including those taken in one call."""
         return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
 
     def settle(self) -> None:
@@ -182,14 +184,14 @@ class StepCache:
                 self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
 
     def forget_quick(self) -> None:
-        """Something is not as it was: the next step is looked at carefully."""
+        """Drop the step that is taken in one call, so that the next step checks everything."""
         self.settle()
         if self.quick is not None:
             self.changes.note_end(self.quick.taken)
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
-        """Whether the step in one call is that of these plans."""
+        """Return whether the step in one call is that of these plans."""
         plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
         now = [each.part.kept.last for each in shares]
         return len(plans) == len(now) and all(map(is_, plans, now))
@@ -206,18 +208,19 @@ class StepCache:
 
     @lazy
     def norm(self) -> CommonNorm:
-        """Of the gradients of several rules."""
+        """Common norm of the gradients of several rules."""
         with importing:
             from thalweg.optim.common_norm import CommonNorm
         return CommonNorm()
 
 
 class FusedOptimizer(Scaled):
-    """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
+    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
+    rest.
 
     Args:
-        *args: What that class takes.
-        **keywords: The same, and what is done around an update; see `StepOptions`.
+        *args: The arguments of that class.
+        **keywords: Its keyword arguments, and the options around an update; see `StepOptions`.
     """
 
     state: Any
@@ -267,11 +270,15 @@ class FusedOptimizer(Scaled):
         self._own.is_built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, all of it or nothing.
+        """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
+        nothing.
+
+        Args:
+            param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: It is no group, or an option is no number or is for all groups;
-                nothing was added.
+            TypeError, ValueError: The argument is not a group, or an option is not a number or is
+            one for all groups; nothing was added.
         """
         check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
@@ -295,7 +302,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _encodes(self) -> bool:
-        """Whether slots of some group are kept in 8 bits."""
+        """Return whether slots of some group are kept in 8 bits."""
         return any(map(self._encodes_group, self.param_groups))
 
     def _encodes_group(self, group: Group) -> bool:
@@ -546,10 +553,10 @@ class FusedOptimizer(Scaled):
         return {**super().__getstate__(), **own}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's.
+        """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
-        and `seed`.
+        Groups also name the codecs of their slots, as `state_storage`, and the random bits, as
+        `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -648,7 +655,13 @@ class FusedOptimizer(Scaled):
                     self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
+        """Set all gradients to None, or to 0 in place.
+
+        With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
+
+        Args:
+            set_to_none: Whether gradients become None.
+        """
         flat = self._own.flat
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
@@ -744,7 +757,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Whether a part still updates all groups, given these gradients."""
+        """Return whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: ParamState, places: Sequence[int]) -> None:
@@ -786,7 +799,7 @@ class FusedOptimizer(Scaled):
 
     @property
     def last_step(self) -> LastStep | None:
-        """What has become of the last step; None before the first."""
+        """Report of the last step as a `LastStep`; None before the first step."""
         own = self._own
         own.settle()
         if own.last is None or not own.last.taken:

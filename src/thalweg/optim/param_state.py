@@ -130,7 +130,7 @@ class ParamState:
         self._known: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
-        """Whether the state of these parameters is what the step before left."""
+        """Return True if the state of these parameters is the one that the step before left."""
         known = self._known
         return (
             known is not None
@@ -144,7 +144,7 @@ class ParamState:
         )
 
     def _have(self, known: Sequence[object]) -> bool:
-        """Whether this is what the states hold, beside sums of gradients."""
+        """Return whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Own] = self._owners
         if self._kinds.sums:
             owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]
@@ -330,12 +330,15 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
     ) -> Sequence[Tensor]:
-        """What a step updates in place of parameters, where something stands for them.
+        """Return the tensors that a step updates: the parameters, or their stand-ins.
 
         Args:
-            state: The optimizer's.
+            state: The state of the optimizer.
             params: The parameters.
-            stands: Whether these are those of the step before, with the state that it left.
+            stands: Whether the parameters and their state are those that the step before left.
+
+        Raises:
+            NotImplementedError: A complex parameter would need a master or an offloaded state.
         """
         if not self._kinds.stand_in:
             return params
@@ -351,14 +354,14 @@ class ParamState:
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
-        """Whether all groups have the options that they had."""
+        """Return True if all groups have the options that they had when they were read."""
         known = self._options
         return len(groups) == len(known) and all(
             place in known and known[place].hold(group) for place, group in enumerate(groups)
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """The options of the group of an optimizer at this place."""
+        """Return the options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
             known = self._options[place] = self._read_options(known, place, optimizer)
@@ -375,13 +378,13 @@ class ParamState:
         return Options(group, self.rule, optimizer._kind_of(group)._fixed)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
-        """The slots of a parameter of the step, those of the rule's scalars among them."""
+        """Return the slots of a parameter of the step, those of the rule's scalars among them."""
         own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         found = [own[slot.name] for slot in self.rule.slots]
         return found if self.locals is None else list(map(self.locals.part, found))
 
     def made_of(self, param: Tensor) -> Own:
-        """What was made for a parameter, and is no part of its state yet."""
+        """Return new entries of a parameter that are not in its state yet."""
         return self._fresh.get(id(param), {})
 
     @property
@@ -395,7 +398,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """What makes all that was made the optimizer's, as functions in C."""
+        """Return calls of C functions that add the new entries to the state of the optimizer."""
         if not self._fresh:
             return []
         owned = zip(self._params, self._owners, strict=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
-    """What tells the local parts of parameters, if there are DTensors among them."""
+    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
     from thalweg.distribute.sharding.dtensor_step import LocalShards
@@ -75,7 +75,9 @@ def placed(
 
 
 def entry_of(name: str, own: Tensor) -> Entry:
-    """A tensor that a state sets; of a DTensor this rank's part, given the whole or a DTensor."""
+    """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
+    DTensor.
+    """
     parts = locals_of([own])
     if parts is None:
         return Entry(name, own)

@@ -213,7 +213,7 @@ class SteadyStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Whether parameters are in the groups in which the last step found them."""
+        """Return whether parameters are in the groups in which the last step found them."""
         found = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [found.get(id(param)) for param in owners] == [*places]
 
@@ -241,12 +241,12 @@ class SteadyStep:
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that were taken in one call."""
         return self.snapshot.taken
 
     @property
     def seen(self) -> GradientReport:
-        """What the last of them tells of its gradients."""
+        """Report of the gradients of the last step."""
         taken = self.taken
         if self._gradients is not None and (told := self._gradients.told(taken)) is not None:
             return GradientReport(*told)

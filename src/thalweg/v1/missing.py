@@ -1,4 +1,4 @@
-"""What `tf.compat.v1` had and `thalweg.v1` has not, and what to use instead."""
+"""Names of `tf.compat.v1` that `thalweg.v1` lacks, with their replacements."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
 
     Args:
         module: The name of the module below `thalweg.v1`, "" for that itself.
@@ -152,7 +152,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(
     facade: str, path: str, instead: Mapping[str, str], names: Iterable[str], rest: str
 ) -> AttributeError:
-    """The error for a name that is not there.
+    """Return the error for a name that is not there.
 
     Args:
         facade: The module that people import.
