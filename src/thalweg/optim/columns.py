@@ -59,16 +59,16 @@ def _plainly(value: object) -> object:
 
 
 class Column:
-    """One such number of each parameter of a step.
+    """Per-parameter numbers of one state key, stored as elements of one tensor.
 
     Args:
-        name: Its key in the state of a parameter.
-        views: The state's tensors, each an element of `block`.
+        name: The key in the state of a parameter.
+        views: The tensors in the state, each an element of `block`.
         block: A tensor of one dimension.
 
     Attributes:
         common: The number that all parameters have; None if they differ.
-        reads: How often others had written, and the numbers were read.
+        reads: How often the numbers were read again after writes by other code.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -101,7 +101,7 @@ class Column:
         return self._pointers
 
     def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
+        """Return True if the state's tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
@@ -137,11 +137,17 @@ class Column:
 
     @property
     def is_known(self) -> bool:
-        """Whether nobody else has written to one since they were last read or written."""
+        """True if no other code has written to the block since its numbers were last read or
+        written.
+        """
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C.
+        """Return calls that write one number per parameter, or one number for all of them, to the
+        state.
+
+        Args:
+            values: One number, or as many as there are parameters.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -159,7 +165,7 @@ class Column:
         return [partial(self._block.index_copy_, 0, self._places, made)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written; what the type of the state rounds is known rounded."""
+        """Record that `values` were written, rounded as the dtype of the state rounds them."""
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
@@ -169,14 +175,15 @@ class Column:
 
 
 class ForeignColumn:
-    """The same where others have put the tensors into the state: each is read in every step.
+    """Per-parameter numbers in state tensors of other code, read again in every step.
 
     Args:
-        name: Their key.
-        views: The state's tensors, of one element each.
+        name: The key in the state of a parameter.
+        views: The tensors in the state, of one element each.
 
     Attributes:
-        kinds: Their dtypes, where these differ: equal numbers go on as different ones then.
+        kinds: The dtypes of the tensors, where these differ: equal numbers go on as different ones
+            then.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -196,7 +203,7 @@ class ForeignColumn:
         self.read()
 
     def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
+        """Return True if the state's tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
 
     def read(self) -> None:
@@ -210,7 +217,9 @@ class ForeignColumn:
         self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """Return calls that write one number per parameter, or one for all; a step count is added
+        to, as torch counts.
+        """
         made = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
             further = map(operator.sub, made, self.values)
@@ -224,16 +233,16 @@ class ForeignColumn:
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written."""
+        """Do nothing: the numbers are read again in every step."""
 
 
 class PlainColumn:
-    """The same for an optimizer that keeps Python's numbers in its state.
+    """Per-parameter numbers of an optimizer that keeps Python numbers in its state.
 
     Args:
-        name: Their key.
+        name: The key in the state of a parameter.
         owners: The states of the parameters.
-        values: What they are before their first step.
+        values: The numbers of the parameters before their first step.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -247,7 +256,7 @@ class PlainColumn:
         self._know([each.item() if isinstance(each, Tensor) else each for each in values])
 
     def stands(self) -> bool:
-        """Whether there is nothing that could have moved."""
+        """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
@@ -260,7 +269,9 @@ class PlainColumn:
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """Return calls that write one number per parameter, or one number for all of them, to the
+        state.
+        """
         made = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(kept.fill_, value)
@@ -270,7 +281,7 @@ class PlainColumn:
         ]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written."""
+        """Do nothing: the numbers are read again in every step."""
 
 
 class Blocks:
@@ -286,7 +297,7 @@ class Blocks:
         return [block[index] for index in range(len(block))]
 
     def have(self, number: Tensor) -> bool:
-        """Whether a number lies in one of them."""
+        """Return True if a tensor of one number is an element of one of the blocks."""
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
@@ -324,7 +335,9 @@ class Blocks:
 
 
 def scalar_dtype() -> torch.dtype:
-    """What torch keeps numbers in."""
+    """Return the dtype in which torch keeps numbers of a state: float64 if it is the default dtype,
+    else float32.
+    """
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 

@@ -1,8 +1,9 @@
-"""What constructors take, as people, `inspect`, type checkers and frameworks read it.
+"""Signatures and docstrings of constructors for readers, `inspect`, type checkers and frameworks.
 
-The constructors of classes of torch's kind pass on what they are given: torch's own arguments, and
-the options of all optimizers. Here each class is given one that says so: its signature has every
-argument with its type, and its docstring what each is for. Stubs (`tools/stubs.py`) say the same.
+The constructors of torch-style classes pass their arguments on: torch's own arguments, and the
+options of all optimizers. This module gives each class an explicit constructor: its signature has
+every argument with its type, and its docstring describes each. The stubs (`tools/stubs.py`) have
+the same signatures.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _argument_notes() -> Notes:
 
 
 def notes_in(doc: str | None, title: str) -> Notes:
-    """What a section of a docstring says of each name, in lines as they are there."""
+    """Return the descriptions in a section of a docstring, by name, with their line breaks."""
     found: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Which random bits parameters draw."""
+"""Places of the random bits of parameters, for stochastic rounding."""
 
 from __future__ import annotations
 

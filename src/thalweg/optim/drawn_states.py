@@ -1,4 +1,4 @@
-"""What states of optimizers tell of their random bits."""
+"""Entries of state dicts about random bits: written when saved, compared when loaded."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ class SetChanges:
 
 
 class StepCache:
-    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
+    """Caches and counters of an optimizer outside its state; a copied or loaded optimizer starts a
+    new one.
+    """
 
     def __init__(self, optimizer: object) -> None:
         self._lock = Guard(self)
@@ -166,7 +168,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """How many steps were taken, those in one call each among them."""
+        """Number of steps taken, including those taken in one call."""
         return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
 
     def settle(self) -> None:
@@ -178,7 +180,7 @@ class StepCache:
                 self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
 
     def forget_quick(self) -> None:
-        """Something is not as it was: the next step is looked at carefully."""
+        """Drop the step that is taken in one call, so that the next step checks everything."""
         self.settle()
         if self.quick is not None:
             self.changes.note_end(self.quick.taken)
@@ -209,11 +211,12 @@ class StepCache:
 
 
 class FusedOptimizer(Scaled):
-    """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
+    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
+    rest.
 
     Args:
-        *args: What that class takes.
-        **keywords: The same, and what is done around an update; see `StepOptions`.
+        *args: The arguments of that class.
+        **keywords: Its keyword arguments, and the options around an update; see `StepOptions`.
     """
 
     state: Any
@@ -263,11 +266,16 @@ class FusedOptimizer(Scaled):
         self._own.is_built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, all of it or nothing.
+        """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
+        nothing.
+
+        Args:
+            param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: It is no group, or an option is no number or is for all groups;
-                nothing was added.
+            TypeError, ValueError: The argument is not a group, or an option is not a number or is
+            one
+                for all groups; nothing was added.
         """
         check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
@@ -542,9 +550,10 @@ class FusedOptimizer(Scaled):
         return {**super().__getstate__(), **own}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's.
+        """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
+        Groups also name the codecs of their slots, as `state_storage`, and the random bits, as
+        `round`
         and `seed`.
 
         Raises:
@@ -644,7 +653,13 @@ class FusedOptimizer(Scaled):
                     self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
+        """Set all gradients to None, or to 0 in place.
+
+        With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
+
+        Args:
+            set_to_none: Whether gradients become None.
+        """
         flat = self._own.flat
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
@@ -782,7 +797,7 @@ class FusedOptimizer(Scaled):
 
     @property
     def last_step(self) -> LastStep | None:
-        """What has become of the last step; None before the first."""
+        """Report of the last step as a `LastStep`; None before the first step."""
         own = self._own
         own.settle()
         if own.last is None or not own.last.taken:

@@ -63,11 +63,12 @@ class _SubStep(NamedTuple):
 
 
 class FusedTorchOptimizer(FusedOptimizer):
-    """What stands before a class of `torch.optim` and takes its steps.
+    """Base class that replaces `step` of a class of `torch.optim`.
 
-    All but the step is that class's own. What no engine here computes (parameters on a device
-    without one, `differentiable=True`, subclasses of tensors with a dispatch of their own) is left
-    to its step.
+    All other methods are those of that class. Its own `step` runs where the engines do not compute:
+    parameters on a device without an engine, `differentiable=True`, subclasses of tensors with
+    their
+    own dispatch.
     """
 
     _torch: ClassVar[Any]  # the class
@@ -562,19 +563,22 @@ class FusedTorchOptimizer(FusedOptimizer):
         return kind._counts or self._around.counts
 
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
-        """As torch's, all of it or nothing.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
 
-        What options keep beside torch's state keeps its dtype. Averages and masters that are not
-        there begin at the parameters, of which a warning tells.
+        Entries of options beside torch's state keep their dtype. Averages and masters that the
+        state lacks
+        begin at the parameters, with a warning.
 
         Args:
-            state_dict: As `state_dict` returns it.
-            convert: Whether slots that are kept in another codec than here, or as numbers, are
-                converted, or refused; and whether a state of other random bits goes on with those
-                of here.
+            state_dict: A dict from `state_dict`.
+            convert: If True, slots in another codec than here, or stored as numbers, are converted,
+                and
+                a state with other random bits continues with the optimizer's own. If False, they
+                raise.
 
         Raises:
-            CheckpointMismatchError: A step could not be taken with it, such as with that of another
+            CheckpointMismatchError: A step cannot be taken with the state, such as with one of
+                another
                 class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:

@@ -1,4 +1,4 @@
-"""What an optimizer of torch has to say about a step: its groups, its state, its words."""
+"""Adapters between torch-style optimizers and the core step: groups, state and messages."""
 
 from __future__ import annotations
 
@@ -331,11 +331,11 @@ class TorchHooks(GroupHooks):
 
 
 class Repeated(NamedTuple):
-    """What a rule has updated in a step that was repeated.
+    """Update of one rule in a step that is repeated.
 
     Attributes:
-        part: What is kept of its parameters.
-        hooks: What was said about that step.
+        part: The state of the rule's parameters.
+        hooks: The adapter of the step.
         places: The index of the group of each parameter.
     """
 

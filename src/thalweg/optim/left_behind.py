@@ -1,4 +1,4 @@
-"""What options have kept in a state, and an optimizer without them leaves behind."""
+"""Removal of option entries from a state that the target optimizer does not use."""
 
 from __future__ import annotations
 

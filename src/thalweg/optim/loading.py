@@ -72,11 +72,12 @@ def load(
 def as_torch(
     optimizer: Any, given: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """What sets a state as torch does.
+    """Return the plan that loads a state as torch's own loader does.
 
     Torch's loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin, over the same parameters; then the optimizer is given what
-    the twin has.
+    interrupted. So it loads into a twin, over the same parameters; then the optimizer takes over
+    the
+    state of the twin.
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
@@ -84,6 +85,7 @@ def as_torch(
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
+        CheckpointMismatchError: A step cannot be taken with the state.
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
     found: list[str] = []
@@ -329,7 +331,11 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
-    """What writes a state to the tensors of a `RuleOptimizer`."""
+    """Return the plan that writes a state to the tensors of a `RuleOptimizer`.
+
+    Raises:
+        CheckpointMismatchError: A step cannot be taken with the state.
+    """
     what = type(optimizer).__name__
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
@@ -391,20 +397,21 @@ def setting(
     names: Collection[str] | None = None,
     begins: Collection[str] = (),
 ) -> list[Call]:
-    """What sets the state of one parameter, beside pairs; these, and differences, are added.
+    """Return calls that set the state of one parameter, and append pairs and differences.
 
-    Sums of gradients are there, where the next gradients are added to them.
+    Sums of gradients move to the device of the parameter, where the next gradients are added to
+    them.
 
     Args:
-        own: What there is.
-        given: The state.
-        title: What the parameter is called.
-        found: The differences.
-        pairs: Tensors that are written where they lie, and what they are set to.
+        own: The state of the parameter, which the calls change.
+        given: The state to load.
+        title: The name of the parameter.
+        found: Differences are appended here; if there are any, no calls are returned.
+        pairs: Tensors that are written in place, with their new values, are appended here.
         param: The parameter.
-        names: Optional. What the optimizer keeps; all else in `own` is the user's, and is replaced
-            where the state has it.
-        begins: What is none of the differences where it is missing: it begins at the parameter.
+        names: Optional. The keys of the optimizer's own entries; all others in `own` belong to the
+            user, and are replaced if the state has them.
+        begins: The keys that may be missing: their entries begin at the parameter.
     """
     wanted = _wanted(own, given, param, names, begins)
     problems = differing.of_state(given, wanted, title, () if names is None else own)

@@ -130,7 +130,7 @@ class ParamState:
         self._known: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
-        """Whether the state of these parameters is what the step before left."""
+        """Return True if the state of these parameters is the one that the step before left."""
         known = self._known
         return (
             known is not None
@@ -330,12 +330,15 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
     ) -> Sequence[Tensor]:
-        """What a step updates in place of parameters, where something stands for them.
+        """Return the tensors that a step updates: the parameters, or their stand-ins.
 
         Args:
-            state: The optimizer's.
+            state: The state of the optimizer.
             params: The parameters.
-            stands: Whether these are those of the step before, with the state that it left.
+            stands: Whether the parameters and their state are those that the step before left.
+
+        Raises:
+            NotImplementedError: A complex parameter would need a master or an offloaded state.
         """
         if not self._kinds.stand_in:
             return params
@@ -351,7 +354,7 @@ class ParamState:
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
-        """Whether all groups have the options that they had."""
+        """Return True if all groups have the options that they had when they were read."""
         known = self._options
         return len(groups) == len(known) and all(
             place in known and known[place].hold(group) for place, group in enumerate(groups)
@@ -381,7 +384,7 @@ class ParamState:
         return found if self.locals is None else list(map(self.locals.part, found))
 
     def made_of(self, param: Tensor) -> Own:
-        """What was made for a parameter, and is no part of its state yet."""
+        """Return new entries of a parameter that are not in its state yet."""
         return self._fresh.get(id(param), {})
 
     @property
@@ -395,7 +398,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """What makes all that was made the optimizer's, as functions in C."""
+        """Return calls that add the new entries to the state of the optimizer."""
         if not self._fresh:
             return []
         owned = zip(self._params, self._owners, strict=True)

@@ -1,4 +1,4 @@
-"""What `torch.amp.GradScaler` says of a step, and who is to know: the host, or a device."""
+"""Support of `torch.amp.GradScaler`, with overflow handled on the host or on a device."""
 
 from __future__ import annotations
 

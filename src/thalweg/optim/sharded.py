@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def locals_of(params: Sequence[Tensor]) -> Locals | None:
-    """What tells the local parts of parameters, if there are DTensors among them."""
+    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
     from thalweg.distribute.sharding.meshes import Locals

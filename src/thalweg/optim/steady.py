@@ -241,12 +241,12 @@ class SteadyStep:
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that were taken in one call."""
         return self.snapshot.taken
 
     @property
     def seen(self) -> GradientReport:
-        """What the last of them tells of its gradients."""
+        """Report of the gradients of the last step."""
         taken = self.taken
         if self._gradients is not None and (told := self._gradients.told(taken)) is not None:
             return GradientReport(*told)

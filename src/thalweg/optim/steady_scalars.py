@@ -44,7 +44,9 @@ class GroupScalars:
         self._is_made_anew = has_more or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Whether a group has the options that it had, or another rate, which is read."""
+        """Return True if a group has the options that it had; another rate is read and accepted,
+        too.
+        """
         known = self.options
         if known.hold(group):
             return True
@@ -62,7 +64,7 @@ class GroupScalars:
 
 
 class TorchScalars(GroupScalars):
-    """The same with torch's numbers, as `TorchHooks.scalars_of` makes them."""
+    """Scalars of a group, computed as `TorchHooks.scalars_of` computes them."""
 
     def _read_options(self) -> None:
         super()._read_options()
@@ -195,7 +197,7 @@ class TorchScalars(GroupScalars):
 
 
 class TensorFlowScalars(GroupScalars):
-    """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
+    """Scalars of a group, computed as `TensorFlowHooks.scalars_of` computes them."""
 
     def __init__(self, hooks: Any, place: int, first: int) -> None:
         self._hypers: dict[Dtype, dict[str, Any]] = {}
@@ -212,7 +214,15 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**own, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """What `RuleScalars.made` takes for the step that follows, of a compute dtype."""
+        """Return the arguments of `RuleScalars.made` for the next step.
+
+        Args:
+            columns: The columns of per-parameter numbers.
+            dtype: The compute dtype.
+
+        Returns:
+            The scalars by name, and the number of the step, or None if the scalars are final.
+        """
         if self._is_made_anew:
             return self._hooks.scalars_of(dtype, self.place), None
         if dtype not in self._hypers:
@@ -244,7 +254,9 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(known: Options | None, group: Group) -> bool:
-    """Whether a group has the options that it had, or another number for its rate."""
+    """Return True if a group has the options that it had, or differs in the number of its rate
+    alone.
+    """
     if known is None or known.hold(group):
         return known is not None
     rate: Any = group.get("lr")

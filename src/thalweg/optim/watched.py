@@ -1,7 +1,7 @@
-"""Whether anybody watches the steps of optimizers: hooks of torch's, or a profiler.
+"""Detection of hooks and profilers that observe steps of optimizers.
 
 Torch wraps `step` of every class in a record for profilers, which takes as long as all else in a
-step of few parameters. Here a step enters it where it is read.
+step of few parameters. Here a step makes that record only while a profiler reads it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _has_callbacks() -> Callable[[], object]:
 
 
 def is_watched(optimizer: Any) -> bool:
-    """Whether somebody is to be told of a step of an optimizer."""
+    """Return True if a hook or a profiler observes the steps of an optimizer."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks

@@ -38,11 +38,11 @@ def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
 
 
 class Diagnosing(Recorder):
-    """What an optimizer with `diagnostics` keeps.
+    """Recorder of an optimizer that has the option `diagnostics`.
 
     Args:
         optimizer: The optimizer.
-        given: Its option.
+        given: The option.
     """
 
     def __init__(self, optimizer: Any, given: int | Diagnostics) -> None:
@@ -67,7 +67,9 @@ class Diagnosing(Recorder):
         return self._start + own.total + self._decided + 1
 
     def known_parameters(self) -> Parameters:
-        """What the last table was of, or the first will be: a loss alone needs no others."""
+        """Return the parameters of the last table, or of the first one to come; a loss alone needs
+        no others.
+        """
         return self._known or self._parameters()
 
     def _parameters(self) -> Parameters:
@@ -92,7 +94,7 @@ class Diagnosing(Recorder):
                 self.asked.log_loss(loss)
 
     def step_between(self) -> type[SteadyStep]:
-        """What takes, in one call, steps that are not measured."""
+        """Return the class that takes, in one call, the steps that are not measured."""
         with importing:
             from thalweg.optim.diagnostics.between import StepBetween
         return StepBetween

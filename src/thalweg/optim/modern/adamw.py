@@ -9,7 +9,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
 class AdamWKin(ModernOptimizer):
-    """What takes the arguments of most of these."""
+    """Base class of optimizers with the arguments of AdamW."""
 
     def _arguments(
         self,
