@@ -1,4 +1,4 @@
-"""What the eight optimizers of Keras share."""
+"""Base class of the eight optimizers of Keras."""
 
 from __future__ import annotations
 

@@ -41,9 +41,14 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """What an initializer makes: "zeros", "ones", a callable of (shape, dtype), or a value.
+    """Return the tensor that an initializer makes, on the CPU.
 
-    While a graph is built, a callable may make a tensor of the graph.
+    While a graph is built, a callable may return a tensor of the graph.
+
+    Args:
+        initializer: "zeros", "ones", a callable of (shape, dtype), or a value.
+        shape: The shape.
+        dtype: The dtype.
 
     Raises:
         ValueError: An unknown name, or a value that does not fit the shape.
