@@ -1,4 +1,4 @@
-"""What stands behind each function of `training_ops`: arguments in TensorFlow's order, and a rule.
+"""Implementation of the functions of `training_ops`: arguments in TensorFlow's order, and a rule.
 
 A kernel is one update of one variable. Its scalars are the caller's, converted once to the dtype of
 the variable; its slots are any tensors of the variable's shape.

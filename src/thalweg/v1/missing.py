@@ -1,4 +1,4 @@
-"""What `tf.compat.v1` had and `thalweg.v1` has not, and what to use instead."""
+"""Names of `tf.compat.v1` that `thalweg.v1` lacks, with their replacements."""
 
 from __future__ import annotations
 

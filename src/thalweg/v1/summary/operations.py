@@ -66,7 +66,7 @@ def text(name: str, tensor: object, collections: object = None) -> Any:
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
-    """One summary of several.
+    """Merge several summaries into one serialized summary.
 
     Raises:
         InvalidArgumentError: In a run, if two have one tag.
@@ -96,8 +96,8 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """One summary of all in a collection, of those in a name scope if one is given; None if there
-    are none.
+    """Merge all summaries of a collection, or of a name scope in it; return None if there are
+    none.
     """
     _check_mode()
     found = graph.get_collection(key, scope)

@@ -1,4 +1,4 @@
-"""What a summary says of a tensor, as TensorFlow's kernels do."""
+"""Summary values of tensors, computed as TensorFlow's kernels do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _bucket_limits() -> np.ndarray:
 
 
 def histogram(values: torch.Tensor, tag: str) -> Any:
-    """How many elements are in which bucket.
+    """Return a summary with the number of elements in each bucket.
 
     Raises:
         InvalidArgumentError: An element is not finite.

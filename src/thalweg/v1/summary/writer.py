@@ -118,7 +118,7 @@ class FileWriter:
 
 
 class FileWriterCache:
-    """One `FileWriter` for each folder."""
+    """Cache of one `FileWriter` for each folder."""
 
     _writers: dict[str, FileWriter] = {}
 

@@ -29,7 +29,9 @@ def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
 
 
 def need_no_tape(variables: Sequence[Tensor]) -> bool:
-    """Whether none is trained only because a tape watches it; tapes end with the forward pass."""
+    """Return True if all variables require gradients or are frozen, so that no tape has to watch
+    them.
+    """
     return all(var.requires_grad or is_frozen(var) for var in variables)
 
 

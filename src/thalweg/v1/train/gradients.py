@@ -1,4 +1,4 @@
-"""From a loss to pairs of gradient and variable, as v1 optimizers compute them."""
+"""Computation of pairs of gradient and variable from a loss, as v1 optimizers do."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
     _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
 
     def takes_transforms(self) -> bool:
-        """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
+        """Return True if `_take` may take a step: the user does not replace `apply_gradients`."""
         return self._applies() and "apply_gradients" not in vars(self)
 
     @classmethod

@@ -45,7 +45,9 @@ HOOKS = (
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Whether a hook of an optimizer is a user's own, of its class or of itself alone."""
+    """Return True if the user replaces a hook of an optimizer, in its class or in the object
+    alone.
+    """
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
 
 

@@ -1,4 +1,4 @@
-"""What a v1 optimizer remembers: slots beside each variable, and variables of no variable."""
+"""State of a v1 optimizer: slots of each variable, and optimizer-wide variables."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class WrappingOptimizer(Optimizer):
 
     @untraced
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer inside computes them."""
+        """Return the pairs of gradient and variable that the wrapped optimizer computes."""
         return self._opt.compute_gradients(*args, **kwargs)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:

@@ -157,7 +157,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """As `Optimizer.apply_gradients`; the averages follow."""
+        """Apply gradients as `Optimizer.apply_gradients` does, then update the averages."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
         if not is_deferred(*chain.from_iterable(pairs)):

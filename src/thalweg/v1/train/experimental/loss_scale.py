@@ -1,4 +1,4 @@
-"""By what a loss is multiplied, so that gradients of 16 bits do not vanish."""
+"""Loss scales: factors of a loss that keep 16-bit gradients from vanishing."""
 
 from __future__ import annotations
 
@@ -137,17 +137,17 @@ class DynamicLossScale(LossScale):
 
     @property
     def initial_loss_scale(self) -> float:
-        """What it began with."""
+        """Initial value of the scale."""
         return self._initial_loss_scale
 
     @property
     def increment_period(self) -> int:
-        """How many finite steps in a row raise it."""
+        """Number of finite steps in a row after which the scale rises."""
         return self._increment_period
 
     @property
     def multiplier(self) -> float:
-        """By what it is raised."""
+        """Factor by which the scale rises."""
         return self._multiplier
 
     def __call__(self) -> Any:
@@ -168,10 +168,10 @@ class DynamicLossScale(LossScale):
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Whether a step with these gradients is taken, and what is to become of the scale.
+        """Return the decision whether a step with these gradients is taken, and the next scale.
 
         Args:
-            has_nan: Whether there is a NaN among them, a bool or a tensor of one.
+            has_nan: Whether a gradient is NaN, a bool or a tensor of one.
             amax: The largest magnitude, a float or a tensor of one.
         """
         own = {name: resolve(var) for name, var in self._state().items()}

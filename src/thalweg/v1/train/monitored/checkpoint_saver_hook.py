@@ -23,7 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointSaverListener:
-    """What is called around each save of a `CheckpointSaverHook`; override what is needed.
+    """Base class of callbacks around each save of a `CheckpointSaverHook`; override the methods
+    needed.
 
     Reference: tf.train.CheckpointSaverListener
     """

@@ -1,4 +1,4 @@
-"""How a `MonitoredSession` makes its session."""
+"""Factories of the session of a `MonitoredSession`."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class SessionRunArgs(NamedTuple):
-    """What is to be run.
+    """Fetches and feeds of a run.
 
     Args:
         fetches: As in `Session.run`.
-        feed_dict: Likewise, or None.
+        feed_dict: As in `Session.run`, or None.
         options: Ignored.
     """
 
@@ -20,12 +20,12 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple):
-    """What a run has given.
+    """Results of a run.
 
     Args:
-        results: What the hook asked for, or None.
-        options: As given to the run.
-        run_metadata: Likewise.
+        results: The values of the hook's fetches, or None.
+        options: The options of the run.
+        run_metadata: The metadata of the run.
     """
 
     results: Any
@@ -34,10 +34,10 @@ class SessionRunValues(NamedTuple):
 
 
 class SessionRunContext:
-    """One run of a `MonitoredSession`, as hooks see it.
+    """Context of one run of a `MonitoredSession`, for hooks.
 
     Args:
-        original_args: What was asked for, without what hooks add.
+        original_args: The caller's fetches and feeds, without those of hooks.
         session: The session in which it runs, where hooks may run more.
     """
 
@@ -48,7 +48,7 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What was asked for, without what hooks add."""
+        """Fetches and feeds of the caller, without those of hooks."""
         return self._original_args
 
     @property
@@ -58,7 +58,7 @@ class SessionRunContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has requested a stop."""
+        """True if a hook has requested a stop."""
         return self._stop_requested
 
     def request_stop(self) -> None:

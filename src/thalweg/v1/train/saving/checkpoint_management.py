@@ -1,4 +1,4 @@
-"""Which checkpoints there are: the file `checkpoint` in their folder, and their own files."""
+"""Lists of checkpoints: the file `checkpoint` in their folder, and their own files."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def generate_checkpoint_state_proto(
     all_model_checkpoint_timestamps: Sequence[float] | None = None,
     last_preserved_timestamp: float | None = None,
 ) -> CheckpointState:
-    """What the file `checkpoint` of a folder is to say.
+    """Return the content of the file `checkpoint` of a folder.
 
     Args:
         save_dir: The folder.
-        model_checkpoint_path: The prefix of the newest checkpoint. Where neither it nor the folder
-            is absolute, the result has it as it is seen from the folder, as those that follow.
+        model_checkpoint_path: The prefix of the newest checkpoint. If neither it nor the folder is
+            absolute, it is made relative to the folder, and so are the prefixes that follow.
         all_model_checkpoint_paths: Optional. The prefixes of all checkpoints that are kept, the
             oldest first; the newest is added if it is not the last.
-        all_model_checkpoint_timestamps: Optional. When each was written, in seconds since 1970.
-        last_preserved_timestamp: Optional. When the last one was written that is kept for good.
+        all_model_checkpoint_timestamps: Optional. The time of each, in seconds since 1970.
+        last_preserved_timestamp: Optional. The time of the last one that is never deleted.
 
     Raises:
         ValueError: There are not as many times as checkpoints.
@@ -108,19 +108,20 @@ def update_checkpoint_state(
 def get_checkpoint_state(
     checkpoint_dir: Path, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """What the file `checkpoint` of a folder says, with paths that begin with the folder.
+    """Return the content of the file `checkpoint` of a folder, with paths that begin with the
+    folder.
 
     Returns:
         None if there is no such file.
 
     Raises:
-        ValueError: It names no checkpoint.
-        DataLossError: It is damaged.
-        UnsafeCheckpointError: It leads out of the folder.
+        ValueError: The file names no checkpoint.
+        DataLossError: The file is damaged.
+        UnsafeCheckpointError: A path leads out of the folder.
 
     Differs from:
-        TensorFlow, which takes a damaged file for none, and a training that goes on from there for
-        a new one.
+        TensorFlow, which treats a damaged file as a missing one, so that a training that continues
+        from there starts anew.
     """
     folder = os.fspath(checkpoint_dir)
     state = read_state(folder, STATE if latest_filename is None else latest_filename)
@@ -149,12 +150,16 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
 
 
 def checkpoint_exists(checkpoint_prefix: Path) -> bool:
-    """Whether there is a checkpoint with that prefix, of ours or of TensorFlow's."""
+    """Return True if there is a checkpoint with a prefix, in this library's format or in
+    TensorFlow's.
+    """
     return is_checkpoint(os.fspath(checkpoint_prefix))
 
 
 def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
-    """When checkpoints were written, in seconds since 1970; those that are gone are left out."""
+    """Return the times at which checkpoints were written, in seconds since 1970, without missing
+    ones.
+    """
     times: list[float] = []
     for prefix in [os.fspath(each) for each in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, in our format or in TensorFlow's."""
+"""Reader of checkpoints in this library's format and in TensorFlow's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CheckpointReader:
         }
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is one of that name."""
+        """Return True if the checkpoint has a tensor of this name."""
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> Any:
@@ -135,5 +135,5 @@ def _locate_existing(prefix: str) -> Located:
 
 
 def is_checkpoint(prefix: str) -> bool:
-    """Whether there is a checkpoint with that prefix, or a file that may be one."""
+    """Return True if there is a checkpoint with a prefix, or a file that may be one."""
     return locate_checkpoint(prefix).kind not in (Kind.MISSING, Kind.FOLDER)

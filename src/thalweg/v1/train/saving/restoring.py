@@ -1,4 +1,4 @@
-"""What a checkpoint has for the variables of a graph, and whether it fits."""
+"""Values of a checkpoint for the variables of a graph, checked for shape and dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `Saver` is given: the session, and the step."""
+"""Arguments of a `Saver`: the session, and the step."""
 
 from __future__ import annotations
 

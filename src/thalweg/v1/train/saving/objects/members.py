@@ -1,4 +1,4 @@
-"""What a checkpoint of objects consists of: objects, their children by name, and variables."""
+"""Members of an object checkpoint: objects, their children by name, and variables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Member:
 
 
 def is_trackable(value: object) -> bool:
-    """Whether a value can be part of a checkpoint."""
+    """Return True if a value can be part of a checkpoint."""
     if isinstance(value, GraphVariable):
         return True
     return isinstance(value, (Tensor, *_CONTAINERS)) and not is_symbolic(value)
@@ -122,19 +122,19 @@ def held_by(value: Any, graph: Any) -> Any:
 
 
 def is_variable(held: object) -> bool:
-    """Whether it has a value."""
+    """Return True if an object is a tensor or a variable of a graph."""
     return isinstance(held, Tensor | GraphVariable)
 
 
 def members_of(root: object, graph: object = None) -> list[Member]:
-    """All objects that a root leads to, itself first, those near to it before others; then slots.
+    """Return all objects that are reachable from a root, nearest first, then slots.
 
     Args:
-        root: The root.
-        graph: The graph in which torch's parameters have variables that stand for them, or None.
+        root: The root, the first element of the list.
+        graph: The graph in which variables stand for torch's parameters, or None.
 
     Raises:
-        InvalidTypeError: Something cannot be part of a checkpoint; names it.
+        InvalidTypeError: An object cannot be part of a checkpoint; names it.
     """
     members: list[Member] = []
     places: dict[int, int] = {}
