@@ -1,4 +1,4 @@
-"""What a config leaves out about the length of a training, and how its policy learns of it."""
+"""Length of a training, completed from a config and passed to its policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.ground.showing import show_value
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """How long a training is, in updates.
+    """Length of a training in updates.
 
     Attributes:
         last_step: Updates until the end.

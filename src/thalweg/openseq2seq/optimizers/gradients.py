@@ -24,7 +24,7 @@ Function = Callable[..., Sequence[Gradient]]
 
 
 def concretes(gradients: Iterable[Any]) -> list[Gradient]:
-    """The same of each."""
+    """Return each gradient as `concrete` does."""
     gradients = list(gradients)
     for grad in gradients:
         if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:

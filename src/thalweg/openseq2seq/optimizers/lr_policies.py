@@ -153,7 +153,8 @@ def poly_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """From learning_rate to min_lr along a polynomial, after a warm-up along a line.
+    """Decay a learning rate from learning_rate to min_lr along a polynomial, after a linear
+    warm-up.
 
         base = learning_rate global_step / warmup_steps, learning_rate from warmup_steps on
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
@@ -206,7 +207,7 @@ def cosine_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """From learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
+    """Decay a rate from learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
 
         base and p as in `poly_decay`
         base up to begin_decay_at, then base ((1 - min_lr) (1 + cos(pi p)) / 2 + min_lr)

@@ -56,7 +56,9 @@ class Masters(Staged):
             run([copied, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """The same of each; those that eager mode asked for last are found without detours."""
+        """Return the master of each variable, as `of` does; the last request in eager mode is
+        cached.
+        """
         if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [each.dtype for each in variables]
@@ -97,7 +99,7 @@ class Masters(Staged):
         return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
-        """Each variable that has a master, and the master."""
+        """Return pairs of each variable that has a master, and the master."""
         return [(var, master) for var, _, master in self._slots.triples()]
 
     def originals(self, targets: Sequence[object]) -> list[Any]:

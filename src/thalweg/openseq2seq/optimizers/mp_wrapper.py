@@ -134,7 +134,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     @property
     def loss_scaler(self) -> AutomaticLossScaler | None:
-        """What adapts the scale, or None if it is static."""
+        """Scaler that adapts the loss scale, or None if the scale is static."""
         scale = self._loss_scale
         return scale if isinstance(scale, AutomaticLossScaler) else None
 

@@ -80,7 +80,7 @@ class LiveRate:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that `refresh` sets."""
+        """Tensors that `refresh` sets."""
         return [self.value, *(tensor for tensor, _ in self._derived)]
 
     def ask(self) -> bool:
@@ -113,7 +113,7 @@ def _floating(value: object) -> Tensor:
 
 
 def called(value: Any) -> Any:
-    """What a callable returns, anything else as it is."""
+    """Return the result of a callable; return other values unchanged."""
     is_called = callable(value) and is_function(value) and not is_symbolic(value)
     return value() if is_called else value
 

@@ -93,7 +93,7 @@ def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
 
 
 def shares_embedding(model: Any, gradients: Sequence[object], as_shipped: bool = False) -> bool:
-    """Whether the model's config says that encoder and decoder share an embedding.
+    """Return True if the model's config shares an embedding between encoder and decoder.
 
     Raises:
         AttributeError: `as_shipped`, a gradient is sparse, and there is no model.

@@ -111,7 +111,7 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
 
 
 def may_have_penalties(variables: Sequence[object]) -> bool:
-    """Whether a variable may have one: a quick look at them all."""
+    """Return True if a variable may have a penalty, by a quick check."""
     if len(_eager) > 0:
         return True
     others = set(map(type, variables)) - {Variable, Parameter, Tensor}

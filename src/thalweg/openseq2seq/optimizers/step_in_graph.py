@@ -182,7 +182,9 @@ class _Taking:
         skip: Any,
         captured: Any = None,
     ) -> tuple[Treatment, Given]:
-        """What the values mean."""
+        """Check the loss, and return the settings and inputs of a step from the values of a
+        graph.
+        """
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)

@@ -25,7 +25,9 @@ from thalweg.variable import REDUCED
 
 
 def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
-    """What an operation that updates variables of a graph captures; makes their slots."""
+    """Create slots of graph variables, and return the values that an operation updating them
+    captures.
+    """
     optimizer._create_slots(distinct(list(targets)))
     return optimizer._captured_inputs()
 
@@ -127,6 +129,6 @@ def _by_override(
 
 
 def copying(backward: Backward) -> list[Call]:
-    """What sets the variables that have masters to these: the nearest number, never infinite."""
+    """Return calls that set variables to their masters: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     return following(backward.copies, backward.targets)

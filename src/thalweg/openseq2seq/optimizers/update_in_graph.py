@@ -38,11 +38,11 @@ from thalweg.v1.train.optimizer import Optimizer
 
 
 class Update(NamedTuple):
-    """What there is of an update in a graph.
+    """Results of an update in a graph.
 
     Attributes:
-        done: The operation that is done when the update is, or is left out.
-        taken: Whether there was an update, a tensor of a bool.
+        done: An operation that ends when the update has been made or left out.
+        taken: Whether there was an update, a bool tensor.
     """
 
     done: Any
@@ -50,7 +50,7 @@ class Update(NamedTuple):
 
 
 def is_called_at_the_build(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is to be given its gradients as a graph is built."""
+    """Return True if an optimizer has to get its gradients while a graph is built."""
     return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
@@ -159,7 +159,7 @@ def referred(backward: Backward) -> list[Any]:
 def written_beside(
     optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
 ) -> tuple[Any, ...]:
-    """What an operation that takes a step writes to beside the targets."""
+    """Return the variables that an operation that takes a step writes, other than the targets."""
     return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
 
 
