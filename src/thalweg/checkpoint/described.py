@@ -55,11 +55,11 @@ def _name_of_class(cls: type[object]) -> str:
 def describe_differences(
     wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any
 ) -> list[str]:
-    """Where two descriptions differ, in words.
+    """Return descriptions of the differences of two optimizer descriptions.
 
     Args:
-        wanted: Of the file.
-        given: Of the optimizer that is there.
+        wanted: The description in the file.
+        given: The description of the existing optimizer.
         loaded: The names of arguments whose numbers are part of the state, and so are set.
     """
     if wanted["class"] != given["class"]:

@@ -1,4 +1,4 @@
-"""What modules keep beside parameters and buffers: what `get_extra_state` of theirs returns."""
+"""Extra states of modules, from `get_extra_state`, beside parameters and buffers."""
 
 from __future__ import annotations
 

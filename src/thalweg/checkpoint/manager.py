@@ -324,9 +324,9 @@ class CheckpointManager:
         return None if found is None else found.path
 
     def checkpoints(self) -> list[Kept]:
-        """Those that are there, in the order in which they were saved.
+        """Return the checkpoints that exist, in the order in which they were saved.
 
-        A damaged file is none of them, and warns.
+        Damaged files are left out, with a warning.
         """
         return _whole_checkpoints(self.directory, self._name)
 
@@ -363,7 +363,9 @@ class _Odd:
     error: ThalwegError
 
     def may_follow(self, newest: Kept) -> bool:
-        """Whether it may have been saved after this one: its own time cannot be relied on."""
+        """Return True if the file may have been saved after a checkpoint; its recorded time is
+        unreliable.
+        """
         if self.step > newest.step or isinstance(self.error, UnsupportedCheckpointError):
             return True
         try:

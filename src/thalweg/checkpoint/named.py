@@ -91,7 +91,9 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
 
 
 def slots_of(optimizer: object) -> SlotStore | None:
-    """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
+    """Return the slot store of an optimizer, or of the optimizer of an `optimize_loss` step; else
+    None.
+    """
     return getattr(optimizer, "_slots", None)
 
 
@@ -123,7 +125,9 @@ def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
+    """Return a context manager of the loading of a state from `state_of`; it holds the optimizer's
+    lock.
+    """
     if not tensors:
         _refuse_unplaced(optimizer, state)
         return optimizer._loading(state)
@@ -151,7 +155,7 @@ def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Loading:
-    """What sets the variables themselves.
+    """Return the loading that sets the variables themselves.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.

@@ -12,7 +12,7 @@ from thalweg.ground.running import is_symbolic
 
 
 def constant_hypers(optimizer: Any) -> dict[str, float]:
-    """Those that are numbers, and not schedules or callables."""
+    """Return the hyperparameters of an optimizer that are numbers, not schedules or callables."""
     given: dict[str, Any] = {}
     if is_classic(optimizer):
         hypers: dict[str, str] = getattr(optimizer, "HYPERS", {})
@@ -30,12 +30,14 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def is_classic(optimizer: object) -> bool:
-    """Whether it is one of `thalweg.v1`."""
+    """Return True if an optimizer is one of `thalweg.v1`."""
     return getattr(optimizer, "_needs_variables", False)
 
 
 def current_hypers(optimizer: Any) -> dict[str, float]:
-    """All of them as the next step will have them; schedules and callables are called."""
+    """Return all hyperparameters as the next step will have them; schedules and callables are
+    called.
+    """
     if is_classic(optimizer):
         values: dict[str, Any] = optimizer._read_values()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]

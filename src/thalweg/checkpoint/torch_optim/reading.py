@@ -1,4 +1,6 @@
-"""What an optimizer of `torch.optim` has saved: groups, and for each parameter what was kept."""
+"""Reader of the state dict of a `torch.optim` optimizer: groups, and the state of each
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +236,7 @@ def as_number(value: Any) -> float | None:
 
 
 def is_on(group: Group, key: str) -> bool:
-    """Whether an option of a group is on."""
+    """Return True if an option of a group is on."""
     return group.get(key) is True or bool(as_number(group.get(key)))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is loaded into: a module, or variables by name."""
+"""Targets of loading a checkpoint: a module, or variables by name."""
 
 from __future__ import annotations
 

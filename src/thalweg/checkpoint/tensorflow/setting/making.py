@@ -92,7 +92,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
-    """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
+    """Return the slot families of a class of `thalweg.v1`, titled with its name argument."""
     known = [base.__name__ for base in cls.__mro__]
     title = given.get("name") or _default_arguments(cls).get("name")
     return [
@@ -104,7 +104,7 @@ def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """What an optimizer of `thalweg.v1` keeps beside a variable, and what it calls that."""
+    """Return the slots that an optimizer of `thalweg.v1` keeps for a variable, with their names."""
     twin: Any = state.staged(optimizer)
     twin._create_slots([var])
     names: dict[str, str] = {}
@@ -181,7 +181,8 @@ def make_wrapped(
     given: Mapping[str, Any],
     file: TensorFlowCheckpoint,
 ) -> Any:
-    """As `make_optimizer`; in a file with masters the optimizer of these.
+    """Return the optimizer that `make_optimizer` makes; for a file with masters, the masters'
+    optimizer.
 
     Raises:
         OptionError: The loss scale is fixed and not given as `loss_scale`.

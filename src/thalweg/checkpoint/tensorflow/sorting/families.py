@@ -1,4 +1,4 @@
-"""Which slots TensorFlow's optimizers keep, and in which order: what a file tells them apart by."""
+"""Slots of TensorFlow's optimizers in their order, from which a file's optimizer is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables have slots: those that were trained, in the model's order or by their names."""
+"""Variables that have slots: the trained ones, in the model's order or by their names."""
 
 from __future__ import annotations
 

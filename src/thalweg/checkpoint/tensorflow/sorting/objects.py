@@ -133,7 +133,7 @@ class _View:
         return places
 
     def name(self, index: int) -> str:
-        """What a variable is called: its key without the words that all keys have."""
+        """Return the name of a variable: its key without the suffix that all keys have."""
         return self.keys[index].removesuffix(SUFFIX)
 
     def value(self, index: int) -> Stored:
@@ -173,10 +173,11 @@ class _View:
         ]
 
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, Stored]]:
-        """What the loss scales around optimizers remember, by their nodes; it is `taken`, too.
+        """Return the state of the loss scales around optimizers, by their nodes, and mark it as
+        taken.
 
         A scale is beside the optimizer that it is around (`tf.train.experimental`, TensorFlow 2.2),
-        among its own variables (later ones), or what has the optimizer inside (Keras 3).
+        among its own variables (later ones), or has the optimizer inside (Keras 3).
         """
         found: dict[int, dict[str, Stored]] = {}
         for index in self._places:
