@@ -1,4 +1,4 @@
-"""What a learning-rate schedule is: a function of the step that can be written to a config."""
+"""Base class of learning-rate schedules: functions of the step that can be written to a config."""
 
 from __future__ import annotations
 
