@@ -1,4 +1,4 @@
-"""What the four AdamW rules have in common, which differ in their weight decay."""
+"""Base of the four AdamW rules, which differ in their weight decay."""
 
 from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of

@@ -23,7 +23,7 @@ def turn(matrices, rows, columns):
 
 
 def turn_back(matrices, rows, columns):
-    """The same from the basis."""
+    """Rotate matrices back from the basis."""
     made = rows @ matrices if rows.numel() else matrices
     return made @ columns.mT if columns.numel() else made
 
@@ -59,7 +59,9 @@ def reorder(square, rows, columns):
 
 
 def whiten(factor, basis, epsilon):
-    """What divides a gradient by a side's factor, in KL-Shampoo; None for a side without one."""
+    """Return the divisor of a gradient by a side's factor, in KL-Shampoo; None for a side without
+    one.
+    """
     if not basis.numel():
         return None
     values = (basis * (factor @ basis)).sum(1, keepdim=True).clamp(min=epsilon)

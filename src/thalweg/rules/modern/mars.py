@@ -11,7 +11,7 @@ def corrected(grad, last_grad, gain, steps_before):
 
 
 def squares(var, grad, last_grad, *, gain, steps_before):
-    """Of corrected gradients."""
+    """Return the squares of the corrected gradients."""
     own = corrected(grad, last_grad, gain, steps_before)
     return own * own
 

@@ -25,12 +25,14 @@ def prepare(*, learning_rate, momentum, weight_decay):
 
 
 def mean(var, grad, momentum_buffer, *, mean_weight):
-    """What becomes a step: the mean."""
+    """Return the mean of gradients, from which the step is made."""
     return lerp(momentum_buffer, grad, mean_weight)
 
 
 def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
-    """What becomes a step: the mean after one gradient more like this one (Nesterov's)."""
+    """Return the mean after one more gradient equal to this one (Nesterov), from which the step is
+    made.
+    """
     return lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 

@@ -125,10 +125,10 @@ def orthogonal(
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:
-    """How much longer the step of such a matrix is.
+    """Return the factor by which the step of a matrix of this shape is lengthened.
 
     Raises:
-        ValueError: There is no way of that name.
+        ValueError: The name of the adjustment is unknown.
     """
     if adjust is None or adjust == "original":
         return max(1.0, rows / columns) ** 0.5

@@ -40,7 +40,9 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
 
 
 def gather(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """What goes into the basis, and the mean squares in it, whose order may change."""
+    """Return the tensors to rotate into the basis, and the mean squares in it, whose order may
+    change.
+    """
     return grad, lerp(exp_avg, grad, mean_weight), exp_avg_sq
 
 

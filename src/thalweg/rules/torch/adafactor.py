@@ -54,12 +54,14 @@ def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
 
 
 def divided(grad, square, direction, least):
-    """What a step is made of."""
+    """Return the gradient divided by the root of its mean square, from which the step is made."""
     return grad * direction / sqrt(maximum(square, least))
 
 
 def rate_of(variable, step, count, share, d, eps2):
-    """What steps of so long a variable are multiplied by; in NumPy's or torch's functions."""
+    """Return the factor of the steps of a variable of this length, in NumPy's or torch's
+    functions.
+    """
     count = maximum(count, 1.0)
     own, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
@@ -78,7 +80,7 @@ def factor(*, row, column, row_var, col_var, row_count, column_count, weight, ep
 
 
 def scaled(grad, row, column, direction, most):
-    """What a step is made of: neither a root nor a division for an element."""
+    """Return the tensor that a step is made of, without a root or a division per element."""
     return grad * direction * minimum(row * column, most)
 
 
@@ -168,7 +170,7 @@ _ELEMENTWISE = {
 
 
 def kind_of(shape):
-    """Which rule is for a parameter of this shape: that of matrices is ""."""
+    """Return the suffix of the rule for a parameter of this shape; that of matrices is ""."""
     if len(shape) < 2:
         return "Vector"
     return "One" if tuple(shape[-2:]) == (1, 1) else ""

@@ -1,4 +1,4 @@
-"""What torch's optimizers have in common: how a step is turned round, decay, a running mean."""
+"""Common parts of torch's optimizers: the direction of a step, decay, a running mean."""
 
 from thalweg.formula import Hyper, absolute, where
 
@@ -19,13 +19,13 @@ MAXIMIZE = Hyper("maximize", 0.0, "whether steps go uphill")
 
 
 def direction_of(maximize):
-    """What the gradient is multiplied by, on the host."""
+    """Return the factor of the gradient, on the host: -1 to maximize, else 1."""
     return -1.0 if maximize else 1.0
 
 
 def decay(learning_rate, weight_decay, decoupled):
-    """What the variable is multiplied by, and the share of it that is added to its gradient; on
-    the host.
+    """Return the factor of the variable, and the share of it that is added to its gradient; on the
+    host.
     """
     if decoupled:
         return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
@@ -60,7 +60,7 @@ def lesser(number, bound):
 
 
 def value_if(condition, value, other):
-    """What `value` returns where the condition holds, else a number."""
+    """Return the result of `value` where the condition holds, else another number."""
     if hasattr(condition, "trace_choice"):  # a symbol
         return condition.trace_choice(value, other)
     if hasattr(condition, "where"):  # a tensor
@@ -74,7 +74,9 @@ def decayed(grad, var, weight_decay):
 
 
 def lerp(start, end, weight):
-    """From start to end; torch begins at the nearer of the two."""
+    """Return the interpolation from start to end, computed from the nearer of the two as in
+    torch.
+    """
     difference = end - start
     near = absolute(weight) < 0.5
     return where(near, start, end) + where(near, weight, weight - 1) * difference

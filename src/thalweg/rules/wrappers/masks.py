@@ -12,25 +12,27 @@ def cautious_step(var, grad, base, step, *, cautious_gain):
 
 
 def cautious_step_either_way(var, grad, base, step, *, cautious_gain, maximize):
-    """The same of rules that may go uphill."""
+    """Return the variable after the cautious step of a rule that may maximize."""
     grad = where(maximize != 0, -grad, grad)
     agrees = ((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0))
     return moved(base, where(agrees | (step != step), step * cautious_gain, 0.0))
 
 
 def kept(var, grad, base, step):
-    """Which elements go downhill."""
+    """Return 1 for elements that go downhill, else 0."""
     return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
 
 
 def kept_either_way(var, grad, base, step, *, maximize):
-    """The same of rules that may go uphill."""
+    """Return 1 for elements that follow the objective of a rule that may maximize, else 0."""
     grad = where(maximize != 0, -grad, grad)
     return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
 
 
 def gain_of_kept(*, cautious_kept, cautious_count):
-    """What is left moves the more, as all have moved before; at most a thousand times."""
+    """Return the factor of the elements that move, which makes up for the others; at most a
+    thousand.
+    """
     share = maximum(cautious_kept / maximum(cautious_count, 1.0), 1e-3)
     return {"cautious_gain": 1 / share}
 

@@ -1,4 +1,4 @@
-"""What wrappers of rules have in common."""
+"""Common parts of wrappers of rules."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
