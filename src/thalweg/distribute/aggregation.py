@@ -81,7 +81,9 @@ def sum_concrete_gradients(
     variables: Sequence[Any],
     said: StepFingerprint,
 ) -> Pairs:
-    """As `sum_gradients`, of concrete pairs that a function gives; what is None anywhere stays."""
+    """Sum concrete pairs from a function, as `sum_gradients` does; gradients that are None anywhere
+    stay.
+    """
     reducer = strategy.reducer_of(owner)
     found = reducer.sum_gradients(given, variables, said)
     note_sums(owner, reducer)

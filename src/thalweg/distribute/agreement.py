@@ -1,4 +1,4 @@
-"""Whether all ranks are about to do the same."""
+"""Checks that all ranks are about to do the same."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepFingerprint(NamedTuple):
-    """What an optimizer says of itself, which must be the same on all ranks.
+    """Description of an optimizer that must be equal on all ranks.
 
     Attributes:
-        words: Gives all that numbers depend on, one thing a line.
-        numbers: Gives what of it may change from step to step, and is cheap to have: how many
-            steps were taken, and hyperparameters.
+        words: Returns everything that numbers depend on, one line for each fact.
+        numbers: Returns the part that may change from step to step and is cheap: the number of
+            steps
+            taken, and hyperparameters.
     """
 
     words: Callable[[], Sequence[str]]
@@ -37,11 +38,11 @@ class StepFingerprint(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What ranks know of one another after a check.
+    """Result of a check of all ranks.
 
     Attributes:
-        is_doubted: Whether one is in doubt.
-        is_alike: Whether the gradients of all are of the same kinds.
+        is_doubted: Whether a rank is in doubt.
+        is_alike: Whether the gradients of all ranks are of the same kinds.
     """
 
     is_doubted: bool
@@ -49,14 +50,14 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """What ranks compare before they send gradients: a few bytes each time, all of it sometimes.
+    """Comparison of ranks before they send gradients: a few bytes each time, everything sometimes.
 
-    All of it is the variables in their order with names, shapes, dtypes and values, and what
-    the optimizer says of itself.
+    Everything is the variables in their order with names, shapes, dtypes and values, and the
+    optimizer's description of itself.
 
     Args:
         ranks: The ranks.
-        values: Whether the values of variables are part of it.
+        values: Whether the values of variables are compared.
     """
 
     def __init__(self, ranks: Ranks, values: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What `Strategy.extended` has: the parts of a strategy that optimizers are written with."""
+"""`Strategy.extended`: the methods of a strategy with which optimizers are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import check_held
 
 
 class Extended:
-    """Where variables are, and how they are updated: once in this process."""
+    """Places of variables and their updates, which run once in this process."""
 
     def __init__(self, strategy: Replicas) -> None:
         self._strategy = strategy
@@ -52,7 +52,7 @@ class Extended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """As `Strategy.run`: call a function as this rank's replica."""
+        """Call a function as this rank's replica, as `Strategy.run` does, and return its result."""
         with enter_replica(ReplicaContext(self._strategy)):
             return fn(*args, **(kwargs or {}))
 
@@ -107,7 +107,9 @@ class Extended:
         return found if group else (found,)
 
     def non_slot_devices(self, var_list: Sequence[object]) -> tuple[str, ...]:
-        """Where variables that belong to none of the list are made: on the device of its first."""
+        """Return the device of the first variable of a list, for variables that belong to none of
+        them.
+        """
         return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
 
     def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Which variables are the same on all replicas, and how their values become one."""
+"""Modes of variables that are equal on all replicas, and of the aggregation of their values."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
 
 def as_mode(kind: type[Mode], given: object) -> Mode:
-    """One of the modes, or its number; None is the first of them.
+    """Return the mode with a number; None is the first mode.
 
     Raises:
-        ValueError: It is none.
+        ValueError: There is no such mode.
     """
     try:
         return kind(0 if given is None else given)

@@ -67,7 +67,9 @@ class Underway:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Whether what is sent is these gradients, as far as they are dense and were expected."""
+        """Return True if the gradients under way are these, as far as they are dense and were
+        expected.
+        """
         return len(variables) == len(self._variables) and all(
             var is own and self._has_sent(place, grad)
             for place, (var, own, grad) in enumerate(

@@ -70,7 +70,7 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        """True if there is no other rank."""
         return self.size == 1
 
     def global_numbers(self) -> list[int]:
@@ -86,11 +86,13 @@ class Ranks:
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """As `add`, which is done when the result is waited for."""
+        """Begin to add a tensor over all ranks as `add` does, and return the pending result."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """As `take_maximum`, likewise."""
+        """Begin to take a maximum over all ranks as `take_maximum` does, and return the pending
+        result.
+        """
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
@@ -279,7 +281,7 @@ def _is_group(given: object) -> bool:
 
 
 def has_group() -> bool:
-    """Whether torch.distributed has a default group."""
+    """Return True if torch.distributed has a default group."""
     return distributed.is_available() and distributed.is_initialized()
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer asks for before a step in which ranks have parts of its variables."""
+"""Preparation of a step in which ranks have parts of an optimizer's variables."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Who has what of an optimizer's slots, if they are shared out in a step that is taken here.
+    """Return the shards of an optimizer's slots, if this library takes a sharded step.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy of the step; the one that this thread is in by default.
+        strategy: The strategy of the step; by default the one that this thread is in.
 
     Raises:
-        FailedPreconditionError: They are shared out, and the step is not taken with those ranks.
+        FailedPreconditionError: The slots are sharded, and the step is not taken with those ranks.
     """
     if strategy is None and has_strategy():
         strategy = get_strategy()

@@ -39,7 +39,7 @@ SHORTEST, LONGEST = 0.001, 1_000_000_000
 
 
 class Strategy:
-    """The same training on each rank of a process group, with gradients summed over all of them.
+    """Strategy that trains on each rank of a process group, with gradients summed over all of them.
 
     Each rank is a replica: a process with its own copy of the variables and its part of the global
     batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
@@ -137,7 +137,9 @@ class Strategy:
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
     def reducer_of(self, optimizer: object) -> Reducer:
-        """What sends the gradients of an optimizer."""
+        """Return the reducer that sends the gradients of an optimizer; it is made at the first
+        call.
+        """
         found = self._reducers.get(optimizer)
         if found is None:
             shards = Shards(self.ranks) if self._shard_slots else None
@@ -146,14 +148,14 @@ class Strategy:
 
     @classmethod
     def alone(cls) -> Strategy:
-        """One replica, whatever process groups there are."""
+        """Return a strategy with one replica, whatever process groups there are."""
         made = cls.__new__(cls)
         made._set_up(Ranks.none(), Sending())
         return made
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
@@ -322,5 +324,5 @@ def current_replica() -> ReplicaContext:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """What this replica sees of the others; None across replicas."""
+    """Return the context of this thread's replica; None across replicas."""
     return None if in_cross_replica_context() else current_replica()

@@ -29,7 +29,7 @@ class Gathered(NamedTuple):
     whole: Any
 
     def part(self, rank: int) -> Tensor:
-        """What a rank has of the whole."""
+        """Return the part of the whole tensor that a rank has."""
         if self.dim is None:
             return self.whole
         place = rank - self.ranks[0]

@@ -1,4 +1,4 @@
-"""After a step each rank has its parts of the variables: they are sent to all others."""
+"""Exchange of the parts of variables after a step: each rank sends its parts to all others."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Locals:
 
 
 def to_local(tensor: Any) -> Tensor:
-    """What lies in this process of a DTensor; any other tensor as it is."""
+    """Return the local part of a DTensor, detached; return any other tensor unchanged."""
     if not is_on_mesh(tensor):
         return tensor
     with no_grad():
@@ -120,7 +120,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 class LocalStep:
-    """One step over variables of which some are DTensors; see `thalweg.core.sharing`.
+    """Step over variables of which some are DTensors; see `thalweg.core.sharing`.
 
     Args:
         parts: The local parts.
@@ -193,7 +193,7 @@ class LocalStep:
         return _Measured(ready, asked.variables, self._team)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
-        """What diagnostics have of whole variables: `over_ranks` of `sharding.diagnostics`."""
+        """Return the diagnostics of whole variables, by `over_ranks` of `sharding.diagnostics`."""
         from thalweg.distribute.sharding.diagnostics import Part, over_ranks
 
         return over_ranks(variables, [Part(*each) for each in parts])

@@ -1,4 +1,4 @@
-"""Which rank has which elements of a variable: arithmetic alone, the same on all ranks."""
+"""Assignment of the elements of a variable to ranks: arithmetic alone, the same on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank keeps of the slots that are shared out: the pieces of one optimizer's variables."""
+"""Sharded slots of one optimizer: the pieces of its variables that a rank keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Known:
 
 
 class Shards:
-    """Which elements of each variable belong to which rank.
+    """Assignment of the elements of each variable to ranks.
 
     A variable is cut where leaves of measures end, in row-major order: parts are flat. It is kept
     whole, by one rank, if that is not the order of its memory, or if its gradient has rows and
@@ -86,7 +86,7 @@ class Shards:
                 self._known_of(var)
 
     def fits(self, variables: Iterable[Tensor]) -> bool:
-        """Whether `check` finds nothing."""
+        """Return True if `check_sizes` accepts the variables."""
         try:
             self.check_sizes(variables)
         except InvalidArgumentError:
@@ -104,7 +104,7 @@ class Shards:
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Whether the parts of a variable are rows of it, so that a sparse gradient fits."""
+        """Return True if the parts of a variable are rows of it, so that a sparse gradient fits."""
         row, known = var.shape[1:].numel(), self._known_of(var)
         whole = all(piece.stop % row == 0 for piece in known.pieces) if row else True
         return known.is_whole or (var.is_contiguous() and whole)
@@ -151,10 +151,10 @@ class Shards:
         return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Those of a sparse gradient that this rank has, in their order.
+        """Return the rows of a sparse gradient that belong to this rank, in their order.
 
         Raises:
-            InvalidArgumentError: The variable's parts are no rows of it.
+            InvalidArgumentError: The variable's parts are not rows of it.
         """
         if not self.has_rows(var):
             raise InvalidArgumentError(
@@ -189,7 +189,7 @@ class Shards:
         return found
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """As `cut`, of a tensor that is written to.
+        """Return this rank's part of a tensor that is written to, as `cut` does.
 
         Raises:
             LayoutError: Its elements lie in another order than the variable's.
