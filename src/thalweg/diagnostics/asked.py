@@ -22,14 +22,14 @@ Given = Sink | Callable[[Table], object]
 
 
 class Source(Protocol):
-    """What measures the steps of an optimizer."""
+    """Interface of the recorder of an optimizer's steps."""
 
     def next_step(self) -> int:
         """The number of the step to come."""
         ...
 
     def known_parameters(self) -> Parameters:
-        """What the last table was of, or the first will be."""
+        """Return the parameters of the last table, or of the first one to come."""
         ...
 
     def settle(self) -> None:
@@ -41,20 +41,22 @@ class Source(Protocol):
         ...
 
     def is_gone(self) -> bool:
-        """Whether there is no such optimizer any more."""
+        """Return True if the optimizer has been freed."""
         ...
 
 
 class Diagnostics:
-    """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
+    """Interval at which `optimizer.diagnostics` is measured again, and receivers of its tables.
 
     Args:
-        every: After how many steps the next one is measured: 10 for every tenth.
+        every: The number of steps between two measured ones: 10 for every tenth.
         sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
             One that fails is named in a warning, once, and the training goes on.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: `every` is no integer from 1 on, or a sink is none.
+        InvalidTypeError, InvalidArgumentError: `every` is not an integer from 1 on, or a sink is
+        not
+            one.
 
     Example:
         >>> import torch

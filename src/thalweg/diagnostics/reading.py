@@ -27,14 +27,14 @@ _KEPT = 1 << 17  # words that are remembered
 
 
 class Header(NamedTuple):
-    """What the records after it are about.
+    """Description of the records that follow.
 
     Attributes:
-        every: How many steps lie between two records with columns.
-        names: Of the parameters.
-        sizes: How many elements each has; empty if the file does not say.
-        groups: The number of each one's group; empty if the file does not say.
-        columns: What is measured of each.
+        every: The number of steps between two records with columns.
+        names: The names of the parameters.
+        sizes: The number of elements of each; empty if the file does not have it.
+        groups: The index of each one's group; empty if the file does not have it.
+        columns: The measured columns.
     """
 
     every: int
@@ -106,7 +106,7 @@ class Reader:
 
     @property
     def share(self) -> float:
-        """How much of the file was read, from 0 to 1."""
+        """Fraction of the file that was read, from 0 to 1."""
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
@@ -123,7 +123,7 @@ class Reader:
             yield from self._take(line)
 
     def read_all(self) -> Iterator[Record]:
-        """All records until the end of the file, where a line may be cut.
+        """Yield all records until the end of the file, where a line may be cut.
 
         Raises:
             DataLossError: There is no header in it.

@@ -1,4 +1,4 @@
-"""Where tables are written: files of JSON lines, and TensorBoard's events."""
+"""Receivers of tables: files of JSON lines, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has
 
 
 class Sink(ABC):
-    """What gets tables and losses."""
+    """Base class of receivers of tables and losses."""
 
     @abstractmethod
     def table(self, table: Table, loss: float | None) -> None:
