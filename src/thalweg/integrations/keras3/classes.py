@@ -25,7 +25,7 @@ _registered = keras.saving.register_keras_serializable(package="thalweg")
 
 
 class NamedOptimizer(FusedOptimizer, Generic[P]):
-    """What the eight optimizers share: a configuration as that of Keras' classes."""
+    """Base class of the eight optimizers, with the configuration of Keras' classes."""
 
     if TYPE_CHECKING:
 

@@ -29,7 +29,7 @@ _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
 
 class Options(TypedDict, total=False):
-    """What Keras does around an update; see `keras.optimizers.Optimizer`."""
+    """Options of Keras around an update; see `keras.optimizers.Optimizer`."""
 
     weight_decay: float | None
     use_ema: bool
