@@ -89,7 +89,7 @@ def convert_to_tensor(
 
 
 def identity(input: object, name: str | None = None) -> Tensor:
-    """The same values in a new tensor."""
+    """Return a new tensor with the values of another one."""
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
 
@@ -282,7 +282,7 @@ def _rank_of(given: Tensor) -> Tensor:
 
 
 def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
-    """The same elements in another shape; one size may be -1."""
+    """Return the elements of a tensor in another shape; one size may be -1."""
     given, wanted = as_tensor(tensor), sizes_of(shape)
 
     def static_shape() -> list[int | None] | None:
@@ -388,7 +388,7 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Tensor:
-    """What indices name along an axis; along the first axis of a variable the gradient is slices.
+    """Gather slices along an axis; along the first axis of a variable the gradient is slices.
 
     Args:
         params: A tensor.

@@ -77,7 +77,7 @@ def name_scope(
 
 
 def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManager[None]:
-    """What is made inside waits for these operations; no effect in eager mode."""
+    """Make operations of a `with` block wait for these operations; no effect in eager mode."""
     if graph.executing_eagerly():
         return contextlib.nullcontext()
     return graph.control_dependencies(control_inputs)

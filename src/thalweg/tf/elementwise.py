@@ -213,10 +213,10 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
 
 
 def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
-    """What a tensor was clipped to, which a bound must not have given another shape.
+    """Return a clipped tensor if the bound has not changed its shape.
 
     Raises:
-        InvalidArgumentError: It has.
+        InvalidArgumentError: The shapes differ.
     """
     if clipped.shape != given.shape:
         raise InvalidArgumentError(
@@ -256,7 +256,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
 
 
 def stop_gradient(input: object, name: str | None = None) -> Tensor:
-    """The same values, through which no gradient flows."""
+    """Return a tensor with the same values, through which no gradient flows."""
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 

@@ -1,4 +1,4 @@
-"""What the facade does not have, and what to use instead."""
+"""Names of TensorFlow that the facade lacks, with their replacements."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
 
 
 def is_neighbour(module: str) -> bool:
-    """Whether a module, given by its name, is of such a package."""
+    """Return True if a module, given by its name, belongs to one of the listed packages."""
     return module.partition(".")[0] in _PACKAGES
 
 

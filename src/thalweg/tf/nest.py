@@ -16,13 +16,17 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Whether it is a sequence other than text, a mapping, or the keys, values or items of one."""
+    """Return True for a sequence other than text, a mapping, or the keys, values or items of
+    one.
+    """
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
 
 def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
-    """What a nest holds, in a list; that of no nest is itself. `expand_composites` is ignored."""
+    """Return the leaves of a nest in a list; a value that is not a nest is a leaf.
+    `expand_composites` is ignored.
+    """
     if not is_nested(structure):
         return [structure]
     return [leaf for item in _items_of(structure) for leaf in flatten(item)]

@@ -125,8 +125,9 @@ def cross_entropy(
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
-    """That of TensorFlow 2, whose gradient flows into the labels, too; `dim` is an older name of
-    `axis`.
+    """Compute the cross entropy of TensorFlow 2, whose gradient flows into the labels, too.
+
+    `dim` is an older name of `axis`.
     """
     along = dim if dim is not None else -1 if axis is None else axis
 

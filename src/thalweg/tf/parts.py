@@ -166,7 +166,7 @@ def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
 def repeat(
     input: object, repeats: object, axis: int | None = None, name: str | None = None
 ) -> Tensor:
-    """Each element, or each part along an axis, repeated a number of times."""
+    """Repeat each element, or each part along an axis, a number of times."""
     times = tensor(repeats)
     return call(
         lambda x, many: torch.repeat_interleave(x, many.long(), axis), tensor(input), times,
@@ -302,7 +302,7 @@ def unique(x: object, out_idx: object = torch.int32, name: str | None = None) ->
 def unique_with_counts(
     x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
-    """What `unique` gives, and how often each element occurs."""
+    """Return the results of `unique`, and how often each element occurs."""
     kind, given = as_dtype(out_idx), tensor(x)
 
     def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:

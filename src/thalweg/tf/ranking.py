@@ -59,7 +59,8 @@ def _check_k(k: int, shape: Any) -> None:
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Whether the prediction of each target is among the `k` largest of its row, as bools.
+    """Return bools that are true where the prediction of a target is among the `k` largest of its
+    row.
 
     Predictions that are equal to the k-th are among them. The two tensors may change places, as
     TensorFlow 1 and 2 have them.

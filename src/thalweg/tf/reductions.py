@@ -212,7 +212,7 @@ def count_nonzero(
     dtype: object = torch.int64,
     name: str | None = None,
 ) -> Tensor:
-    """How many elements are not 0, along an axis, several, or all."""
+    """Count the elements that are not 0, along an axis, several, or all."""
 
     def count(given: Tensor) -> Tensor:
         return reduce_sum((given != 0).to(as_dtype(dtype)), axis, keepdims)

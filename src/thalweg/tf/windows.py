@@ -27,10 +27,10 @@ _MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows move.
+    """Settings of windows over a tensor.
 
     Attributes:
-        stride: By how much, for each size.
+        stride: The distance of two windows, for each size.
         padding: "SAME", "VALID", or a number before and one after for each size.
         dilation: The distance of a filter's elements, for each size.
         channels_first: Whether channels come before the sizes.
@@ -45,7 +45,7 @@ class Windows:
     def of(
         strides: object, padding: object, dilations: object, data_format: str | None, count: int
     ) -> Windows:
-        """From the arguments of TensorFlow's functions.
+        """Return the windows for the arguments of TensorFlow's functions.
 
         Args:
             strides: A number, one for each size, or one for each dimension.
@@ -55,7 +55,7 @@ class Windows:
             count: The number of sizes.
 
         Raises:
-            InvalidArgumentError: One of them is none of these.
+            InvalidArgumentError: An argument is not one of these.
         """
         first = is_first(data_format)
         stride = spatial(strides, count, first, "strides")

@@ -58,7 +58,7 @@ def disable_resource_variables() -> None:
 
 
 def resource_variables_enabled() -> bool:
-    """Whether variables are resource variables unless `use_resource` says otherwise."""
+    """Return True if variables are resource variables, unless `use_resource` overrides it."""
     return process.resource_variables
 
 

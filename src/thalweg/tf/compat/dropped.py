@@ -195,7 +195,7 @@ def count_nonzero(
     keep_dims: bool | None = None,
     input: object = None,
 ) -> Tensor:
-    """How many elements are not 0, along axes or of all."""
+    """Count the elements that are not 0, along axes or of all."""
     given = input if input_tensor is None else input_tensor
     axis = reduction_indices if axis is None else axis
     return reductions.count_nonzero(given, axis, bool(keepdims or keep_dims), dtype, name)
@@ -208,7 +208,7 @@ def pad(
     name: str | None = None,
     constant_values: object = 0,
 ) -> Tensor:
-    """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
+    """Pad a tensor as `tf.pad` of TensorFlow 2 does, with `name` before `constant_values`."""
     return parts.pad(tensor, paddings, mode, constant_values, name)
 
 

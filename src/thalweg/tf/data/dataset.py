@@ -111,7 +111,7 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(tensors: object, name: str | None = None) -> Dataset:
-        """One element for each row.
+        """Return a dataset with one element for each row.
 
         Raises:
             InvalidArgumentError: While it is read, if tensors have different numbers of rows.
@@ -128,7 +128,7 @@ class Dataset:
 
     @staticmethod
     def from_tensors(tensors: object, name: str | None = None) -> Dataset:
-        """One element in all."""
+        """Return a dataset with a single element."""
         return Dataset._of_elements(
             tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1
         )
@@ -142,7 +142,8 @@ class Dataset:
         output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
-        """What `generator(*args)` yields, called anew for each pass.
+        """Return a dataset of the values that `generator(*args)` yields; it is called for each
+        pass.
 
         Raises:
             TypeError: The generator cannot be called, or neither dtypes nor a signature are given.
@@ -205,7 +206,8 @@ class Dataset:
     def map(
         self, map_func: Callable[..., object], num_parallel_calls: object = None, **options: object
     ) -> Dataset:
-        """What the function returns for each element; a tuple is given as several arguments.
+        """Return a dataset of the function's results for each element; a tuple is passed as several
+        arguments.
 
         All arguments but the first are ignored: there is one thread.
         """
@@ -257,14 +259,14 @@ class Dataset:
         return taken
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """All but the first elements, none for -1."""
+        """Return a dataset without the first elements, empty for -1."""
         return self._slice_elements(0, 0) if count == -1 else self._slice_elements(int(count))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Each `num_shards`-th element, from `index` on.
+        """Return a dataset of each `num_shards`-th element, from `index` on.
 
         Raises:
-            InvalidArgumentError: `index` is none of so many shards.
+            InvalidArgumentError: `index` is not in [0, num_shards).
         """
         if not 0 <= int(index) < int(num_shards):
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
@@ -325,7 +327,8 @@ class Dataset:
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """As `batch`, of tensors of several sizes, which are padded at their ends.
+        """Return batches as `batch` does, of tensors of several sizes, which are padded at their
+        ends.
 
         Args:
             batch_size, drop_remainder: As in `batch`.
@@ -353,7 +356,7 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """All elements so many times, without end for None and -1."""
+        """Return a dataset of the elements repeated `count` times, without end for None and -1."""
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):
@@ -375,10 +378,13 @@ class Dataset:
         reshuffle_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """In random order: the next is one of `buffer_size` elements. The numbers are torch's.
+        """Return a dataset in random order: the next is one of `buffer_size` elements.
 
-        Without a seed they follow torch's, `tf.random.set_seed`. Each pass has another order,
-        unless `reshuffle_each_iteration` is False. `buffer_size` may be a symbolic tensor.
+        The random numbers are torch's. Without a seed they follow torch's, `tf.random.set_seed`.
+        Each pass
+        has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may be a
+        symbolic
+        tensor.
         """
         generators: list[torch.Generator] = []
 
@@ -425,7 +431,7 @@ class Dataset:
         return self
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """What a function makes of the dataset."""
+        """Return the result of a function of the dataset."""
         return transformation_func(self)
 
     make_one_shot_iterator = make_one_shot_iterator
@@ -442,7 +448,7 @@ class Dataset:
         return mapped(lambda each: each.shape, self.element_spec)
 
     def cardinality(self) -> int:
-        """How many elements there are; -1 if they have no end, -2 if it is not known."""
+        """Return the number of elements; -1 if they have no end, -2 if it is not known."""
         return -2 if self._count is None else -1 if self._count == _INFINITE else int(self._count)
 
     def __len__(self) -> int:

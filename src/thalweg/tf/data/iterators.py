@@ -20,7 +20,7 @@ class _Place:
         self.elements: Elements[Any] | None = None
 
     def close(self) -> None:
-        """Nothing waits for it."""
+        """Do nothing: no thread waits for the place."""
 
 
 class Iterator:
@@ -36,7 +36,7 @@ class Iterator:
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
+        """Specification of the dataset's elements."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator:

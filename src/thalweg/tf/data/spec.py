@@ -1,4 +1,4 @@
-"""What is known of the elements of a dataset before there are any: dtypes and shapes."""
+"""Specifications of the elements of a dataset before they exist: dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def spec_of(nest: object) -> Any:
 
 
 def row(spec: TensorSpec) -> TensorSpec:
-    """That of one row."""
+    """Return the specification of one row."""
     return TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
-    """That of several tensors, stacked."""
+    """Return the specification of several tensors, stacked."""
     return TensorSpec(None if spec.shape is UNKNOWN else [size, *spec.shape], spec.dtype)
 
 
@@ -119,7 +119,7 @@ def _number_of(value: Any) -> object:
 
 
 def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
-    """That of several tensors, padded to a shape and stacked."""
+    """Return the specification of several tensors, padded to a shape and stacked."""
     rank = spec.shape.ndims
     sizes = shape if shape is not None or rank is None else [None] * rank
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)

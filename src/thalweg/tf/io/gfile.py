@@ -36,7 +36,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class FileStatistics:
-    """What `stat` tells."""
+    """Result of `stat`."""
 
     length: int
     mtime_nsec: int
@@ -44,7 +44,7 @@ class FileStatistics:
 
 
 class ExistingFileError(AlreadyExistsError, FileExistsError):
-    """There is a file or folder of that name already."""
+    """Error of an operation that would replace an existing file or folder."""
 
 
 @contextlib.contextmanager
@@ -77,12 +77,12 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or folder."""
+    """Return True if there is a file or folder of this name."""
     return os.path.exists(path)
 
 
 def isdir(path: Path) -> bool:
-    """Whether there is a folder."""
+    """Return True if there is a folder of this name."""
     return os.path.isdir(path)
 
 
@@ -151,7 +151,7 @@ def stat(path: Path) -> FileStatistics:
 
 
 def walk(top: Path, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each folder below `top`, with the names of the folders and files in it."""
+    """Yield each folder below `top`, with the names of the folders and files in it."""
     return os.walk(os.fspath(top), topdown)
 
 

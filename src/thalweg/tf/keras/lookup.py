@@ -20,7 +20,7 @@ def namespace() -> ModuleType:
 
 
 class Later:
-    """What `tf.keras` has under a name, of which Keras is imported when something is asked.
+    """Module of `tf.keras` that imports Keras at the first access to an attribute.
 
     Args:
         name: A module, such as "layers".

@@ -104,7 +104,7 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """The same session in all blocks of one test; otherwise as `session`.
+        """Enter a session as `session` does, but the same one in all blocks of a test.
 
         Raises:
             ValueError: A block before it had another graph.

@@ -31,7 +31,7 @@ _CUT = 0.87962566103423978  # the standard deviation of a normal distribution cu
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """How many inputs and outputs a kernel of this shape connects."""
+    """Return the numbers of inputs and outputs that a kernel of this shape connects."""
     if len(shape) < 2:
         return (shape[0], shape[0]) if shape else (1, 1)
     field = math.prod(shape[:-2])

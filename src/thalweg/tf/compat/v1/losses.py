@@ -47,7 +47,7 @@ _LOSSES = GraphKeys.LOSSES
 
 
 class Reduction(enum.StrEnum):
-    """What becomes of the weighted losses of single elements.
+    """Reductions of the weighted losses of single elements.
 
     NONE keeps them, SUM adds them up, and the others divide the sum: MEAN by the sum of the
     weights, SUM_OVER_BATCH_SIZE by the number of losses, SUM_BY_NONZERO_WEIGHTS by the number of
@@ -63,7 +63,7 @@ class Reduction(enum.StrEnum):
 
     @classmethod
     def all(cls) -> tuple[Reduction, ...]:
-        """All of them."""
+        """Return all reductions."""
         return tuple(cls)
 
 
@@ -117,7 +117,8 @@ def compute_weighted_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """One number of the losses of single elements, or with `Reduction.NONE` their weighted tensor.
+    """Reduce the losses of single elements to one number, or with `Reduction.NONE` return their
+    weighted tensor.
 
     Raises:
         ValueError: The weights do not broadcast to the losses, or the reduction is none.

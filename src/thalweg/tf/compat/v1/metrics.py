@@ -143,7 +143,7 @@ def accuracy(
     updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
-    """How often predictions are equal to labels."""
+    """Measure how often predictions are equal to labels."""
 
     def correct(wanted: Tensor, given: Tensor) -> Tensor:
         wanted, given = _squeeze_alike(wanted, given)

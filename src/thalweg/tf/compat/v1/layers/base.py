@@ -123,12 +123,12 @@ class Layer:
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """Those of its variables that are trained."""
+        """Variables of the layer that are trained."""
         return [each for each in self.variables if self.trainable and _is_trained(each)]
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """Those of its variables that are not trained."""
+        """Variables of the layer that are not trained."""
         return [each for each in self.variables if not (self.trainable and _is_trained(each))]
 
     trainable_weights, non_trainable_weights = trainable_variables, non_trainable_variables
@@ -158,7 +158,7 @@ class Layer:
             return self._build_and_call(inputs, *args, **kwargs)
 
     def apply(self, inputs: object, *args: object, **kwargs: object) -> Any:
-        """The same as a call."""
+        """Call the layer."""
         return self(inputs, *args, **kwargs)
 
     def _build_and_call(self, inputs: Any, *args: object, **kwargs: object) -> Any:
