@@ -63,7 +63,7 @@ class Windows:
         return Windows(stride, _parse_padding(padding, count, first), dilation, first)
 
     def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-        """How much is padded before and after each of `sizes`."""
+        """Return the padding before and after each of `sizes`."""
         if not isinstance(self.padding, str):
             return list(self.padding)
         if self.padding == "VALID":
@@ -77,10 +77,10 @@ class Windows:
 
 
 def is_first(data_format: str | None) -> bool:
-    """Whether channels come before the sizes.
+    """Return True if a data format has channels before the sizes.
 
     Raises:
-        InvalidArgumentError: It is no format.
+        InvalidArgumentError: The text is not a data format.
     """
     text = data_format or "channels_last"
     if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
@@ -91,10 +91,11 @@ def is_first(data_format: str | None) -> bool:
 
 
 def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[int, ...]:
-    """One number for each size, given one, one for each, or one for each dimension.
+    """Return one number for each size, from one, one for each, or one for each dimension.
 
     Raises:
-        InvalidArgumentError: It is none of these, or moves along the batch or the channels.
+        InvalidArgumentError: The value is none of these, or is not 1 along the batch or the
+            channels.
     """
     given = list(value) if isinstance(value, Sequence | torch.Size) else [value]
     if len(given) == count + 2:
@@ -157,7 +158,7 @@ def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
 
 
 def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
-    """What `convolve`, given data of `sizes`, has as gradient; filters are (*sizes, outputs,
+    """Compute the gradient of `convolve` for data of `sizes`; filters are (*sizes, outputs,
     inputs).
 
     Raises:
