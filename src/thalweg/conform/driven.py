@@ -29,12 +29,12 @@ KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 @dataclass(frozen=True)
 class Way:
-    """How an optimizer is driven.
+    """Way in which an optimizer is driven.
 
     Attributes:
-        kind: What its constructor takes; "list", "groups" or "model".
-        shapes: Those of the parameters.
-        closure: Whether its step wants a closure.
+        kind: The argument of its constructor: "list", "groups" or "model".
+        shapes: The shapes of the parameters.
+        closure: Whether its step needs a closure.
     """
 
     kind: str = "list"
@@ -47,7 +47,7 @@ class Way:
 
 
 def find_ways(*sides: Side) -> list[Way]:
-    """How each can be driven over the same parameters: all of them, or else matrices alone.
+    """Return ways to drive each side over the same parameters: all of them, or else matrices alone.
 
     Raises:
         ConformError: An argument is missing, or there is no such way; says what went wrong.

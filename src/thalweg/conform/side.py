@@ -1,4 +1,4 @@
-"""One of the two that are compared: what makes it, and what it takes."""
+"""Side of a comparison: the constructor of an optimizer, and its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Side:
     group: Mapping[str, Any] = field(default_factory=dict)
 
     def with_arguments(self, **arguments: object) -> Side:
-        """The same with these arguments, too.
+        """Return a copy of the side with these arguments, too.
 
         Raises:
             ConformError: It takes no argument of that name.
@@ -72,7 +72,9 @@ class Side:
         }
 
     def known_values(self) -> dict[str, Any]:
-        """What it runs with, but for defaults of what chooses how a step is computed."""
+        """Return arguments and defaults by name, without defaults that select how a step is
+        computed.
+        """
         defaults = {
             name: value
             for name, value in self.defaults().items()
@@ -81,7 +83,7 @@ class Side:
         return {**defaults, **self.arguments}
 
     def wants_model(self) -> bool:
-        """Whether it is made of a module, by the name of its first argument."""
+        """Return True if the first argument of the constructor is a module, by its name."""
         first = next(iter(self._parameters()), "")
         return first in ("model", "module", "net", "network")
 
