@@ -1,4 +1,4 @@
-"""Many steps in few columns: each bin keeps its largest number."""
+"""Reduction of many steps to few columns: each bin keeps its largest number."""
 
 from __future__ import annotations
 

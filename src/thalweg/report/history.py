@@ -16,17 +16,16 @@ TOLD = 100  # records between two looks at how much was read
 
 
 class History:
-    """What was read so far.
+    """Records that were read so far.
 
     Attributes:
-        names: Of all parameters, in the order of the file.
+        names: The names of all parameters, in the order of the file.
         losses: By step, in the order of steps.
-        rows: By step and drawn column, a number per parameter in the order of `names` as it was
-            then.
-        warned: What is not usual.
+        rows: By step and drawn column, a number per parameter in the order of `names` at that step.
+        warned: The unusual numbers.
         resumed: The steps at which the training went on from an earlier one.
-        every: How many steps lie between records.
-        damaged: How many lines were skipped.
+        every: The number of steps between records.
+        damaged: The number of lines that were skipped.
     """
 
     def __init__(self) -> None:
@@ -90,15 +89,15 @@ class History:
 
 
 def read_history(path: Path, tell: Callable[[float], object] = lambda share: None) -> History:
-    """All of a file.
+    """Read all records of a file.
 
     Args:
         path: The file.
-        tell: Called from time to time with the share that was read.
+        tell: Called from time to time with the fraction that was read.
 
     Raises:
         MissingFileError: There is no such file.
-        DataLossError: It is none of diagnostics.
+        DataLossError: It is not a file of diagnostics.
     """
     found = History()
     with Reader(path, WANTED) as reader:

@@ -1,4 +1,4 @@
-"""What the latest step of a growing file of diagnostics says."""
+"""Latest step of a growing file of diagnostics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Latest:
 
     @property
     def damaged(self) -> int:
-        """How many lines were skipped."""
+        """Number of lines that were skipped."""
         return self._reader.damaged
 
     def read_new(self) -> bool:
