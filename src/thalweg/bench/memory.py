@@ -1,4 +1,4 @@
-"""What a step allocates, and what the machine has."""
+"""Memory that a step allocates, and memory of the machine."""
 
 from __future__ import annotations
 

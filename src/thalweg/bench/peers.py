@@ -118,7 +118,7 @@ def installed_peers() -> tuple[str, ...]:
 
 
 def make_contenders(entry: Entry, problem: Problem, wanted: tuple[str, ...]) -> Iterator[Contender]:
-    """Those of the wanted peers that have the rule."""
+    """Yield contenders for the wanted peers that have the rule."""
     for name in wanted:
         if name.startswith("torch-"):
             step = torch_step(entry, problem, name.removeprefix("torch-"))

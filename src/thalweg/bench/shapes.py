@@ -37,7 +37,7 @@ class ShapeSet:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the variables hold."""
+        """Number of elements of all variables."""
         return sum(map(prod, self.shapes))
 
     @property

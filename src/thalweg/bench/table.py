@@ -31,7 +31,7 @@ def format_size(count: float) -> str:
 
 
 def title_of(shapes: ShapeSet) -> str:
-    """What was measured, on one line."""
+    """Return a description of the measured shapes, on one line."""
     return (
         f"{shapes.name}: {len(shapes.shapes):,} tensors, {shapes.parameters:,} parameters, "
         f"{torch.get_num_threads()} threads"
@@ -85,7 +85,7 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[Row], headings: list[str]) -
 
 
 def judge_noise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
+    """Return the verdict on the figures, "quiet", "busy" or "unsteady", with the numbers behind it.
 
     The message is for people; it is empty where the verdict is "quiet".
     """
@@ -123,7 +123,7 @@ def _noise_message(verdict: Verdict, rows: Sequence[Row]) -> str:
 
 
 def explain_delay(timings: Timings) -> str:
-    """Why a measurement takes longer than its rounds."""
+    """Return the reason why a measurement takes longer than its rounds."""
     others = median(timings.others)
     reason = (
         f"Other processes use {others:.1f} cores"
