@@ -14,7 +14,7 @@ from thalweg.report.history import WANTED, History
 
 
 def is_measurable(optimizer: object) -> bool:
-    """Whether an optimizer measures its steps; others have the losses of theirs alone."""
+    """Return True if an optimizer measures its steps; of others only losses are recorded."""
     return isinstance(optimizer, ByPairs) and optimizer.is_measurable
 
 

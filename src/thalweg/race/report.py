@@ -1,4 +1,4 @@
-"""What a race leaves behind: a ranked table for people, JSON for machines."""
+"""Results of a race: a ranked table for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def cells_of(standing: Standing) -> list[str]:
 
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
-    """How the table ranks, and what it cannot tell."""
+    """Return notes on how the table ranks, and on its limits."""
     measured = [] if races[0].measured_every is None else [_MEASURED]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
@@ -146,7 +146,7 @@ def sweep_table(swept: Race, width: int) -> Table:
 
 
 def sweep_note(swept: Race) -> str:
-    """What the table of a sweep shows."""
+    """Return a note on the table of a sweep."""
     note = (
         f"Train loss with {len(sweep.FACTORS)} learning rates each, from"
         f" {sweep.FACTORS[0]:g} to {sweep.FACTORS[-1]:g} times the usual one, seed {swept.seed};"
@@ -169,9 +169,9 @@ def format_epochs(race: Race) -> str:
 
 
 def report(outcome: Outcome) -> dict[str, Any]:
-    """Everything that was raced, as JSON holds it; numbers that are not finite are null.
+    """Return everything that was raced as JSON values; numbers that are not finite are null.
 
-    Of one seed the results have all losses; of several they have means, and "races" all the rest.
+    With one seed the results have all losses; with several they have means, and "races" the rest.
     """
     race, problem = outcome.race, outcome.race.problem
     several = len(outcome.races) > 1

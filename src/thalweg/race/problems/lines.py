@@ -41,7 +41,7 @@ class Lines(Problem):
         return line_loss(model(self.train.inputs[rows]), self.train.targets[rows])
 
     def scores(self, model: nn.Module) -> Scores:
-        """Where the model stands."""
+        """Measure the losses and the accuracy of a model."""
         train_loss, _ = measured(model, self.train_sample)
         test_loss, errors = measured(model, self.test)
         return Scores(train_loss, test_loss, max(0.0, 1 - errors))
@@ -160,7 +160,9 @@ def read(scores: Tensor) -> list[list[int]]:
 
 
 def distance(one: list[int], other: list[int]) -> int:
-    """How many labels must be inserted, deleted or replaced to turn one list into the other."""
+    """Return how many labels must be inserted, deleted or replaced to turn one list into the
+    other.
+    """
     row = list(range(len(other) + 1))
     for count, label in enumerate(one, 1):
         diagonal, row[0] = row[0], count

@@ -76,7 +76,9 @@ def _cut_examples(text: np.ndarray, count: int, random: np.random.Generator) -> 
 
 
 class Transformer(nn.Module):
-    """Two layers of attention and a dense network each, of width 64; 116,193 parameters."""
+    """Model of two layers, each of attention and a dense network, of width 64; 116,193
+    parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class Layer(nn.Module):
         self.narrow = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Of shape (batch, CONTEXT, WIDTH), as it is given."""
+        """Return values of shape (batch, CONTEXT, WIDTH), the shape of the input."""
         seen = self.norms[0](values)
         heads = [
             each(seen).unflatten(2, (HEADS, -1)).transpose(1, 2)

@@ -73,7 +73,7 @@ def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
 
 
 def rate_factor(step: int, *, warmup: int, steps: int) -> float:
-    """What the rate is multiplied by in a step, counted from 0: it rises, and falls as a cosine."""
+    """Return the factor of the rate in a step, counted from 0: it rises, and falls as a cosine."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))

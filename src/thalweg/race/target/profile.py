@@ -49,10 +49,10 @@ def seconds_of(results: Results, key: Key) -> float:
 
 
 def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[Placed]:
-    """All contestants by one measure, the best first.
+    """Rank all contestants by one measure, the best first.
 
-    Of each problem the median over studies counts; which ranks are left open is told by the scores
-    of single studies, as they are paired: all contestants have the same weights and batches there.
+    Of each problem the median over studies counts. Open ranks are found from the scores of single
+    studies, in pairs: all contestants have the same weights and batches there.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure) for study in range(plan.studies)]
@@ -95,7 +95,7 @@ def _costs_of(results: Results, study: int, measure: Callable[[Results, Key], fl
 
 
 def ratios_of(costs: Costs) -> dict[str, list[float]]:
-    """How much more than the best each contestant needs, for each problem."""
+    """Return, for each problem, the cost of each contestant divided by that of the best."""
     found: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
     for each in costs.values():
         best = min(each.values())
@@ -110,7 +110,7 @@ def scores_of(costs: Costs) -> dict[str, float]:
 
 
 def score_of(ratios: Sequence[float]) -> float:
-    """Of one profile: a problem counts from where its ratio is reached."""
+    """Return the score of a profile: a problem counts from where its ratio is reached."""
     shares = [max(0.0, LONGEST - ratio) / (LONGEST - 1) for ratio in ratios]
     return statistics.fmean(shares)
 
