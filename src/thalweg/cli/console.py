@@ -1,4 +1,4 @@
-"""Where commands write."""
+"""Console to which commands write."""
 
 from __future__ import annotations
 

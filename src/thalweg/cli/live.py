@@ -1,4 +1,4 @@
-"""What one sees while a race runs: a bar and the standings on a terminal, lines in a log."""
+"""Display of a running race: a bar and the standings on a terminal, lines in a log."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 
 def sweep_words(rule: Rule) -> str:
-    """How often a step goes over memory, and what for."""
+    """Return a description of the sweeps of a step over memory, with the purpose of each."""
     from thalweg.engines.spread import sweeps_in_order
 
     *before, _ = sweeps_in_order(rule)

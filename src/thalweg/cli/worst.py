@@ -39,7 +39,9 @@ class Worst(NamedTuple):
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> Worst:
-    """What is not finite comes first, then the largest number of the first column there is."""
+    """Rank layers: those that are not finite first, then by the first column that is recorded,
+    descending.
+    """
     key = next((each for each in ORDERED_BY if each in rows), next(iter(rows)))
     values = rows[key]
     bad = np.isnan(values) | (values == np.inf)
@@ -95,14 +97,14 @@ def _lay_out(
 
 
 def format_number(value: float) -> str:
-    """Of 3 digits; "-" for what was not measured."""
+    """Format a number with 3 digits; "-" if it was not measured."""
     if value == UNMEASURED:
         return "-"
     return "NaN" if np.isnan(value) else f"{value:.3g}"
 
 
 def find_shared(names: Sequence[str]) -> str:
-    """What all names begin with, up to a dot."""
+    """Return the prefix of all names, up to a dot."""
     found = os.path.commonprefix(list(names))  # noqa: RUF071, which is cut at a dot below
     return found[: found.rfind(".") + 1] if len(names) > 1 else ""
 
