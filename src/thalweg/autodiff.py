@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
 
 
 class UnconnectedGradients(enum.Enum):
-    """What stands for the gradient of a source that the target does not depend on."""
+    """Gradients of sources that the target does not depend on."""
 
     NONE = "none"
     ZERO = "zero"
@@ -304,7 +304,8 @@ def _leaves_below(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def has_replicas() -> bool:
-    """Whether other processes may hold replicas of a module, which torch keeps alike by hooks.
+    """Return True if other processes may hold replicas of a module, which torch synchronizes in
+    hooks.
 
     `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad`
     passes by. Nothing tells its parameters from others.

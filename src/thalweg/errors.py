@@ -17,7 +17,7 @@ class ThalwegError(Exception):
 
     @property
     def message(self) -> str:
-        """What it says."""
+        """Text of the error."""
         return str(self)
 
 
@@ -42,11 +42,11 @@ class CancelledError(ThalwegError, RuntimeError):
 
 
 class OutOfRangeError(ThalwegError, RuntimeError):
-    """There is no next element."""
+    """Error of a read past the last element."""
 
 
 class NotFoundError(ThalwegError, KeyError):
-    """What was asked for by name does not exist."""
+    """Error of a name that does not exist."""
 
     __str__ = Exception.__str__  # that of KeyError would put the message in quotes
 
@@ -68,7 +68,7 @@ class CheckpointMismatchError(InvalidArgumentError):
 
 
 class NotConsumedError(CheckpointMismatchError, AssertionError):
-    """It was asserted that a checkpoint was restored as a whole, and it was not."""
+    """Error of an assertion that a checkpoint was restored as a whole, where it was not."""
 
 
 class CheckpointWriteError(ThalwegError, OSError):
@@ -99,7 +99,9 @@ class ReplicaMismatchError(ThalwegError, RuntimeError):
 
 
 class ReplicaLostError(ThalwegError, RuntimeError):
-    """Another rank of a process group did not answer: it ended, stopped, or raised an error."""
+    """Error of a rank of a process group that did not answer: it ended, stopped, or raised an
+    error.
+    """
 
 
 class CheckpointWarning(UserWarning):

@@ -199,7 +199,7 @@ class IndexedSlices:
         return dense.index_copy_(0, unique.indices.long(), unique.values)
 
     def to_sparse(self) -> torch.Tensor:
-        """The same rows as torch's uncoalesced COO tensor; the values are not copied.
+        """Return the rows as torch's uncoalesced COO tensor; the values are not copied.
 
         Raises:
             InvalidArgumentError: There is no `dense_shape`, or an index is outside it.
@@ -249,7 +249,7 @@ Gradient = torch.Tensor | IndexedSlices | None
 
 
 def as_gradient(gradient: torch.Tensor | None) -> Gradient:
-    """The same gradient as optimizers take it: torch's sparse rows become IndexedSlices."""
+    """Return a gradient as optimizers take it: torch's sparse rows become IndexedSlices."""
     if gradient is None or gradient.layout == torch.strided:
         return gradient
     if gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1:
@@ -405,7 +405,7 @@ def _add_rows(sums: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
 
 
 class IndexedSlicesValue(NamedTuple):
-    """What a session returns for slices: NumPy arrays."""
+    """Result of a session for slices: NumPy arrays."""
 
     values: Any
     indices: Any

@@ -27,7 +27,7 @@ _UNTYPED = (int, float, list, tuple, range)
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable on several replicas are brought together."""
+    """Times at which the copies of a variable on several replicas are synchronized."""
 
     AUTO = 0
     NONE = 1
@@ -36,7 +36,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the copies of a variable on several replicas become one value."""
+    """Reductions of the copies of a variable on several replicas to one value."""
 
     NONE = 0
     SUM = 1
@@ -45,7 +45,9 @@ class VariableAggregation(enum.Enum):
 
 
 def is_trained(trainable: bool | None, synchronization: object = None) -> bool:
-    """Whether training updates a variable, by default unless each replica has its own value."""
+    """Return True if training updates a variable, by default unless each replica has its own
+    value.
+    """
     if trainable is None:
         return synchronization is not VariableSynchronization.ON_READ
     return trainable is not False
@@ -201,7 +203,7 @@ def _named(tensor: torch.Tensor) -> str:
 
 
 def check_number(tensor: torch.Tensor, what: str = "") -> None:
-    """As `check_held`, of a tensor of shape (): quickly, as every step asks."""
+    """Check a tensor of shape () as `check_held` does, quickly, as every step needs it."""
     try:
         held = tensor.untyped_storage().nbytes()
         needed = (tensor.storage_offset() + 1) * tensor.itemsize
@@ -257,7 +259,9 @@ def numpy_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def numpy_value(tensor: torch.Tensor) -> Any:
-    """The same, as a NumPy scalar where the shape is (); bfloat16 as float32."""
+    """Return a NumPy copy of a tensor, a NumPy scalar where the shape is (); bfloat16 as
+    float32.
+    """
     plain = tensor.detach()
     return numpy_copy(plain.float() if plain.dtype == torch.bfloat16 else plain)[()]
 
@@ -557,10 +561,10 @@ def _build(
 
 
 class Moves:
-    """What a plan that holds addresses asks instead of each of the variables that share it.
+    """Counter of memory changes of variables, which a plan that holds addresses reads.
 
     Attributes:
-        count: How often one of them was given other memory by an assignment to its `data`.
+        count: How often one of the variables was given other memory by an assignment to its `data`.
         handed: The `id` of those that were handed out to a caller, who may do other things to them.
     """
 
@@ -605,15 +609,17 @@ def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
 
 
 def is_variable(x: object) -> bool:
-    """Whether `x` can be trained: a `Variable`, a parameter, or a leaf that requires a gradient."""
+    """Return True if `x` can be trained: a `Variable`, a parameter, or a leaf that requires a
+    gradient.
+    """
     is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
 def is_frozen(x: object) -> bool:
-    """Whether `requires_grad_(False)` keeps a tensor from being trained where it is named.
+    """Return True if `requires_grad_(False)` keeps a tensor from being trained where it is named.
 
-    It does not for a `Variable` made with `trainable=False`, which TensorFlow trains then.
+    Return False for a `Variable` made with `trainable=False`, which TensorFlow trains then.
     """
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return False
