@@ -41,12 +41,13 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """What a hook returns that updates a variable, or the variable's constraint after it.
+    """Return a hook's update of a variable, or the variable's constraint after it.
 
     Args:
         owner: The optimizer whose hook it is.
         var: The variable.
-        hook: Calls it. If it returns None, that is an operation after all that it updates.
+        hook: Calls the hook. If it returns None, the result is an operation after all that it
+            updates.
     """
     graph = var.graph
     before = len(graph.operations)

@@ -49,7 +49,7 @@ def group(*inputs: object, name: str | None = None) -> Any:
 def tuple_(
     tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
 ) -> list[Any]:
-    """The same tensors, none of which is available before all are; None stays None.
+    """Return tensors none of which is available before all are; None stays None.
 
     Args:
         tensors: Symbolic tensors, slices, or None.

@@ -1,4 +1,4 @@
-"""How variables of a graph are made."""
+"""Constructors of variables of a graph."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def graph_variable_of(parameter: object) -> Any:
 
 
 def has_symbol(item: object) -> bool:
-    """Whether `graph_variable_of` finds something else than `item` itself in a graph."""
+    """Return True if `graph_variable_of` may find something else than `item` itself in a graph."""
     return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 

@@ -24,7 +24,7 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class Values(Protocol):
-    """What a run asks of its session.
+    """Interface of a session for its runs.
 
     Attributes:
         values: The values of its variables.
@@ -37,7 +37,7 @@ class Values(Protocol):
         ...
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Those of several."""
+        """Return the session's variables for several graph variables."""
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
@@ -47,7 +47,7 @@ class Values(Protocol):
         """`value`, or a copy of it if an update of a variable would change it."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """What gives variables again what they have now, as functions in C."""
+        """Return calls that restore the present values of variables."""
         ...
 
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
@@ -56,7 +56,7 @@ class Values(Protocol):
 
 
 class Frame(dict[SymbolicTensor, Any]):
-    """What one run has been fed and has computed; variables are read from the session."""
+    """Feeds and computed values of one run; variables are read from the session."""
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
@@ -82,7 +82,7 @@ class Frame(dict[SymbolicTensor, Any]):
         return value
 
     def resolve(self, x: object) -> Any:
-        """What `x` stands for in this run; see `running.resolve`."""
+        """Return the value of `x` in this run; see `running.resolve`."""
         if isinstance(x, GraphVariable):
             return self.session.leaf(x)
         if isinstance(x, SymbolicSlices):
@@ -135,7 +135,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo[unit] = calls(self.session.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
-        """What was written since `begin_unit` stays."""
+        """Keep everything that was written since `begin_unit`."""
         del self.undo[unit]
 
     def _put_back(self, error: BaseException) -> None:

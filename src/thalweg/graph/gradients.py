@@ -123,7 +123,7 @@ def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTe
 
 
 class Backward:
-    """What computes gradients in a run.
+    """Function of a node that computes gradients in a run.
 
     Attributes:
         watched: The tensors that must stand apart from all others in torch's graph.

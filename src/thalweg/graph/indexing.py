@@ -20,7 +20,7 @@ class Span(NamedTuple):
         return slice(*(None if end is None else int(end) for end in self))
 
     def size(self, whole: int | None) -> int | None:
-        """How many elements it takes of `whole`, None if that is not known."""
+        """Return the number of elements that it takes of `whole`, None if that is not known."""
         if self == (None, None, None):
             return whole
         if whole is None or any(map(is_symbolic, self)):
@@ -45,8 +45,10 @@ def item(whole: Any, index: Any) -> Any:
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
-    """What is known of the sizes of `whole[index]`; None if the index has more than slices and
-    places, or nothing is known.
+    """Return the sizes of `whole[index]`, as far as they are known.
+
+    Returns:
+        None if the index has more than slices and places, or nothing is known.
     """
     parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if shape is UNKNOWN or not all(_is_plain(part) for part in parts):

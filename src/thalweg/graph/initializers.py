@@ -140,7 +140,7 @@ class Initializer:
 
 
 class Constant(Initializer):
-    """One number, or values that are laid out in the shape."""
+    """Initializer with one number, or with values that are laid out in the shape."""
 
     def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
         self.value, self.dtype = value, dtype

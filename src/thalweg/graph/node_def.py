@@ -1,4 +1,4 @@
-"""What TensorFlow's `Operation.node_def` tells of an operation."""
+"""Value of TensorFlow's `Operation.node_def`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph consists of: operations, the tensors between them, and the table of both."""
+"""Parts of a graph: operations, the tensors between them, and the table of both."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _RUN_IT = "Use Session.run(...) or .eval()"
 
 
 class Operation:
-    """One node of a graph.
+    """Node of a graph.
 
     Attributes:
         name: Unique in its graph.
-        type: What it does, as "add" or "Placeholder".
+        type: The kind of operation, as "add" or "Placeholder".
         inputs: The symbolic tensors it takes.
-        outputs: The symbolic tensors it gives.
+        outputs: The symbolic tensors it returns.
         control_inputs: Operations that run before it.
         graph: The graph it belongs to.
     """
@@ -113,10 +113,10 @@ def session_for(session: object, purpose: str, argument: str = "session") -> Any
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """What a function has added to a graph, to be run where an operation says so.
+    """Operations that a function has added to a graph, to be run by another operation.
 
     Attributes:
-        block: That of its operations.
+        block: The block of the operations.
         parameters: The tensors that a run gives values, as to the arguments of a function.
         results: The tensors whose values it returns; they are computed in the block.
         nest: The results, in the structure in which the function returned them.
@@ -211,7 +211,7 @@ class SymbolicTensor(Operators):
     experimental_ref = ref
 
     def is_differentiable(self) -> bool:
-        """Whether a gradient may flow through it, by its dtype."""
+        """Return True if a gradient may flow through the tensor, by its dtype."""
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
@@ -334,11 +334,11 @@ class Nodes(Scopes, Collections, ABC):
 
     @property
     def finalized(self) -> bool:
-        """Whether new operations are refused."""
+        """True if new operations are rejected."""
         return self._finalized
 
     def get_operations(self) -> list[Operation]:
-        """All operations in order of creation."""
+        """Return all operations in order of creation."""
         return list(self.operations.values())
 
     def get_operation_by_name(self, name: str) -> Operation:

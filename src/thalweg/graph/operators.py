@@ -1,4 +1,4 @@
-"""What a symbolic tensor has in common with `torch.Tensor`: operators, functions, methods.
+"""Operators, functions and methods that a symbolic tensor shares with `torch.Tensor`.
 
 None computes: the tensor's graph records a call of torch's own.
 """
@@ -29,7 +29,7 @@ _INSTEAD = "Use assign, assign_add or assign_sub on a variable."
 
 
 class Recorder(Protocol):
-    """What a symbolic tensor asks of its graph."""
+    """Interface of a graph for symbolic tensors."""
 
     def call(
         self,

@@ -167,7 +167,7 @@ def _is_symbol(leaf: object) -> bool:
 
 
 def identity(input: object, name: str | None = None) -> Any:
-    """The same value, computed where control dependencies put it."""
+    """Return the value of a tensor, computed where control dependencies put it."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value
@@ -175,7 +175,7 @@ def identity(input: object, name: str | None = None) -> Any:
 
 
 def stop_gradient(input: object, name: str | None = None) -> Any:
-    """The same value, through which no gradient flows."""
+    """Return a tensor with the same value, through which no gradient flows."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value.detach()

@@ -32,7 +32,7 @@ class Block:
         self.outer = outer
 
     def can_use(self, other: Block | None) -> bool:
-        """Whether operations of this block may use what those of another one compute."""
+        """Return True if operations of this block may use results of those of another one."""
         block: Block | None = self
         while block is not None and block is not other:
             block = block.outer

@@ -201,7 +201,9 @@ class Session:
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """Where the values of variables are kept: nothing else in these is found by `leaf`."""
+        """Return the dictionaries that hold the values of variables; `leaf` reads nothing else in
+        them.
+        """
         return self.values.kept_in()
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
@@ -217,7 +219,7 @@ class Session:
             raise
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Those of several; see `leaf`."""
+        """Return the session's variables for several graph variables; see `leaf`."""
         try:
             return self.values.all_of(variables)
         except FailedPreconditionError:
@@ -225,11 +227,11 @@ class Session:
             raise
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
-        """What gives variables again what they have now, as functions in C."""
+        """Return calls that restore the present values of variables."""
         return self.values.putting_back(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
-        """Whether the variable has a value here."""
+        """Return True if a variable has a value in this session."""
         return variable in self.values
 
     def initialize(self, variable: GraphVariable, value: object) -> None:
@@ -287,7 +289,7 @@ class Session:
         self._run_exclusively(load_values)
 
     def resource(self, key: object, make: Callable[[], object]) -> Any:
-        """What `make()` returned when this session was first asked for `key`.
+        """Return the resource of this session for `key`; the first call makes it with `make()`.
 
         It has a method `close`, called when the session is closed: that must end all waits.
         """
@@ -299,7 +301,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the session cannot run any more."""
+        """True if the session cannot run any more."""
         return self._closed
 
     def _check_open(self) -> None:

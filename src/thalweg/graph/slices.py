@@ -80,7 +80,7 @@ class SymbolicSlices(SymbolicRows):
 
     @property
     def device(self) -> torch.device:
-        """Where they are expected to be."""
+        """Device on which the slices are expected."""
         return self.source.device
 
     @property

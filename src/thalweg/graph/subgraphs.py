@@ -130,7 +130,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """What is known of a tensor that is one of several.
+    """Return the description of a tensor that is one of several.
 
     Raises:
         InvalidTypeError: Their dtypes differ.

@@ -383,7 +383,7 @@ def create_variable(
     absolute: bool = False,
     use_resource: bool | None = None,
 ) -> GraphVariable:
-    """What `Variable` and `make_variable` have in common.
+    """Create a variable for `Variable` and `make_variable`.
 
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
@@ -437,7 +437,7 @@ def declared_shape(shape: object, known: Any) -> Shape | UnknownShape:
 
 
 def needs_arguments(function: Callable[..., object]) -> bool:
-    """Whether a function's signature, if it has one, requires arguments."""
+    """Return True if a function requires arguments, or has no signature."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
