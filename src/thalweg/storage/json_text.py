@@ -168,7 +168,7 @@ def _path_text(path: tuple[str, ...]) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 has all of a text: it may hold half a pair of surrogates."""
+    """Return True if a text can be encoded in UTF-8: it may hold half a pair of surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a training stay, and which are deleted once newer ones are there."""
+"""Selection of the checkpoints of a training that stay, and of those that newer ones replace."""
 
 from __future__ import annotations
 

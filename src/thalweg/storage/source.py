@@ -65,7 +65,7 @@ class Source:
         self._visited.add(address)
 
     def begins_with(self, signature: bytes) -> bool:
-        """Whether the file begins so."""
+        """Return True if the file begins with a signature."""
         size = len(signature)
         return self.size >= size and bytes(self.read_uncounted(0, size)) == signature
 
@@ -98,12 +98,12 @@ class Part:
 
     @property
     def offset(self) -> int:
-        """Where in the file the next byte is."""
+        """Position of the next byte in the file."""
         return self._begin + self._next
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """Number of bytes that are left."""
         return len(self.data) - self._next
 
     def take(self, size: int) -> memoryview:

@@ -38,7 +38,7 @@ _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """One tensor's bytes.
+    """Bytes of a tensor.
 
     Attributes:
         dtype: safetensors' name of its dtype, "F32"; "C64" and "C128" for complex numbers.
@@ -66,10 +66,10 @@ class Stored:
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The same as NumPy's array.
+        """Return the tensor as a NumPy array.
 
         Raises:
-            DataLossError: Something is neither true nor false.
+            DataLossError: A bool is neither true nor false.
             UnsupportedCheckpointError: NumPy has no such dtype.
         """
         import numpy as np

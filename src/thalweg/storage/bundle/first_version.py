@@ -54,7 +54,7 @@ class _Tensor:
 
     @property
     def bytes(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes of the tensor."""
         return prod(self.shape) * ITEM_BYTES.get(NAMES.get(self.dtype, ""), 0)
 
 
@@ -129,7 +129,7 @@ def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
 
 
 def is_table_file(folder: Folder, suffix: str) -> bool:
-    """Whether there is a file that ends as a table does."""
+    """Return True if there is a file whose end is that of a table."""
     try:
         with _open_file(folder, suffix) as file:
             return is_table(file.read, file.size)

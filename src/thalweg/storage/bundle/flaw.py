@@ -1,4 +1,4 @@
-"""What is wrong with a file, from the inside out: the flaw, where it is, and in which file."""
+"""Flaws of a file, located from the inside out: the flaw, its place, and the file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHOWN = 200  # characters of a name that an error shows
 
 
 class Flaw(Exception):
-    """Something is wrong; whoever knows the name of the file turns it into an error.
+    """Flaw of a file; code that knows the file's name turns it into an error.
 
     Args:
-        words: What is wrong.
+        words: A description.
         kind: The class of the error.
     """
 

@@ -1,4 +1,4 @@
-"""What the table of a bundle holds: a header, and an entry for each tensor.
+"""Messages in the table of a bundle: a header, and an entry for each tensor.
 
 The messages are those of tensorflow/core/protobuf/tensor_bundle.proto, and of tensor_shape.proto,
 tensor_slice.proto and versions.proto beside it.
@@ -30,10 +30,10 @@ RANK = 254  # axes that a tensor of TensorFlow may have
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is said of the whole bundle.
+    """Description of the whole bundle.
 
     Attributes:
-        shards: How many files of data it has.
+        shards: The number of data files.
         endianness: 0 for the lowest byte first, 1 for the highest.
         oldest: The oldest version of readers that may read it.
         refused: Versions of readers that must not.
@@ -56,16 +56,16 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is said of a tensor.
+    """Description of a tensor.
 
     Attributes:
         dtype: The number of its dtype.
         shape: Its shape.
-        shard: The number of the file it is in.
-        offset: Where it begins in there.
-        size: How many bytes it has.
+        shard: The number of its file.
+        offset: Where it begins in the file.
+        size: The number of its bytes.
         checksum: Their CRC32C, masked.
-        slices: Those that it is kept in, each with an entry of its own; none if it is whole.
+        slices: The slices that it is stored in, each with its own entry; none if it is whole.
     """
 
     dtype: int

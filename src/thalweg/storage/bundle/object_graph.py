@@ -1,4 +1,4 @@
-"""What an object checkpoint says of the objects whose variables it has.
+"""Objects of an object checkpoint, whose variables it contains.
 
 The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
 bundle keeps it as a string under `KEY`.
@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ObjectGraph:
-    """All objects of a checkpoint; the first is its root.
+    """Objects of a checkpoint; the first is its root.
 
     Attributes:
         nodes: The objects. Others name them by their positions.

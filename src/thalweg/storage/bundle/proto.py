@@ -116,7 +116,7 @@ class Message:
             self._values.setdefault(field, []).append(value)
 
     def has(self, field: int) -> bool:
-        """Whether the field is there."""
+        """Return True if the message has a field."""
         return field in self._values
 
     def number(self, field: int) -> int:

@@ -103,7 +103,9 @@ def describe(prefix: Path) -> list[Listed]:
 
 
 def is_bundle(prefix: Path) -> bool:
-    """Whether a prefix names a checkpoint of TensorFlow, by the last bytes of its index alone."""
+    """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index
+    alone.
+    """
     try:
         with Folder(_prefix_of(prefix)) as folder:
             return first_version.is_table_file(folder, ".index") or bool(

@@ -51,7 +51,7 @@ def _encode_signed(value: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Where a slice lies in a tensor of some shape.
+    """Return the box of a slice in a tensor of some shape.
 
     Raises:
         Flaw: It does not lie inside.

@@ -31,7 +31,7 @@ _BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
-    """Whether a file ends as a table does; arguments as for `iterate_entries`."""
+    """Return True if a file's end is that of a table; arguments as for `iterate_entries`."""
     return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 
@@ -192,7 +192,7 @@ class _Block:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes of the block."""
         return len(self._data) + 4 * len(self._whole) + 4
 
     def add(self, key: bytes, value: bytes) -> None:

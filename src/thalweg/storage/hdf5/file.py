@@ -54,7 +54,7 @@ class Group:
         return _open_object(self._source, path, address, self._heap)
 
     def iterate_datasets(self) -> Iterator[Dataset]:
-        """All datasets in it and in its groups."""
+        """Yield all datasets in the group and in its groups."""
         for member in self.members.values():
             if isinstance(member, Dataset):
                 yield member

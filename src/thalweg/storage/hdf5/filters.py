@@ -1,4 +1,4 @@
-"""What chunks of a dataset went through before they were stored, undone.
+"""Inverse filters for chunks of a dataset.
 
 HDF5's deflate and shuffle, and h5py's LZF. Others are code of their own, and are not called.
 """

@@ -1,4 +1,4 @@
-"""What a dataset or an attribute holds: shape and type of its elements."""
+"""Shape and element type of a dataset or an attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Keras says about an optimizer in JSON: plain names and numbers, nothing that is resolved."""
+"""Keras' JSON description of an optimizer: plain names and numbers, nothing that is resolved."""
 
 from __future__ import annotations
 

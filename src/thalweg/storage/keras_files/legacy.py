@@ -21,7 +21,7 @@ _TOP = "top_level_model_weights"  # what belongs to the model and to none of its
 
 
 def is_legacy(root: Group) -> bool:
-    """Whether a file is one of these: a whole model, or (as `save_weights` has it) its layers."""
+    """Return True if a file is a whole legacy model or, from `save_weights`, its layers."""
     return _MODEL in root.members or bool({_LAYERS, f"{_LAYERS}0"} & set(root.attributes))
 
 
