@@ -1,4 +1,4 @@
-"""Every optimizer by name: by the rule that it runs, or by its class.
+"""Catalogue of optimizers by name: by the rule that one runs, or by its class.
 
 Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
 `openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is
@@ -107,7 +107,7 @@ class Named:
 
 @cache
 def by_class() -> dict[str, Named]:
-    """Those of the classes that a learning rate alone makes, by their names."""
+    """Return the classes that can be made from a learning rate alone, by their names."""
     told = OPTIMIZERS.told()
     return {
         name: Named(name, told[name], _ARGUMENTS.get(name, {}))
@@ -119,7 +119,9 @@ def by_class() -> dict[str, Named]:
 
 @cache
 def by_rule() -> dict[str, Named]:
-    """Those that run each of the library's rules, by its name; Keras' where both have it."""
+    """Return the optimizer that runs each of the library's rules, by its name; Keras' where several
+    do.
+    """
     known = by_class()
     variants = [
         Named(name, known[name].cls, {**known[name].options, **options})
@@ -159,7 +161,7 @@ def by_torch() -> dict[str, Named]:
 
 
 def names() -> list[str]:
-    """All names: those of the rules, then those of the other classes."""
+    """Return all names: those of the rules, then those of the other classes."""
     return list(dict.fromkeys([*by_rule(), *by_class()]))
 
 
