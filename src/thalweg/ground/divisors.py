@@ -1,4 +1,4 @@
-"""What numbers are divided by, on every device."""
+"""Divisors of numbers, equal on every device."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def mean_over_rows(values: Any) -> Any:
 
 
 def mean_over_columns(values: Any) -> Any:
-    """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
+    """Return the mean over columns, (..., 1, columns), as `mean_over_rows` does over rows."""
     return _mean_over(values, -1)
 
 

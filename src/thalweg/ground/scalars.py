@@ -79,7 +79,9 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """Whether `value` is a Python float, or of the dtype float32 or float64 of any library."""
+    """Return True if `value` is a Python float, or of the dtype float32 or float64 of any
+    library.
+    """
     if hasattr(value, "dtype"):
         return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
     return isinstance(value, float)

@@ -109,11 +109,11 @@ class Shape(tuple[int | None, ...]):
         return _sizes(self)
 
     def is_fully_defined(self) -> bool:
-        """Whether all sizes are known."""
+        """Return True if all sizes are known."""
         return None not in self
 
     def num_elements(self) -> int | None:
-        """How many elements such a tensor has, or None where a size is not known."""
+        """Return the number of elements of such a tensor, or None where a size is not known."""
         sizes = [size for size in _sizes(self) if size is not None]
         return math.prod(sizes) if len(sizes) == len(self) else None
 
@@ -144,7 +144,7 @@ class Shape(tuple[int | None, ...]):
             raise ValueError(f"Shape {tuple(self)} is not fully defined")
 
     def with_rank(self, rank: int) -> Shape:
-        """The same shape; ValueError unless it has so many dimensions."""
+        """Return the shape; raise ValueError unless it has this number of dimensions."""
         Shape.assert_has_rank(self, rank)
         return Shape(self)
 
@@ -161,7 +161,9 @@ class Shape(tuple[int | None, ...]):
         return Shape(self)
 
     def merge_with(self, other: Any) -> Shape:
-        """What is known from both shapes; ValueError where they contradict each other."""
+        """Return the sizes known from both shapes; raise ValueError where they contradict each
+        other.
+        """
         Shape.assert_is_compatible_with(self, other)
         known = self if other is None or isinstance(other, UnknownShape) else other
         pairs = zip(_sizes(self), _sizes(known), strict=True)
@@ -173,7 +175,7 @@ class Shape(tuple[int | None, ...]):
 
 
 class DimensionShape(Shape):
-    """What `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
+    """Shape that `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
 
     __slots__ = ()
 

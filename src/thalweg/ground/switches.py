@@ -1,4 +1,4 @@
-"""What is switched for a `with` block, and switched back whatever interrupts it.
+"""Switches for a `with` block that are switched back under any interruption.
 
 `KeyboardInterrupt`, and what `PyThreadState_SetAsyncExc` sends, reach Python code between two of
 its instructions: also the first one of an `__exit__`, or of what follows `finally`. A switch would
@@ -86,12 +86,12 @@ def _section(functions: Sequence[Call]) -> Call:
 
 
 def no_grad() -> Within:
-    """As `torch.no_grad()`."""
+    """Disable the recording of gradients as `torch.no_grad()` does."""
     return Within(partial(_recording, False))
 
 
 def enable_grad() -> Within:
-    """As `torch.enable_grad()`."""
+    """Enable the recording of gradients as `torch.enable_grad()` does."""
     return Within(partial(_recording, True))
 
 
@@ -101,12 +101,12 @@ def grad_kept() -> Within:
 
 
 def outside_inference() -> Within:
-    """As `torch.inference_mode(False)`, which records gradients."""
+    """Leave inference mode as `torch.inference_mode(False)` does, which records gradients."""
     return Within(_outside_inference)
 
 
 def writable() -> Within:
-    """As `no_grad()`, and outside of inference mode: what is made may be written to later."""
+    """Disable gradients and leave inference mode: tensors made inside may be written to later."""
     return Within(_writable)
 
 
