@@ -76,8 +76,7 @@ class Timings:
         """Verdict on the rounds that count.
 
         "quiet": they can be trusted. "busy": other processes used the cores. "unsteady": times jump
-        though
-        none did; a shared or throttled machine does that.
+        though none did; a shared or throttled machine does that.
         """
         quiet = len(self.quiet())
         if quiet >= FEWEST or quiet == len(self.others):

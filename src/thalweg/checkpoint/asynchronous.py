@@ -96,10 +96,8 @@ def save_async(
     """Copy a training as `save` does and return; a thread writes the copy to the file.
 
     Where slots are shared out over ranks, a thread of rank 0 writes. Arguments and errors are those
-    of
-    `save`; an error of writing is raised by `wait`, or else by the next save to the same path,
-    which
-    waits for this one.
+    of `save`; an error of writing is raised by `wait`, or else by the next save to the same path,
+    which waits for this one.
 
     Returns:
         The save in progress: call its `wait()` before the file is read.

@@ -71,8 +71,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
     """Return the number of steps after which the power of `beta` has exactly this value, or None.
 
     Returns None, too, for a value of many steps: at 0, where small powers end, with a beta of 1,
-    and
-    where a product rounds to its factor.
+    and where a product rounds to its factor.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None

@@ -39,8 +39,9 @@ class Worst(NamedTuple):
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> Worst:
-    """Rank layers: those that are not finite first, then by the first column that is recorded,
-    descending.
+    """Rank layers: those that are not finite first, then by the largest number.
+
+    The numbers are those of the first column of `ORDERED_BY` that is recorded.
     """
     key = next((each for each in ORDERED_BY if each in rows), next(iter(rows)))
     values = rows[key]

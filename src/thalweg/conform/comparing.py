@@ -52,8 +52,7 @@ class Outcome:
         verdict: "bits"; "rounding", where the difference is never more than 1e-5 of the movement;
             or "parts".
         difference: After the last step, as a share of the movement: the norms of the parameter
-            where
-            it is largest.
+            where it is largest.
         steps: The number of steps taken.
         way: How the other optimizer is made and driven: "list", "groups" or "model"; "closure".
         theirs: Its arguments.

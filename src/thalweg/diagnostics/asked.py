@@ -55,8 +55,7 @@ class Diagnostics:
 
     Raises:
         InvalidTypeError, InvalidArgumentError: `every` is not an integer from 1 on, or a sink is
-        not
-            one.
+        not one.
 
     Example:
         >>> import torch

@@ -29,8 +29,7 @@ class StepFingerprint(NamedTuple):
     Attributes:
         words: Returns everything that numbers depend on, one line for each fact.
         numbers: Returns the part that may change from step to step and is cheap: the number of
-            steps
-            taken, and hyperparameters.
+            steps taken, and hyperparameters.
     """
 
     words: Callable[[], Sequence[str]]

@@ -32,8 +32,7 @@ class Want(NamedTuple):
     Attributes:
         like: A tensor of the required shape; None requires a number, as a tensor or not.
         dtypes: Optional. The dtypes allowed; by default all of the kind of `like`: real, complex,
-            or
-            else that dtype alone.
+            or else that dtype alone.
         has_rows: Whether the value may be sparse.
         is_optional: Whether the value may be missing, or None.
         is_count: Whether the value is a number of steps.

@@ -204,7 +204,7 @@ class StepCache:
 
     @lazy
     def norm(self) -> CommonNorm:
-        """Of the gradients of several rules."""
+        """Common norm of the gradients of several rules."""
         with importing:
             from thalweg.optim.common_norm import CommonNorm
         return CommonNorm()
@@ -274,8 +274,7 @@ class FusedOptimizer(Scaled):
 
         Raises:
             TypeError, ValueError: The argument is not a group, or an option is not a number or is
-            one
-                for all groups; nothing was added.
+            one for all groups; nothing was added.
         """
         check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
@@ -553,8 +552,7 @@ class FusedOptimizer(Scaled):
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
         Groups also name the codecs of their slots, as `state_storage`, and the random bits, as
-        `round`
-        and `seed`.
+        `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.

@@ -67,8 +67,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     All other methods are those of that class. Its own `step` runs where the engines do not compute:
     parameters on a device without an engine, `differentiable=True`, subclasses of tensors with
-    their
-    own dispatch.
+    their own dispatch.
     """
 
     _torch: ClassVar[Any]  # the class
@@ -566,20 +565,17 @@ class FusedTorchOptimizer(FusedOptimizer):
         """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
 
         Entries of options beside torch's state keep their dtype. Averages and masters that the
-        state lacks
-        begin at the parameters, with a warning.
+        state lacks begin at the parameters, with a warning.
 
         Args:
             state_dict: A dict from `state_dict`.
             convert: If True, slots in another codec than here, or stored as numbers, are converted,
-                and
-                a state with other random bits continues with the optimizer's own. If False, they
-                raise.
+                and a state with other random bits continues with the optimizer's own. If False,
+                they raise.
 
         Raises:
             CheckpointMismatchError: A step cannot be taken with the state, such as with one of
-                another
-                class. Lists up to ten differences; nothing was loaded.
+                another class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
             check_no_step(self._own, type(self).__name__, "load_state_dict")

@@ -76,8 +76,7 @@ def as_torch(
 
     Torch's loader replaces the state and the groups in several steps, in which it may fail or be
     interrupted. So it loads into a twin, over the same parameters; then the optimizer takes over
-    the
-    state of the twin.
+    the state of the twin.
 
     Args:
         optimizer: A `FusedTorchOptimizer`.

@@ -30,8 +30,7 @@ class Ran:
         taken: The number of steps taken.
         loss: The lowest on the test examples; infinite if it never was a number.
         seconds: The time of its steps, without the first, which compiles, and without measurements
-            of
-            losses.
+            of losses.
     """
 
     steps: int | None

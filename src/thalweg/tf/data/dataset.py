@@ -381,10 +381,8 @@ class Dataset:
         """Return a dataset in random order: the next is one of `buffer_size` elements.
 
         The random numbers are torch's. Without a seed they follow torch's, `tf.random.set_seed`.
-        Each pass
-        has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may be a
-        symbolic
-        tensor.
+        Each pass has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may
+        be a symbolic tensor.
         """
         generators: list[torch.Generator] = []
 

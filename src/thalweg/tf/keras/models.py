@@ -31,8 +31,7 @@ def as_optimizer(optimizer: object) -> Any:
     """Return an optimizer that `compile` of Keras accepts.
 
     An optimizer of thalweg or of `tf.train` is wrapped, and so is the one that a name such as
-    "adam"
-    stands for.
+    "adam" stands for.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
