@@ -40,7 +40,7 @@ class SteadyApply(ABC):
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that it has taken."""
         return self._count.value
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:

@@ -9,7 +9,7 @@ from thalweg.core.options.option import Option
 
 @dataclass(frozen=True, kw_only=True)
 class Unscaling(Option):
-    """What `torch.amp.GradScaler` leaves to the step.
+    """Option that moves the unscaling of `torch.amp.GradScaler` into the step.
 
     Attributes:
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of

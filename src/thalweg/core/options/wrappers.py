@@ -65,7 +65,7 @@ def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class CautiousDecay(Wrapper):
-    """Elements decay where their step makes them smaller, and nowhere else.
+    """Option that decays only those elements whose step makes them smaller.
 
     Attributes:
         cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step moves
@@ -78,7 +78,7 @@ class CautiousDecay(Wrapper):
 
 @dataclass(frozen=True, kw_only=True)
 class Cautious(Wrapper):
-    """No element moves against its gradient.
+    """Option that keeps elements from moving against their gradients.
 
     Attributes:
         cautious: Elements whose step would go against their gradient stay, and the steps of others
@@ -91,7 +91,7 @@ class Cautious(Wrapper):
 
 @dataclass(frozen=True, kw_only=True)
 class TrustRatio(Wrapper):
-    """Steps are as long as their parameters, times the rate.
+    """Option that makes steps as long as their parameters, times the rate.
 
     Attributes:
         trust_ratio: The step of each parameter is multiplied by the parameter's norm over that of
@@ -105,7 +105,7 @@ class TrustRatio(Wrapper):
 
 @dataclass(frozen=True, kw_only=True)
 class Sphere(Wrapper):
-    """Parameters keep the norm that they begin with.
+    """Option that keeps parameters at the norm that they begin with.
 
     Attributes:
         sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
@@ -140,7 +140,7 @@ class _Share(Wrapper):
 
 @dataclass(frozen=True, kw_only=True)
 class RowFloor(_Share):
-    """Rows of matrices move at least by a share of their length, times the rate.
+    """Option that moves rows of matrices at least by a share of their length, times the rate.
 
     Attributes:
         row_floor: Each row's step is made at least that long, as a share of the row, times the
