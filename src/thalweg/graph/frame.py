@@ -47,7 +47,7 @@ class Values(Protocol):
         """`value`, or a copy of it if an update of a variable would change it."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls that restore the present values of variables."""
+        """Return calls of C functions that restore the present values of variables."""
         ...
 
     def carry_out(self, plan: Plan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:

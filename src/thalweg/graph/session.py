@@ -227,7 +227,7 @@ class Session:
             raise
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
-        """Return calls that restore the present values of variables."""
+        """Return calls of C functions that restore the present values of variables."""
         return self.values.putting_back(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:

@@ -72,7 +72,7 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
 
 
 def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
-    """Return calls that count a step on the device that decides whether it is taken.
+    """Return calls of C functions that count a step on the device that decides whether it is taken.
 
     Args:
         moves: Counters, and how they move.

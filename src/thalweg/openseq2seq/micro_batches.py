@@ -39,7 +39,7 @@ class MicroBatches:
         return self.count % self._iter_size != self._updating
 
     def counting(self) -> list[Call]:
-        """Return calls that count the next batch."""
+        """Return calls of C functions that count the next batch."""
         return [partial(setattr, self, "count", self.count + 1)]
 
 

@@ -143,8 +143,8 @@ class Column:
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write one number per parameter, or one number for all of them, to the
-        state.
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
 
         Args:
             values: One number, or as many as there are parameters.
@@ -217,8 +217,8 @@ class ForeignColumn:
         self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write one number per parameter, or one for all; a step count is added
-        to, as torch counts.
+        """Return calls of C functions that write one number per parameter, or one for all; a step
+        count is added to, as torch counts.
         """
         made = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
@@ -269,8 +269,8 @@ class PlainColumn:
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """Return calls that write one number per parameter, or one number for all of them, to the
-        state.
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
         """
         made = [*values] * len(self._owners) if len(values) == 1 else values
         return [

@@ -39,8 +39,8 @@ class DeviceColumn:
         """Do nothing: readers get the tensor on the device."""
 
     def counting(self, taken: Tensor | None) -> Call:
-        """Return a call that adds 1 to each number, or adds `taken` converted to the numbers'
-        dtype.
+        """Return a call of a C function that adds 1 to each number, or adds `taken` converted to
+        the numbers' dtype.
 
         Args:
             taken: Optional. A tensor that is true where the step is applied.

@@ -66,7 +66,7 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
-        """Return calls that replace the operands, or none if they were never read.
+        """Return calls of C functions that replace the operands, or none if they were never read.
 
         Args:
             optimizer: The optimizer, or an object that has its future state.

@@ -398,7 +398,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return calls that add the new entries to the state of the optimizer."""
+        """Return calls of C functions that add the new entries to the state of the optimizer."""
         if not self._fresh:
             return []
         owned = zip(self._params, self._owners, strict=True)

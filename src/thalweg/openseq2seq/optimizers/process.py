@@ -67,7 +67,7 @@ class Given(NamedTuple):
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
-        counts: Further calls that count the run.
+        counts: Further calls of C functions that count the run.
         loss: The loss, or None where gradients were computed elsewhere.
     """
 

@@ -124,7 +124,7 @@ class V1Hooks(Hooks):
 
 
 def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
-    """Return calls that count a step, on the host or on the device of each counter.
+    """Return calls of C functions that count a step, on the host or on the device of each counter.
 
     Args:
         moves: Counters, and how they move.
