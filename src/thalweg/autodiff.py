@@ -137,7 +137,7 @@ class GradientTape:
             self._watched[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
     def watched_variables(self, target: object = None) -> tuple[torch.Tensor, ...]:
-        """The variables this tape knows, in the order in which they were created.
+        """Return the variables this tape knows, in the order in which they were created.
 
         Torch does not tell what was read, so without a target these are the watched ones alone.
         With a target, or a nest of them, the trainable variables it was computed from come in.
@@ -256,7 +256,7 @@ def gradients_of(
     variables: Iterable[torch.Tensor],
     grad_outputs: object = None,
 ) -> list[Gradient]:
-    """The gradient of the sum of `target` by each variable. Frees the graph of the target.
+    """Return the gradient of the sum of `target` by each variable. Frees the graph of the target.
 
     Args:
         target: A tensor, or several, whose gradients add up.
@@ -282,7 +282,7 @@ def gradients_of(
 
 
 def variables_of(target: object) -> list[torch.Tensor]:
-    """The trainable variables that `target`, or a nest of tensors, was computed from.
+    """Return the trainable variables that `target`, or a nest of tensors, was computed from.
 
     Returns:
         Variables in the order in which they were created, then torch's own leaves in the order in

@@ -125,14 +125,14 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def listed(texts: Iterable[str], between: str = ", ", most: int = LISTED) -> str:
-    """The first few of many, and how many more there are."""
+    """Return the first few of many, and how many more there are."""
     every = list(texts)
     shown, left = between.join(every[:most]), len(every) - most
     return f"{shown}{between.replace(', ', ' ')}and {left} more" if left > 0 else shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the known names, "" if none is near.
+    """Return a question that names the nearest of the known names, "" if none is near.
 
     Case, "_" and "-" are no difference.
     """

@@ -521,12 +521,12 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two; NaN if either is."""
+    """Return the larger of two; NaN if either is."""
     return where((a > b) | (a != a), a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two; NaN if either is."""
+    """Return the smaller of two; NaN if either is."""
     return where((a < b) | (a != a), a, b)
 
 
@@ -562,7 +562,7 @@ def narrow(x: Any, like: Any) -> Any:
 
 
 def number_like(number: float, like: Any) -> Any:
-    """A number in the type of a scalar, of the host or of a device; for `prepare`."""
+    """Return a number in the type of a scalar, of the host or of a device; for `prepare`."""
     return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
 
 

@@ -188,7 +188,8 @@ class IndexedSlices:
         return IndexedSlices(summed, rows, self.dense_shape)
 
     def to_dense(self) -> torch.Tensor:
-        """A new tensor of the dense shape, in which repeated rows are summed like `deduplicated`.
+        """Return a new tensor of the dense shape, in which repeated rows are summed like
+        `deduplicated`.
 
         Raises:
             InvalidArgumentError: There is no `dense_shape`, or an index is outside it.
@@ -258,28 +259,28 @@ def as_gradient(gradient: torch.Tensor | None) -> Gradient:
 
 
 def values_of(grad: torch.Tensor | IndexedSlices) -> torch.Tensor:
-    """The elements of a gradient; the rows of slices as they are, repeated or not."""
+    """Return the elements of a gradient; the rows of slices as they are, repeated or not."""
     return grad.values if isinstance(grad, IndexedSlices) else grad
 
 
 def with_values(
     grad: torch.Tensor | IndexedSlices, values: torch.Tensor
 ) -> torch.Tensor | IndexedSlices:
-    """The gradient with other elements."""
+    """Return the gradient with other elements."""
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
 
 
 def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor:
-    """The gradient as one tensor of the variable's shape; rows that repeat are added up."""
+    """Return the gradient as one tensor of the variable's shape; rows that repeat are added up."""
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
     return grad
 
 
 def table_of(params: object) -> Any:
-    """The table of a lookup, which TensorFlow also takes as a list of one.
+    """Return the table of a lookup, which TensorFlow also takes as a list of one.
 
     Raises:
         InvalidTypeError: It is a list of several, or of none.
@@ -299,7 +300,8 @@ def table_of(params: object) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
-    """The rows of `params` that `ids` names; the gradient of a variable is then IndexedSlices.
+    """Return the rows of `params` that `ids` names; the gradient of a variable is then
+    IndexedSlices.
 
     What was computed from variables gets a dense gradient, as most of torch's functions need one.
 

@@ -66,7 +66,9 @@ def check_constraint(constraint: object) -> None:
 
 
 def as_dtype(dtype: object) -> torch.dtype:
-    """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
+    """Return the torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as
+    "float32".
+    """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
         name = str(dtype)
@@ -79,7 +81,7 @@ def as_dtype(dtype: object) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without its module, as TensorFlow and NumPy print it: "float32"."""
+    """Return the name without its module, as TensorFlow and NumPy print it: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -230,7 +232,7 @@ class Value(torch.Tensor):
 
 
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of a tensor of any device as NumPy's array.
+    """Return a copy of a tensor of any device as NumPy's array.
 
     By torch: memory that NumPy has shared once counts as another's ever after.
 
@@ -426,7 +428,7 @@ class Variable(torch.nn.Parameter):
         return tensor.to(self.device)
 
     def read_value(self) -> torch.Tensor:
-        """A copy of the present value, tracked by autograd, that later updates leave alone.
+        """Return a copy of the present value, tracked by autograd, that later updates leave alone.
 
         NumPy takes it as it is, as it takes the variable.
         """
@@ -436,7 +438,7 @@ class Variable(torch.nn.Parameter):
     value = read_value
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy as a NumPy array, or as a NumPy scalar where the shape is ().
+        """Return a copy as a NumPy array, or as a NumPy scalar where the shape is ().
 
         `force` is torch's and has no effect: devices and gradients are no obstacle either way.
 
@@ -601,7 +603,9 @@ class StateVariable(Variable):
 
 
 def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
-    """A variable, not trainable, over the memory of `data` itself; `moves` is to be shared."""
+    """Return a variable, not trainable, over the memory of `data` itself; `moves` is to be
+    shared.
+    """
     state: dict[str, object] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
     if moves is not None:
         state["_moves"] = moves
@@ -628,14 +632,14 @@ def is_frozen(x: object) -> bool:
 
 
 def frozen_among(variables: Iterable[Any]) -> str:
-    """A sentence that names those that are frozen, with a space before it; "" if none is."""
+    """Return a sentence that names those that are frozen, with a space before it; "" if none is."""
     names = [name_of(var) for var in variables if is_frozen(var)]
     return f" Frozen by requires_grad_(False): {names}." if names else ""
 
 
 def tensor_of(x: object) -> Any:
-    """The parameter that a variable of Keras on torch keeps as its `value`, named and constrained
-    as it is; anything else as it is.
+    """Return the parameter that a variable of Keras on torch keeps as its `value`, named and
+    constrained as it is; anything else as it is.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -651,7 +655,7 @@ def tensor_of(x: object) -> Any:
 
 
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
-    """The name of a variable, or the one that `named_variables` gave; always like "w:0".
+    """Return the name of a variable, or the one that `named_variables` gave; always like "w:0".
 
     Variables of a graph have names of their own.
     """
@@ -675,14 +679,16 @@ def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
 
 
 def variable_constraint(tensor: torch.Tensor) -> Constraint | None:
-    """The constraint of a variable, or the attribute of that name of another tensor, or None."""
+    """Return the constraint of a variable, or the attribute of that name of another tensor, or
+    None.
+    """
     return getattr(tensor, "constraint", None)
 
 
 def named_variables(
     pairs: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """The tensors of `module.named_parameters()`, which from now on answer to these names.
+    """Return the tensors of `module.named_parameters()`, which from now on answer to these names.
 
     Takes a module, or pairs of a name and a tensor; a `Variable` keeps the name it has.
 

@@ -122,7 +122,7 @@ V1 = {name: entry for name, entry in KNOWN.items() if entry.keras is None}
 
 
 def entry(name: str) -> Entry:
-    """The rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
+    """Return the rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
 
     Raises:
         NotFoundError: If there is none; lists names near it.
@@ -134,5 +134,5 @@ def entry(name: str) -> Entry:
 
 
 def own(rule: Rule) -> Entry:
-    """The entry of a rule of the user's."""
+    """Return the entry of a rule of the user's."""
     return Entry(rule, norms=count_read_streams(rule))

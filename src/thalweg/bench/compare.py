@@ -55,7 +55,7 @@ class Row:
     spread: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
+        """Return a dictionary of plain values."""
         return asdict(self)
 
 

@@ -77,7 +77,7 @@ def roofline(
     gradients: Sequence[Tensor],
     copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """A step that adds over the streams of a rule with `slots` slots.
+    """Return a step that adds over the streams of a rule with `slots` slots.
 
     Args:
         slots: How many slots the rule has, each of its variable's shape and dtype.

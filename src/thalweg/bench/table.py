@@ -53,8 +53,8 @@ DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 
 
 def table(shapes: ShapeSet, rows: Sequence[Row], width: int) -> Table:
-    """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
-    as fit into the width of a terminal.
+    """Return the rows as a table, the fastest of each rule first, the roofline last; with as many
+    columns as fit into the width of a terminal.
     """
     return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
 
@@ -134,7 +134,7 @@ def explain_delay(timings: Timings) -> str:
 
 
 def report(shapes: ShapeSet, rows: Sequence[Row], options: Mapping[str, object]) -> dict[str, Any]:
-    """The rows with what is needed to judge them, as plain values."""
+    """Return the rows with what is needed to judge them, as plain values."""
     return {
         "shapes": {
             "name": shapes.name,
@@ -157,7 +157,7 @@ def report(shapes: ShapeSet, rows: Sequence[Row], options: Mapping[str, object])
 
 
 def processor_name() -> str:
-    """The processor's name, as Linux tells it."""
+    """Return the processor's name, as Linux tells it."""
     try:
         with open("/proc/cpuinfo") as file:
             named = [

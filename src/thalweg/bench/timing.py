@@ -55,7 +55,7 @@ class Timings:
     others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """The rounds in which nothing was disturbed."""
+        """Return the rounds in which nothing was disturbed."""
         limits = {
             name: QUIET * _low_percentile(times) for name, times in self.seconds.items() if times
         }
@@ -67,7 +67,7 @@ class Timings:
         ]
 
     def counted(self) -> list[int]:
-        """The rounds that count: the quiet ones, or all if those are too few."""
+        """Return the rounds that count: the quiet ones, or all if those are too few."""
         quiet = self.quiet()
         return quiet if len(quiet) >= FEWEST else list(range(len(self.others)))
 

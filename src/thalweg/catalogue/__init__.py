@@ -90,7 +90,7 @@ class Named:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, learning_rate: float, **options: object) -> Any:
-        """The optimizer, with its `options` and these.
+        """Return the optimizer, with its `options` and these.
 
         One that reads the number of the step gets a variable of its own for it; see `applied`.
         """
@@ -132,7 +132,9 @@ def by_rule() -> dict[str, Named]:
 
 
 def torch_rules() -> dict[str, Rule]:
-    """The rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its classes."""
+    """Return the rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its
+    classes.
+    """
     from thalweg.rules.modern import MODERN_RULES
     from thalweg.rules.torch import TORCH_RULES
 
@@ -166,7 +168,7 @@ def names() -> list[str]:
 
 
 def spelled(name: str, what: str = "rule") -> str:
-    """The name as `names` has it, from one in any case of letters.
+    """Return the name as `names` has it, from one in any case of letters.
 
     Args:
         name: A name.
@@ -192,7 +194,7 @@ def spelled(name: str, what: str = "rule") -> str:
 
 
 def named(name: str) -> Named:
-    """The optimizer of one of the `names`."""
+    """Return the optimizer of one of the `names`."""
     if name.startswith((OPTIM, TORCH)):
         return by_torch()[name]
     return by_rule().get(name) or by_class()[name]
@@ -214,13 +216,13 @@ def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """The tensors of its state."""
+    """Return the tensors of its state."""
     found = optimizer.variables
     return list(cast("list[Any]", found() if callable(found) else found))
 
 
 def rate_name(optimizer: object) -> str | None:
-    """The attribute that holds the learning rate; None where that is not known."""
+    """Return the attribute that holds the learning rate; None where that is not known."""
     if isinstance(optimizer, train.Optimizer):
         return getattr(optimizer, "HYPERS", {}).get("learning_rate")
     return "learning_rate"

@@ -33,7 +33,7 @@ YOURS = "$yours"  # what only its owner can make again, in words
 
 
 def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The optimizer's class and arguments, as JSON.
+    """Return the optimizer's class and arguments, as JSON.
 
     Args:
         optimizer: The optimizer.
@@ -89,7 +89,7 @@ def _value_differences(name: str, own: object, other: object) -> list[str]:
 
 
 def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) -> Any:
-    """The optimizer that a description is of.
+    """Return the optimizer that a description is of.
 
     Args:
         plain: The description.

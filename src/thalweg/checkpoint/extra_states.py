@@ -14,7 +14,8 @@ from thalweg.errors import InvalidTypeError
 
 
 def extra_states(module: Module | None) -> dict[str, Any]:
-    """The extra states of a module and those inside, by the names that `state_dict` has for them.
+    """Return the extra states of a module and those inside, by the names that `state_dict` has for
+    them.
 
     Args:
         module: The module; None has none.

@@ -53,7 +53,7 @@ class Kept:
 
 
 def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
-    """The checkpoint of a folder that was saved last; None if there is none.
+    """Return the checkpoint of a folder that was saved last; None if there is none.
 
     Args:
         directory: A folder that a `CheckpointManager` writes to.
@@ -307,12 +307,12 @@ class CheckpointManager:
         return newest.path if newest is not None else None
 
     def latest(self) -> Path | None:
-        """The file that was saved last; None if there is none."""
+        """Return the file that was saved last; None if there is none."""
         self.wait()
         return latest(self.directory, self._name)
 
     def best(self) -> Path | None:
-        """The file whose metric is best; None if there is none.
+        """Return the file whose metric is best; None if there is none.
 
         Raises:
             InvalidArgumentError: The manager was told of no metric.

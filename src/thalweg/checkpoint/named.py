@@ -26,7 +26,7 @@ NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
-    """The tensors by name: those given, and the parameters and buffers of a module.
+    """Return the tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
         InvalidTypeError: What is given is neither.
@@ -98,7 +98,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> OfTorch | Described:
-    """An optimizer with the methods that are needed here: itself, or an `OfTorch`.
+    """Return an optimizer with the methods that are needed here: itself, or an `OfTorch`.
 
     Raises:
         InvalidTypeError: It is none of the library or torch's kind.
@@ -197,7 +197,9 @@ def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> 
 
 
 def gather_dtensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with the values that DTensors have on all ranks; all of them call this."""
+    """Return the tensors, with the values that DTensors have on all ranks; all of them call
+    this.
+    """
     parts = locals_of(list(tensors.values()))
     return {
         name: each if parts is None or not is_on_mesh(each) else parts.whole(parts.part(each), each)

@@ -315,8 +315,9 @@ def _chooses_otherwise(group: Group, saved: Group) -> bool:
 
 
 def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of an optimizer without arguments in which another may differ from it where
-    states are converted: masters, too, where either has split weights."""
+    """Return the description of an optimizer without arguments in which another may differ from it
+    where states are converted: masters, too, where either has split weights.
+    """
     names = {each.name for kind in _CONVERTED for each in kind.keywords()}
     if any(_SPLIT in each["arguments"] for each in (description, other)):
         names |= {each.name for each in Masters.keywords()}

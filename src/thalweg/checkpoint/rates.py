@@ -13,7 +13,7 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """The states of an optimizer's learning rates, by the arguments that they are."""
+    """Return the states of an optimizer's learning rates, by the arguments that they are."""
     return {name: each.state_dict() for name, each in _rates_by_path(optimizer).items()}
 
 

@@ -88,7 +88,7 @@ class Snapshot:
         return self.ranks is None or not self.ranks.rank
 
     def stored_tensors(self) -> dict[str, Stored]:
-        """The tensors as a file has them."""
+        """Return the tensors as a file has them."""
         return {name: of_tensor(each) for name, each in self.tensors.items()}
 
     def _write_file(self, path: Path, progress: Progress | None) -> None:

@@ -44,7 +44,7 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """The powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
+    """Yield the powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
     last, size = dtype(1), _FIRST
@@ -59,7 +59,7 @@ def power_blocks(beta: Any) -> Iterator[np.ndarray]:
 
 
 def power_after(beta: Any, steps: int) -> Any:
-    """The power after so many steps."""
+    """Return the power after so many steps."""
     for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
@@ -87,7 +87,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
 
 
 def beta_of(power: Any, steps: int) -> Any:
-    """The shortest decimal whose power has this value after so many steps, or None."""
+    """Return the shortest decimal whose power has this value after so many steps, or None."""
     if not 0 < power < 1 or steps < 0:
         return None
     dtype = power.dtype.type
@@ -100,7 +100,7 @@ def beta_of(power: Any, steps: int) -> Any:
 
 
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
-    """The steps and betas that the powers of an optimizer imply.
+    """Return the steps and betas that the powers of an optimizer imply.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.

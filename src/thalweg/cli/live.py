@@ -20,7 +20,7 @@ INTERVAL = 0.2
 
 @contextmanager
 def watch_race(console: Console, problem: str) -> Iterator[Progress]:
-    """A callback that keeps the display current."""
+    """Return a context manager whose callback keeps the display current."""
     if not console.is_terminal:
         yield _in_lines(Lines())
         return

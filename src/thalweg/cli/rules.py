@@ -142,8 +142,8 @@ def _made_by(each: Any) -> tuple[str, ...]:
 
 
 def formula_source(rule: Rule) -> str:
-    """The source text of everything that the rule computes, with the functions that this calls;
-    for functions without, a note.
+    """Return the source text of everything that the rule computes, with the functions that this
+    calls; for functions without, a note.
     """
     from thalweg.formula import FORMULAS
 

@@ -59,7 +59,7 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> Worst:
 def make_table(
     rows: Mapping[str, np.ndarray], names: Sequence[str], worst: Worst, most: int, width: int
 ) -> Table:
-    """The first `most` layers, with as many columns as fit into the width of a terminal."""
+    """Return the first `most` layers, with as many columns as fit into the width of a terminal."""
     columns = [each for each in HEADINGS if each in rows]
     columns += [next(iter(rows))] if not columns else []
     made = partial(_lay_out, rows, names, worst.places[:most].tolist(), width)
@@ -111,7 +111,7 @@ def find_shared(names: Sequence[str]) -> str:
 
 
 def elide(name: str, most: int) -> str:
-    """A name of at most `most` letters; what is left out is in the middle."""
+    """Return a name of at most `most` letters; what is left out is in the middle."""
     if len(name) <= most:
         return name
     tail = (most - 1) // 2

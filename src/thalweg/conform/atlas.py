@@ -119,7 +119,7 @@ class Atlas:
 
 
 def read_list(path: Path | None = None) -> Atlas:
-    """The list of packages and classes; the library's own by default.
+    """Return the list of packages and classes; the library's own by default.
 
     Raises:
         ConformError: It is not such a list.

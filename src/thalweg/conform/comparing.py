@@ -128,7 +128,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 
 
 def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Parting | None]:
-    """The verdict, the difference after the last step, and where they part."""
+    """Return the verdict, the difference after the last step, and where they part."""
     reach = [_reach_of(theirs, place) for place in range(len(theirs[0]))]
     worst = 0.0
     first: Parting | None = None

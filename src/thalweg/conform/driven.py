@@ -79,7 +79,7 @@ def _find_way(side: Side, shapes: Shapes) -> Way:
 
 
 def drive(side: Side, way: Way, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """The parameters before the first step and after each.
+    """Return the parameters before the first step and after each.
 
     Args:
         side: What makes the optimizer.

@@ -64,7 +64,9 @@ class Side:
             raise ConformError(f"{self.name} cannot be made without {words} {named}.")
 
     def defaults(self) -> dict[str, Any]:
-        """Its arguments after the parameters, with their defaults; `Parameter.empty` for none."""
+        """Return its arguments after the parameters, with their defaults; `Parameter.empty` for
+        none.
+        """
         return {
             name: each.default
             for name, each in list(self._parameters().items())[1:]
@@ -99,14 +101,14 @@ class Side:
 
 
 def as_side(thing: Any, name: str = "") -> Side:
-    """A class or function as a `Side`; one that is a `Side` already as it is."""
+    """Return a class or function as a `Side`; one that is a `Side` already as it is."""
     if isinstance(thing, Side):
         return thing
     return Side(thing, name or getattr(thing, "__name__", repr(thing)))
 
 
 def shared_arguments(theirs: Side, ours: Side) -> dict[str, Any]:
-    """Their values of the arguments that ours has, too, of the same kind."""
+    """Return their values of the arguments that ours has, too, of the same kind."""
     own = ours.defaults()
     return {
         name: value

@@ -25,7 +25,7 @@ class Source(Protocol):
     """Interface of the recorder of an optimizer's steps."""
 
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
         ...
 
     def known_parameters(self) -> Parameters:
@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
     def table(self) -> Table | None:
-        """The table of the last measured step; None before the first."""
+        """Return the table of the last measured step; None before the first."""
         ...
 
     def is_gone(self) -> bool:
@@ -141,7 +141,7 @@ class Diagnostics:
             self._send("loss", self._source.known_parameters(), step, number)
 
     def take_loss(self, step: int) -> float | None:
-        """The loss of a step, if that was logged; once."""
+        """Return the loss of a step, if that was logged; once."""
         logged, self._loss = self._loss, None
         return logged[1] if logged is not None and logged[0] == step else None
 

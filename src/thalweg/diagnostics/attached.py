@@ -219,7 +219,7 @@ class Attached(Recorder):
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """A block in which a step is taken carefully.
+        """Return a context manager for a block in which a step is taken carefully.
 
         Raises:
             NotImplementedError: Ranks have parts of its variables.

@@ -78,7 +78,7 @@ class StepWatch:
         return any(not param.is_cpu for each in self._shares for param in each.params)
 
     def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
-        """The parameters that a table is to have in place of a step's variables."""
+        """Return the parameters that a table is to have in place of a step's variables."""
         return hooks.owners_of(asked.variables)
 
     def begin(
@@ -201,7 +201,7 @@ def table_of(
     step: int,
     decided: Callable[[], Any] | None,
 ) -> Table | None:
-    """The table; None if a device left the step out."""
+    """Return the table; None if a device left the step out."""
     if decided is not None and not decided():
         return None
     count = len(parameters.names)

@@ -110,7 +110,7 @@ class Reader:
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
-        """The records that have come since the last call; a line without its end is left."""
+        """Yield the records that have come since the last call; a line without its end is left."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same():
             self._file.close()
             self._file, self._rest, self._header = self._open(), b"", None
@@ -212,7 +212,7 @@ class _Words(dict[bytes, float]):
     def read_record(
         self, line: bytes, header: Header, wanted: frozenset[str] | None
     ) -> Record | None:
-        """A record in the form that `JsonLines` has, without a look at columns nobody wants.
+        """Return a record in the form that `JsonLines` has, without a look at columns nobody wants.
 
         Returns:
             None if it has another form, or is damaged.

@@ -45,7 +45,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
 
     @abstractmethod
     def known_parameters(self) -> Parameters:
@@ -97,7 +97,7 @@ class Recorder(ABC):
                 self.asked.send(table, loss)
 
     def table(self) -> Table | None:
-        """The table of the last measured step; None before the first."""
+        """Return the table of the last measured step; None before the first."""
         self.settle()
         return self._last
 

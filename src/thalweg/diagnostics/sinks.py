@@ -118,7 +118,7 @@ def _header(parameters: Parameters) -> dict[str, object]:
 
 
 def json_number(value: float) -> float | str:
-    """A number of four digits, or a text for what JSON has none for."""
+    """Return a number of four digits, or a text for what JSON has none for."""
     rounded = float(f"{value:.4g}")  # of the largest numbers it is infinite
     return rounded if math.isfinite(rounded) else _NAMED[f"{rounded:f}"]
 

@@ -131,7 +131,7 @@ class Table(Mapping[str, Row]):
         return found
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with the names as its index.
+        """Return a `pandas.DataFrame` with the names as its index.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -169,7 +169,7 @@ class NewTables:
         self._seen: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """The scalars of an optimizer's table, named with a prefix, if that is a new one."""
+        """Return the scalars of an optimizer's table, named with a prefix, if that is a new one."""
         table = getattr(optimizer, "diagnostics", None)
         if not isinstance(table, Table) or self._seen.get(prefix) is table:
             return {}
@@ -178,7 +178,7 @@ class NewTables:
 
 
 def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """The columns of a table.
+    """Return the columns of a table.
 
     Args:
         measured: (parameters, measured), as `thalweg.engines.diagnostics` has them.

@@ -142,7 +142,7 @@ class Meeting:
         self._answer: bool | None = None
 
     def reach_agreement(self) -> bool:
-        """The answer, the same on all ranks; waits for it."""
+        """Return the answer, the same on all ranks; waits for it."""
         if self._answer is None:
             alike, (is_declined, _) = self._message.receive()
             self._answer = alike[0] and not is_declined
@@ -150,7 +150,7 @@ class Meeting:
 
 
 def hash_bytes(text: bytes) -> int:
-    """A number of 56 bits, the same on all ranks if the text is."""
+    """Return a number of 56 bits, the same on all ranks if the text is."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 

@@ -69,7 +69,7 @@ class Sent(Protocol):
         ...
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """The sums by the numbers of the tensors; waits for them."""
+        """Return the sums by the numbers of the tensors; waits for them."""
         ...
 
     def count_holders(self) -> int:

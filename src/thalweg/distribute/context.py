@@ -71,7 +71,9 @@ def innermost_context() -> Entered | None:
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """A block in which a hook updates variables: across replicas, if there are several."""
+    """Return a context manager for a block in which a hook updates variables: across replicas, if
+    there are several.
+    """
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)

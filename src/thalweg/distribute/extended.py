@@ -40,7 +40,7 @@ class Extended:
     def reduce_to(
         self, reduce_op: object, value: object, destinations: object = None, options: object = None
     ) -> Any:
-        """The sum or mean of a value over all replicas; it is on all of them.
+        """Return the sum or mean of a value over all replicas; it is on all of them.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -62,7 +62,7 @@ class Extended:
         value_destination_pairs: Iterable[tuple[object, object]],
         options: object = None,
     ) -> list[Any]:
-        """The sums or means of several values, which are sent together.
+        """Return the sums or means of several values, which are sent together.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -113,11 +113,13 @@ class Extended:
         return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
 
     def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:
-        """A block in which variables are made beside another one, which they always are."""
+        """Return a context manager for a block in which variables are made beside another one,
+        which they always are.
+        """
         return contextlib.nullcontext()
 
     def value_container(self, value: object) -> Any:
-        """The variable that a value is a copy of: itself."""
+        """Return the variable that a value is a copy of: itself."""
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:

@@ -35,7 +35,9 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> Kind:
-        """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
+        """Return the kind of a gradient, symbolic or not; `var` is its variable, or None for a
+        value.
+        """
         if grad is None:
             return cls(missing=var is None)
         is_sparse = isinstance(grad, _ROWS)
@@ -71,7 +73,7 @@ class Kind(NamedTuple):
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """The gradient; zeros or no rows where it is None here and not on another rank."""
+        """Return the gradient; zeros or no rows where it is None here and not on another rank."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
         if grad is not None or not (self.dense or self.sparse):

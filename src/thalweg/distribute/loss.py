@@ -32,7 +32,8 @@ def record_loss_reduction(reduce_op: object) -> None:
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """A block in which `compute_gradients` of `thalweg.v1` divides losses by the replicas.
+    """Return a context manager for a block in which `compute_gradients` of `thalweg.v1` divides
+    losses by the replicas.
 
     One of which `record_loss_reduction` was told that it is a sum is left as it is.
     TensorFlow does so for Estimators alone; elsewhere a script divides by the global batch size.

@@ -149,7 +149,9 @@ class Message:
 
 @contextlib.contextmanager
 def report_error(ranks: Ranks, doing: Doing) -> Iterator[None]:
-    """A block that ends before this rank does it: errors are told to the others, which wait."""
+    """Return a context manager for a block that ends before this rank does it: errors are told to
+    the others, which wait.
+    """
     try:
         yield
     except Exception as error:

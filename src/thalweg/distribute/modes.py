@@ -16,7 +16,8 @@ Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
 def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any) -> Any:
-    """A variable that was just made, whose assignments in replicas are aggregated from now on.
+    """Return a variable that was just made, whose assignments in replicas are aggregated from now
+    on.
 
     Args:
         variable: Of eager mode or of a graph.
@@ -61,7 +62,9 @@ def as_mode(kind: type[Mode], given: object) -> Mode:
 
 
 def with_aggregation(make: Callable[P, object]) -> Callable[P, Any]:
-    """A function that makes variables, with its `synchronization` and `aggregation` heeded."""
+    """Return a function that makes variables, with its `synchronization` and `aggregation`
+    heeded.
+    """
 
     @functools.wraps(make)
     def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> object:

@@ -86,7 +86,7 @@ class Underway:
         return grad is sent and sent._version == version
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """The sums by the numbers of their variables; waits for them."""
+        """Return the sums by the numbers of their variables; waits for them."""
         return {
             place: sum_ for each in self._buckets for place, sum_ in each.wait_for_sums().items()
         }

@@ -62,7 +62,7 @@ class Ranks:
 
     @classmethod
     def none(cls) -> Ranks:
-        """This process alone, whatever groups there are."""
+        """Return this process alone, whatever groups there are."""
         made = cls.__new__(cls)
         made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
         made.device, made._is_gloo = torch.device("cpu"), False
@@ -98,7 +98,7 @@ class Ranks:
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which have one shape."""
+        """Return the tensors of all ranks, which have one shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._run_collective(distributed.all_gather, found, tensor)
         return found
@@ -173,7 +173,7 @@ class Ranks:
                     tensor.copy_(whole)
 
     def gather_texts(self, own: str) -> list[str]:
-        """The texts of all ranks."""
+        """Return the texts of all ranks."""
         data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
         sizes = self.all_gather(size)
@@ -286,7 +286,7 @@ def has_group() -> bool:
 
 
 def default_group() -> Any:
-    """The default group of torch.distributed."""
+    """Return the default group of torch.distributed."""
     return distributed.group.WORLD
 
 

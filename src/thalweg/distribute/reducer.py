@@ -109,7 +109,7 @@ class Reducer:
         return found, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """A step over slots that are shared out, whose gradients are sums already."""
+        """Return a step over slots that are shared out, whose gradients are sums already."""
         self._steps += 1
         return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
 
@@ -194,7 +194,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """A block with a `sum_gradients`, which other ranks wait for: errors before are told."""
+        """Return a context manager for a block with a `sum_gradients`, which other ranks wait for:
+        errors before are told.
+        """
         self._is_awaited = True
         try:
             yield
@@ -208,7 +210,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """A block that computes gradients for `sum_gradients`, which the other ranks wait for."""
+        """Return a context manager for a block that computes gradients for `sum_gradients`, which
+        the other ranks wait for.
+        """
         self._underway, self._has_begun = None, False
         self._sender.begin_step()
         with self._in_a_step():

@@ -67,7 +67,7 @@ def sum_for_shards(
     hooks: Hooks,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """The pairs of a step over slots that are shared out, which they are from now on.
+    """Return the pairs of a step over slots that are shared out, which they are from now on.
 
     Args:
         owner, strategy, given, said: As in `sum_gradients`; `shards_of` gives shards.
@@ -97,7 +97,7 @@ def share_summed_step(
     how: GradientTransforms = NOTHING,
     said: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """The pairs of a step whose gradients are sums already, and the step if it is shared.
+    """Return the pairs of a step whose gradients are sums already, and the step if it is shared.
 
     Args:
         owner: The optimizer.
@@ -173,5 +173,5 @@ def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
 
 
 def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
-    """The block in which a step is taken."""
+    """Return the context manager of the block in which a step is taken."""
     return contextlib.nullcontext() if step is None else step.report_errors()

@@ -37,7 +37,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """The strategy of several replicas of which this thread is one."""
+    """Return the strategy of several replicas of which this thread is one."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 

@@ -56,7 +56,7 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """The tensors to feed, and their values as torch tensors of their dtypes.
+    """Return the tensors to feed, and their values as torch tensors of their dtypes.
 
     Raises:
         InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
@@ -147,6 +147,6 @@ def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
 
 
 def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
-    """A copy of a value as a plain tensor in the CPU's memory."""
+    """Return a copy of a value as a plain tensor in the CPU's memory."""
     found = value.detach()
     return found.clone() if found.device.type == "cpu" else found.cpu()

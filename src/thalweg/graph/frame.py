@@ -33,7 +33,7 @@ class Values(Protocol):
     values: Leaves
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """The tensor that holds a variable's value."""
+        """Return the tensor that holds a variable's value."""
         ...
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
@@ -41,7 +41,9 @@ class Values(Protocol):
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed, or has released."""
+        """Return the value of a tensor that the run of `frame` has not computed, or has
+        released.
+        """
 
     def copy_if_shared(self, value: object) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""

@@ -42,7 +42,7 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """The variable of that name in the current variable scope, found or made.
+    """Return the variable of that name in the current variable scope, found or made.
 
     In eager mode a new `thalweg.Variable` at each call, that no collection knows.
 

@@ -36,7 +36,7 @@ def gradients(
     stop_gradients: object = None,
     unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """The derivative of the sum of all elements of `ys` by each of `xs`.
+    """Return the derivative of the sum of all elements of `ys` by each of `xs`.
 
     Args:
         ys: A symbolic tensor or a list of them.

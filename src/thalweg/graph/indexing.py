@@ -16,7 +16,7 @@ class Span(NamedTuple):
     step: Any
 
     def as_slice(self) -> slice:
-        """The slice, once its ends are numbers."""
+        """Return the slice, once its ends are numbers."""
         return slice(*(None if end is None else int(end) for end in self))
 
     def size(self, whole: int | None) -> int | None:
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 def to_spans(index: object) -> Any:
-    """An index with spans in place of slices."""
+    """Return an index with spans in place of slices."""
     if isinstance(index, tuple):
         return tuple(to_spans(part) for part in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index

@@ -29,7 +29,7 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """The random numbers of an operation that is made now.
+    """Return the random numbers of an operation that is made now.
 
     Returns:
         A function that a run calls for its generator, None for torch's own; with a seed, of the

@@ -78,7 +78,7 @@ class Operation:
         return node_def_of(self)
 
     def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
-        """The inputs that a gradient of `output` reaches."""
+        """Return the inputs that a gradient of `output` reaches."""
         if self.flows is not None:
             return self.flows[output.value_index]
         if self.kind != "pure":
@@ -181,8 +181,8 @@ class SymbolicTensor(Operators):
         )
 
     def get_shape(self) -> Shape | UnknownShape:
-        """The static shape, of sizes that have a `value`; one without `ndims` where not even their
-        number is known.
+        """Return the static shape, of sizes that have a `value`; one without `ndims` where not even
+        their number is known.
         """
         return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
@@ -205,7 +205,7 @@ class SymbolicTensor(Operators):
         self.shape = Shape(new if old is None else old for old, new in pairs)
 
     def ref(self) -> TensorReference:
-        """The tensor as a key that no `==` of elements gets at."""
+        """Return the tensor as a key that no `==` of elements gets at."""
         return TensorReference(self)
 
     experimental_ref = ref
@@ -215,7 +215,7 @@ class SymbolicTensor(Operators):
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
-        """The value in `session` or the default one, as `Session.run` gives it.
+        """Return the value in `session` or the default one, as `Session.run` gives it.
 
         Raises:
             InvalidArgumentError: There is no session.
@@ -342,13 +342,13 @@ class Nodes(Scopes, Collections, ABC):
         return list(self.operations.values())
 
     def get_operation_by_name(self, name: str) -> Operation:
-        """The operation of that name; NotFoundError, a KeyError, if there is none."""
+        """Return the operation of that name; NotFoundError, a KeyError, if there is none."""
         if name not in self.operations:
             raise NotFoundError(f"The name '{name}' refers to an Operation not in the graph.")
         return self.operations[name]
 
     def get_tensor_by_name(self, name: str) -> SymbolicTensor:
-        """The tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
+        """Return the tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
         op_name, _, index = str(name).rpartition(":")
         if not op_name or not index.isdigit():
             raise InvalidTypeError(f"{name!r} is no name of a tensor; expected one like 'add:0'.")
@@ -358,13 +358,13 @@ class Nodes(Scopes, Collections, ABC):
         return op.outputs[int(index)]
 
     def as_operation(self, item: object) -> Operation:
-        """The operation that `item` is or comes from; errors as in `as_graph_element`."""
+        """Return the operation that `item` is or comes from; errors as in `as_graph_element`."""
         element = self.as_graph_element(item)
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """The symbol of an object whose class has TensorFlow's method `_as_graph_element`, which
-        is asked once in each graph; anything else as it is.
+        """Return the symbol of an object whose class has TensorFlow's method `_as_graph_element`,
+        which is asked once in each graph; anything else as it is.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:
@@ -376,7 +376,7 @@ class Nodes(Scopes, Collections, ABC):
             return self.symbols[id(item)][1]
 
     def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
-        """The operation or tensor that `item` is, names, or stands for.
+        """Return the operation or tensor that `item` is, names, or stands for.
 
         Raises:
             InvalidTypeError: It is none.

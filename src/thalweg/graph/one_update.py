@@ -32,7 +32,9 @@ def after_writes(graph: Nodes, made: object) -> Any:
 
 
 def updates_since(graph: Nodes, before: int) -> list[Operation]:
-    """The updates of the present unit that were made since a graph had `before` operations."""
+    """Return the updates of the present unit that were made since a graph had `before`
+    operations.
+    """
     made = islice(graph.operations.values(), before, None)
     place = graph.unit, graph.block
     return [op for op in made if op.kind == "update" and (op.unit, op.block) == place]

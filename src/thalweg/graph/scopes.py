@@ -76,7 +76,7 @@ class Scopes:
         self.lock = Lock()
 
     def as_operation(self, item: object) -> Any:
-        """The operation that `item` is or comes from."""
+        """Return the operation that `item` is or comes from."""
         raise NotImplementedError
 
     @property
@@ -101,7 +101,7 @@ class Scopes:
         return self._place.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
-        """The name that an operation called `name` would get now.
+        """Return the name that an operation called `name` would get now.
 
         Args:
             name: The name inside the current scope, or the whole name if `absolute`.

@@ -120,7 +120,7 @@ class Session:
     def make_callable(
         self, fetches: object, feed_list: Sequence[object] = ()
     ) -> Callable[..., Any]:
-        """A function that runs `fetches`, given the values of `feed_list` in order."""
+        """Return a function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
     def _tell_abandoned(self, wanted: tuple[object, ...], error: BaseException) -> None:
@@ -196,7 +196,9 @@ class Session:
         return held is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed, or has released."""
+        """Return the value of a tensor that the run of `frame` has not computed, or has
+        released.
+        """
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
@@ -207,7 +209,7 @@ class Session:
         return self.values.kept_in()
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """The tensor that holds the variable's value here, to be written in place only.
+        """Return the tensor that holds the variable's value here, to be written in place only.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
@@ -243,7 +245,7 @@ class Session:
         return self.values.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
-        """The random numbers of one operation in this session."""
+        """Return the random numbers of one operation in this session."""
         if key not in self._generators:
             self._generators[key] = torch.Generator(device="cpu").manual_seed(seed)
         return self._generators[key]

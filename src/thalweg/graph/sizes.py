@@ -21,7 +21,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def sizes_of(shape: object) -> Any:
-    """A shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
+    """Return a shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
 
     Args:
         shape: A number, a list, an array or a tensor of sizes, or a static shape.

@@ -96,15 +96,15 @@ class VariableScope:
         return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
 
     def global_variables(self) -> list[Any]:
-        """The variables below this scope that all users of the graph share."""
+        """Return the variables below this scope that all users of the graph share."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES)
 
     def local_variables(self) -> list[Any]:
-        """The variables below this scope in LOCAL_VARIABLES."""
+        """Return the variables below this scope in LOCAL_VARIABLES."""
         return self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
     def trainable_variables(self) -> list[Any]:
-        """The variables below this scope that `minimize` trains by default."""
+        """Return the variables below this scope that `minimize` trains by default."""
         return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
 
 
@@ -136,7 +136,7 @@ _current = _Current()
 
 
 def get_variable_scope() -> VariableScope:
-    """The innermost scope of the default graph."""
+    """Return the innermost scope of the default graph."""
     return _current.place_in(get_default_graph()).scope
 
 

@@ -62,13 +62,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _save_slice_info: Any = None  # where a part is in a partitioned variable
 
     def read_value(self) -> SymbolicTensor:
-        """A tensor that is read where control dependencies put it."""
+        """Return a tensor that is read where control dependencies put it."""
         return alias_node(self, "Identity")
 
     value = read_value
 
     def initialized_value(self) -> SymbolicTensor:
-        """The value, or the initial value in a session that has not initialized the variable."""
+        """Return the value, or the initial value in a session that has not initialized the
+        variable.
+        """
 
         def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
             session = current_session()
@@ -89,7 +91,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that replaces all elements; its value is the new value.
+        """Return an operation that replaces all elements; its value is the new value.
 
         In a session that has not initialized the variable, it does.
 
@@ -114,7 +116,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that adds to all elements; otherwise like `assign`."""
+        """Return an operation that adds to all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
@@ -124,7 +126,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that subtracts from all elements; otherwise like `assign`."""
+        """Return an operation that subtracts from all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
@@ -152,7 +154,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _in_graph_mode = True
 
     def sparse_read(self, indices: object, name: str | None = None) -> SymbolicTensor:
-        """The rows that `indices` names."""
+        """Return the rows that `indices` names."""
         arguments = (self, indices)
         return self.graph.call(_gather_rows, arguments, name=name or "Gather")
 
@@ -250,13 +252,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return slot
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
-        """The value in `session` or the default one; a variable's takes the session first."""
+        """Return the value in `session` or the default one; a variable's takes the session
+        first.
+        """
         if isinstance(session, Mapping):  # in the order of any other tensor's
             session, feed_dict = feed_dict, session
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """An operation that adds 1; its value is the one before.
+        """Return an operation that adds 1; its value is the one before.
 
         Raises:
             OutOfRangeError: In a run, if the variable has reached `limit`.
@@ -298,8 +302,8 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
-    its value is the new value.
+    """Return an operation that changes the rows `indices` of `var`, as `ground.scattering.scatter`
+    does; its value is the new value.
     """
     if current_session() is not None:  # a node that runs updates at once
         leaf = resolve(var)
@@ -353,7 +357,7 @@ def _check_known(grad: object, var: GraphVariable) -> None:
 
 
 def alias_node(tensor: SymbolicTensor, name: str) -> Any:
-    """A tensor with the value that `tensor` has where control dependencies put this one."""
+    """Return a tensor with the value that `tensor` has where control dependencies put this one."""
     if current_session() is not None:  # a node that runs
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
@@ -488,7 +492,7 @@ def _initialize_in_session(variable: GraphVariable, value: object) -> None:
 
 
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
-    """The variable that stands for a parameter or buffer in `graph`, made when first asked.
+    """Return the variable that stands for a parameter or buffer in `graph`, made when first asked.
 
     It starts as a copy. `name` is for a tensor that has no name of its own.
     """

@@ -57,7 +57,7 @@ class FusedStage(Stage):
 
 
 def mean_over_rows(values: Any) -> Any:
-    """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
+    """Return the mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
 
     Sums are of pairs of neighbours, and of these; for a `FusedStage`.
     """

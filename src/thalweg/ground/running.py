@@ -45,7 +45,7 @@ class SymbolicVariable(Symbolic):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> Any:
-        """A new variable of the same graph, which is not trained.
+        """Return a new variable of the same graph, which is not trained.
 
         Args:
             initial: Called when a session initializes the variable, and may then use `resolve`.
@@ -82,7 +82,9 @@ class SessionVariable(Variable):
 
 
 def handle_of(leaf: object) -> Any:
-    """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
+    """Return the graph variable to which a session's leaf belongs; `leaf` itself if there is
+    none.
+    """
     handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
     return leaf if handle is None else handle
 
@@ -99,7 +101,7 @@ class TensorReference:
         self._tensor = tensor
 
     def deref(self) -> Any:
-        """The tensor."""
+        """Return the tensor."""
         return self._tensor
 
     def __eq__(self, other: object) -> bool:
@@ -179,12 +181,12 @@ def replicas() -> int:
 
 
 def current_session() -> Any:
-    """The session whose node runs in this thread, or None."""
+    """Return the session whose node runs in this thread, or None."""
     return thread.frames[-1].session if thread.frames else None
 
 
 def get_default_session() -> Any:
-    """The session that `eval` and `run` of tensors and operations use, or None."""
+    """Return the session that `eval` and `run` of tensors and operations use, or None."""
     return thread.sessions[-1] if thread.sessions else None
 
 
@@ -198,13 +200,13 @@ def is_deferred(*parts: object) -> bool:
 
 
 def first_graph(parts: Iterable[Any]) -> Any:
-    """The graph of the first of these that is symbolic, or the default graph."""
+    """Return the graph of the first of these that is symbolic, or the default graph."""
     found = next(filter(is_symbolic, parts), None)
     return process.default_graph() if found is None else found.graph
 
 
 def graph_of(*parts: object) -> Any:
-    """The graph that a call with these arguments belongs in; None if it computes at once."""
+    """Return the graph that a call with these arguments belongs in; None if it computes at once."""
     return first_graph(parts) if is_deferred(*parts) else None
 
 

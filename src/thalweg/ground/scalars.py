@@ -29,7 +29,7 @@ _TINY_FLOAT32 = _TINY[np.float32]
 
 
 def scalar_type(value: object) -> ScalarType:
-    """The type that TensorFlow computes in when it is handed `value`.
+    """Return the type that TensorFlow computes in when it is handed `value`.
 
     float64 for a NumPy scalar, array or tensor of float64; float32 for all else, Python floats
     included.

@@ -105,7 +105,7 @@ class Shape(tuple[int | None, ...]):
         return [size if size is None else Dimension(size) for size in _sizes(self)]
 
     def as_list(self) -> list[int | None]:
-        """The sizes as a list."""
+        """Return the sizes as a list."""
         return _sizes(self)
 
     def is_fully_defined(self) -> bool:
@@ -170,7 +170,7 @@ class Shape(tuple[int | None, ...]):
         return Shape(b if a is None else a for a, b in pairs)
 
     def concatenate(self, other: Any) -> Shape:
-        """The sizes of this shape, then those of the other."""
+        """Return the sizes of this shape, then those of the other."""
         return Shape((*self, *other))
 
 
@@ -243,7 +243,7 @@ class UnknownShape:
         return hash(None)
 
     def merge_with(self, other: object) -> UnknownShape | Shape:
-        """The other shape."""
+        """Return the other shape."""
         return self if other is None or isinstance(other, UnknownShape) else Shape(other)
 
     def __getitem__(self, key: object) -> Any:

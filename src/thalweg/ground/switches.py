@@ -58,7 +58,7 @@ class Within(IOBase):
         self._given = given
 
     def opening(self) -> Call:
-        """The section that opens the block, made anew for each."""
+        """Return the section that opens the block, made anew for each."""
         first, last = self._prepare()
         closes = partial(setattr, self, "close", _section(last))
         opens = _section([closes, *first])
@@ -96,7 +96,9 @@ def enable_grad() -> Within:
 
 
 def grad_kept() -> Within:
-    """A block that may switch the recording of gradients, which is put back."""
+    """Return a context manager for a block that may switch the recording of gradients, which is put
+    back.
+    """
     return Within(lambda: ([], _recording(True)[1]))
 
 

@@ -138,7 +138,7 @@ def _shared_name(var: torch.Tensor) -> str:
 
 
 def unique_id(var: torch.Tensor) -> str:
-    """A name that no other tensor has while this one lives."""
+    """Return a name that no other tensor has while this one lives."""
     return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
 
 

@@ -19,7 +19,7 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """The variables of a module, of pairs of a name and a variable, or of an iterable.
+    """Return the variables of a module, of pairs of a name and a variable, or of an iterable.
 
     Those of modules and pairs answer to their names from now on; those that need no gradient are
     left out.

@@ -70,7 +70,7 @@ class TrainingConfig:
         all_reduce: Callable[[Any], object] | None = None,
         summary_writer: object = None,
     ) -> Any:
-        """A step of training; see `optimize_loss`, which makes it.
+        """Return a step of training; see `optimize_loss`, which makes it.
 
         The loss is cast to float32, and the penalties of the config's regularizer are added to it;
         in mixed precision those of float16 and bfloat16 variables act on the float32 masters

@@ -132,7 +132,7 @@ class Column:
         return self._values
 
     def of(self, index: int) -> Any:
-        """The number of one parameter."""
+        """Return the number of one parameter."""
         return self._values[index] if self.common is None else self.common
 
     @property
@@ -291,7 +291,7 @@ class Blocks:
         self._known: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """The numbers of a new block, as tensors of a state."""
+        """Return the numbers of a new block, as tensors of a state."""
         self._known = {key: each for key, each in self._known.items() if each() is not None}
         self._known[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
@@ -301,7 +301,7 @@ class Blocks:
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """The block of a device in which all numbers lie, if there is one."""
+        """Return the block of a device in which all numbers lie, if there is one."""
         blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
         first = blocks[0] if blocks else None
         is_one = first is not None and first.device == device and all(b is first for b in blocks)

@@ -29,7 +29,7 @@ _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 @cache
 def option_parameters() -> tuple[Parameter, ...]:
-    """The keywords of options, with their types."""
+    """Return the keywords of options, with their types."""
     how = Parameter.KEYWORD_ONLY
     return tuple(
         Parameter(each.name, how, default=each.default, annotation=_type_of(each.type, kind))
@@ -75,7 +75,7 @@ def notes_in(doc: str | None, title: str) -> Notes:
 
 
 def with_options(own: Signature, *beside: Parameter) -> Signature:
-    """The signature of a constructor with options: with `self`, and all keywords of options.
+    """Return the signature of a constructor with options: with `self`, and all keywords of options.
 
     Args:
         own: What is taken otherwise; keywords of options come before its `**keywords`.
@@ -105,7 +105,7 @@ def _of_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """A docstring that says what each parameter of a constructor is for, but for `self`.
+    """Return a docstring that says what each parameter of a constructor is for, but for `self`.
 
     What the docstring of the class says of one comes first, then what options say of theirs, then
     what an argument of that name is in most classes.

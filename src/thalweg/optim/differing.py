@@ -116,7 +116,7 @@ def keys_in(given: Mapping[str, Any]) -> set[Any]:
 
 
 def of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The states of parameters that are in a state, with their keys."""
+    """Return the states of parameters that are in a state, with their keys."""
     own, keys = given["state"], keys_in(given)
     return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
 
@@ -305,7 +305,7 @@ def lacking_message(title: str, names: Iterable[str]) -> str:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """A tensor's dtype and shape."""
+    """Return a tensor's dtype and shape."""
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 

@@ -22,7 +22,7 @@ def tell_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
 
 
 def fit_rounding(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """A state whose groups say nothing of that.
+    """Return a state whose groups say nothing of that.
 
     Args:
         optimizer: The optimizer.

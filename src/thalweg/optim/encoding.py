@@ -35,7 +35,7 @@ Storage = dict[str, str]  # codecs by the names of slots
 
 
 def storage_of(rule: Rule) -> Storage:
-    """The slots of a rule that are kept in codecs."""
+    """Return the slots of a rule that are kept in codecs."""
     return {slot.name: slot.storage for slot in rule.element_slots if slot.storage}
 
 
@@ -338,7 +338,7 @@ def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
 
 
 def decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """The numbers of a slot that fits."""
+    """Return the numbers of a slot that fits."""
     if codec is None or value.dtype != torch.uint8:
         return value.detach().float()
     return decode_tensor(CODECS[codec], value, param)

@@ -72,7 +72,7 @@ def _fits(
 def in_common(
     params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """A number that two parameters have in one tensor, and these.
+    """Return a number that two parameters have in one tensor, and these.
 
     Torch's loop raises it for one after the other, and a step here for all at once.
     """
@@ -108,7 +108,9 @@ def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """The GPU on which an engine updates these parameters; None if they are not all there."""
+    """Return the GPU on which an engine updates these parameters; None if they are not all
+    there.
+    """
     if is_host(params):
         return None
     device = params[0].device

@@ -158,7 +158,7 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """A rule's hyperparameters out of a group.
+    """Return a rule's hyperparameters out of a group.
 
     Raises:
         InvalidTypeError: One is no number; names it.
@@ -172,13 +172,13 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
 
 
 def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
-    """The hyperparameters that stand in a group as one option, of a rule that has these."""
+    """Return the hyperparameters that stand in a group as one option, of a rule that has these."""
     own = PAIRS[key]
     return (*own, LAST_BETA) if key == "betas" and LAST_BETA in hypers else own
 
 
 def number(value: Any) -> float:
-    """A number out of a tensor of one element, too.
+    """Return a number out of a tensor of one element, too.
 
     Raises:
         LayoutError: Its storage was cut.

@@ -112,7 +112,7 @@ class GroupHooks(Hooks):
         return self._part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """The parameters that variables stand for."""
+        """Return the parameters that variables stand for."""
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:

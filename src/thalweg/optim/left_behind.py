@@ -22,7 +22,7 @@ _SUMS = (
 
 
 def leave_behind(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A state as an optimizer takes it, and what is to be said of what is left behind.
+    """Return a state as an optimizer takes it, and what is to be said of what is left behind.
 
     What no step moves would still be there, as it was, when a later state is loaded with the
     option. Of 16 bits is what has been with an optimizer that does not know it: torch's own make

@@ -135,8 +135,9 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 
 def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A state without what only options keep that an optimizer lacks, and what is to be said of it;
-    see `left_behind.leave_behind`."""
+    """Return a state without what only options keep that an optimizer lacks, and what is to be said
+    of it; see `left_behind.leave_behind`.
+    """
     names = {name for _, own in of_params(given) for name in own}
     if not (SUM in names or names & KEPT.keys() or any(COUNT in x for x in given["param_groups"])):
         return given, []

@@ -55,7 +55,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
 @cache
 def class_of(rule: Rule) -> type[OwnRule]:
-    """A class for a rule, by whose name groups call it.
+    """Return a class for a rule, by whose name groups call it.
 
     Raises:
         RuleError: The rule could not take a step, or a hyperparameter is called as what all groups

@@ -361,7 +361,7 @@ class ParamState:
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """The options of the group of an optimizer at this place."""
+        """Return the options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
             known = self._options[place] = self._read_options(known, place, optimizer)
@@ -378,7 +378,7 @@ class ParamState:
         return Options(group, self.rule, optimizer._kind_of(group)._fixed)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
-        """The slots of a parameter of the step, those of the rule's scalars among them."""
+        """Return the slots of a parameter of the step, those of the rule's scalars among them."""
         own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         found = [own[slot.name] for slot in self.rule.slots]
         return found if self.locals is None else list(map(self.locals.part, found))

@@ -68,7 +68,7 @@ class RulesBySelector:
         return all(name in own for own in self.options)
 
     def choose(self, params: ModuleParams, left_out: Container[int]) -> list[int]:
-        """The place of the selector of each parameter that is not left out.
+        """Return the place of the selector of each parameter that is not left out.
 
         Args:
             params: The parameters.

@@ -94,7 +94,8 @@ def forget_scale(optimizer: object) -> None:
 
 
 def said_once(step: Callable[..., object]) -> Callable[..., Any]:
-    """A step that says what has become of it, and forgets what a scaler said of it, if it fails.
+    """Return a step that says what has become of it, and forgets what a scaler said of it, if it
+    fails.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
     that it finds by its own.

@@ -75,7 +75,9 @@ def placed(
 
 
 def entry_of(name: str, own: Tensor) -> Entry:
-    """A tensor that a state sets; of a DTensor this rank's part, given the whole or a DTensor."""
+    """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
+    DTensor.
+    """
     parts = locals_of([own])
     if parts is None:
         return Entry(name, own)

@@ -79,7 +79,7 @@ class TorchScalars(GroupScalars):
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """The scalars of the step that follows."""
+        """Return the scalars of the step that follows."""
         if self._is_made_anew:
             return self._hooks._prepared(self._key())
         if self._rate is None:
@@ -237,7 +237,7 @@ class TensorFlowScalars(GroupScalars):
         return values, step + 1
 
     def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
-        """The scalars themselves."""
+        """Return the scalars themselves."""
         values, step = self.numbers(columns, dtype)
         return values if step is None else derived(self._rule, {**values}, dtype, step)
 

@@ -151,7 +151,7 @@ class StepOptions:
         )
 
     def of(self, kind: type[Kind]) -> Kind:
-        """The option of a kind; one that is off, if it was not asked for."""
+        """Return the option of a kind; one that is off, if it was not asked for."""
         return cast("Kind", self._of[kind])
 
     def __bool__(self) -> bool:
@@ -173,7 +173,7 @@ class StepOptions:
         return [name for each in self._begin if each.keeps(param) for name in each.begins]
 
     def rule(self, rule: Rule) -> Rule:
-        """A rule with all that is done beside it."""
+        """Return a rule with all that is done beside it."""
         for each in self.wrapping:
             rule = each.rule(rule)
         return rule

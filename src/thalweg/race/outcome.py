@@ -57,7 +57,7 @@ class Part:
     searching: bool = False
 
     def done(self, race: Race) -> float:
-        """The share of the whole that is done when this part is as far as `race`."""
+        """Return the share of the whole that is done when this part is as far as `race`."""
         return self.begins + self.share * race.step / race.steps
 
 

@@ -25,7 +25,7 @@ def save(outcome: Outcome, path: Path) -> None:
 
 
 def text(outcome: Outcome) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     race = outcome.race
     others = f", the first of {outcome.seeds} seeds" if outcome.seeds > 1 else ""
     ended = f"; stopped at step {race.step:,}" if race.stopped else ""

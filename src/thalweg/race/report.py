@@ -37,7 +37,7 @@ DROPPED = ("seconds", "us/step", "train loss", "lr", "#")
 
 
 def table(races: Sequence[Race], width: int) -> Table:
-    """The ranking as a table, with as many columns as fit into the width of a terminal."""
+    """Return the ranking as a table, with as many columns as fit into the width of a terminal."""
     found = rank_contestants(races)
     rows: list[dict[str, Any]] = []
     for each in found:
@@ -126,7 +126,7 @@ def _compare_baseline(races: Sequence[Race]) -> list[str]:
 
 
 def sweep_table(swept: Race, width: int) -> Table:
-    """The train loss with each learning rate, the rate that won, and a mark at the edges."""
+    """Return the train loss with each learning rate, the rate that won, and a mark at the edges."""
     from rich.text import Text
 
     rows: list[dict[str, Any]] = []
@@ -158,13 +158,13 @@ def sweep_note(swept: Race) -> str:
 
 
 def format_seeds(races: Sequence[Race]) -> str:
-    """The seeds, as one writes them."""
+    """Return the seeds, as one writes them."""
     first, last = races[0].seed, races[-1].seed
     return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
 def format_epochs(race: Race) -> str:
-    """The number of epochs, as one writes it."""
+    """Return the number of epochs, as one writes it."""
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
@@ -279,7 +279,7 @@ def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
 
 
 def list_versions() -> dict[str, str]:
-    """The versions of what computes."""
+    """Return the versions of what computes."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -300,7 +300,7 @@ def _finite(value: object) -> Any:
 
 
 def text(outcome: Outcome) -> str:
-    """The report as JSON."""
+    """Return the report as JSON."""
     return json.dumps(report(outcome), indent=2, allow_nan=False)
 
 
@@ -312,7 +312,7 @@ def save(outcome: Outcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that is never left half written: it comes into being at the end.
+    """Open a file that is never left half written: it comes into being at the end of the block.
 
     It is closed to whom the file that it replaces was, and to whom the umask is.
     """

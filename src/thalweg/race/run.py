@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
 
 
 def rate_of(contestant: Contestant, optimizer: object) -> float | None:
-    """The learning rate that a contestant races with, if it is a number."""
+    """Return the learning rate that a contestant races with, if it is a number."""
     if contestant.learning_rate is not None:
         return contestant.learning_rate
     try:

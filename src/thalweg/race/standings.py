@@ -100,7 +100,7 @@ def rank_contestants(races: Sequence[Race]) -> list[Standing]:
 
 
 def open_ranks(values: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """The best and the worst rank that pairs of values leave open, from 1.
+    """Return the best and the worst rank that pairs of values leave open, from 1.
 
     Args:
         values: Those of each contestant, one for each seed, more being better; the contestants by

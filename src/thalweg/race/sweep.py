@@ -32,13 +32,13 @@ def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
 
 
 def lanes_by_rate(race: Race) -> list[list[Lane]]:
-    """The lanes of each contestant, by rising learning rate."""
+    """Return the lanes of each contestant, by rising learning rate."""
     size = len(FACTORS)
     return [race.lanes[first : first + size] for first in range(0, len(race.lanes), size)]
 
 
 def best_lane(lanes: Sequence[Lane]) -> Lane:
-    """The lane with the lowest train loss; the test examples have no say."""
+    """Return the lane with the lowest train loss; the test examples have no say."""
 
     def key(lane: Lane) -> tuple[bool, float]:
         loss = lane.scores.train_loss

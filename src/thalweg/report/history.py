@@ -59,7 +59,9 @@ class History:
         self.warned += self._spikes.feed(record.rows, header.names, step, record.loss, header.sizes)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The steps that have a column, and its numbers: a row per step, a column per parameter."""
+        """Return the steps that have a column, and its numbers: a row per step, a column per
+        parameter.
+        """
         steps = [step for step, rows in self.rows.items() if name in rows]
         found = np.full((len(steps), len(self.names)), UNMEASURED)
         for place, step in enumerate(steps):

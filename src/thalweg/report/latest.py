@@ -45,7 +45,7 @@ class Latest:
         self._take(self._reader.read_all())
 
     def summarize(self) -> str:
-        """The file, its latest step and loss, in a line."""
+        """Return the file, its latest step and loss, in a line."""
         path = self._reader.path.name
         if self.step is None:
             return f"{path}: no step yet"

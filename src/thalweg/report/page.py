@@ -57,7 +57,7 @@ COLUMNS = (
 
 
 def draw(trainings: Sequence[Training], title: str, facts: str = "") -> str:
-    """The page as HTML, which needs nothing beside it.
+    """Return the page as HTML, which needs nothing beside it.
 
     Args:
         trainings: One or several, over the same axis of steps.

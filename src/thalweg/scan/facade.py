@@ -174,7 +174,7 @@ def _verdict(use: Use) -> Verdict:
 
 
 def title(path: Path) -> str:
-    """The name as a script has it."""
+    """Return the name as a script has it."""
     return ".".join(("tf", *path))
 
 

@@ -58,7 +58,7 @@ class Scanned:
     names: tuple[Name, ...]
 
     def of(self, state: State) -> list[Name]:
-        """The names in one state."""
+        """Return the names in one state."""
         return [each for each in self.names if each.state == state]
 
 

@@ -46,7 +46,7 @@ def names() -> Names:
 
 
 def markdown(found: Names) -> str:
-    """The names as tables of Markdown."""
+    """Return the names as tables of Markdown."""
     modules = {f"`{name}`": ", ".join(f"`{each}`" for each in own) for name, own in
                found.there.items()}  # fmt: skip
     quoted = [{f"`{name}`": words for name, words in each.items()} for each in found[1:]]

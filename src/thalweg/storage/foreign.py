@@ -69,7 +69,7 @@ _KNOWN: tuple[tuple[bytes, Look], ...] = (
 
 
 def first_member(start: bytes) -> str:
-    """The name of the first member of a zip archive."""
+    """Return the name of the first member of a zip archive."""
     length = int.from_bytes(start[26:28], "little")
     return start[_HEAD : _HEAD + length].decode("ascii", "replace")
 
@@ -80,7 +80,7 @@ def is_keras_archive(start: bytes) -> bool:
 
 
 def refusal_error(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
-    """The error of a file that is not what a reader takes.
+    """Return the error of a file that is not what a reader takes.
 
     Args:
         path: The file, for the message.

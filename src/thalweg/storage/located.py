@@ -74,7 +74,7 @@ class Located:
         return self
 
     def path_if_ours(self) -> str:
-        """The path of a file of thalweg.
+        """Return the path of a file of thalweg.
 
         Raises:
             UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.

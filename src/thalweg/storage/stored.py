@@ -51,7 +51,8 @@ class Stored:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """The tensor. Shares memory with `data` if that is writable and aligned, else a copy.
+        """Return the tensor. Shares memory with `data` if that is writable and aligned, else a
+        copy.
 
         Raises:
             DataLossError: Something is neither true nor false.
@@ -115,14 +116,14 @@ class Listed:
 
 
 def dtype_of(name: str) -> dtype:
-    """The dtype of torch that has one of the names of `ITEM_BYTES`."""
+    """Return the dtype of torch that has one of the names of `ITEM_BYTES`."""
     import torch
 
     return getattr(torch, _TORCH[name])
 
 
 def of_tensor(tensor: Tensor) -> Stored:
-    """The bytes of a tensor; copied only if they are not contiguous CPU memory.
+    """Return the bytes of a tensor; copied only if they are not contiguous CPU memory.
 
     Raises:
         LayoutError: Its storage was cut.

@@ -32,7 +32,7 @@ def is_tensor(value: object) -> bool:
 
 
 def tensor(value: object, dtype: object = None, name: str | None = None) -> Tensor:
-    """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
+    """Return a tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
 
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
@@ -152,7 +152,7 @@ def told(
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """A result, of which this much is known in graph mode besides what its node finds."""
+    """Return a result, of which this much is known in graph mode besides what its node finds."""
     if isinstance(result, graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
         known = shape()

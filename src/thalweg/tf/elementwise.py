@@ -174,7 +174,7 @@ subtract = binary(torch.sub, "subtract")
 
 
 def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
-    """The sum of tensors of one shape.
+    """Return the sum of tensors of one shape.
 
     Raises:
         InvalidArgumentError: There are none, or their shapes differ.
@@ -227,7 +227,7 @@ def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
 
 
 def cast(x: object, dtype: object, name: str | None = None) -> Tensor:
-    """The elements in another dtype."""
+    """Return the elements in another dtype."""
     return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
 
 

@@ -61,7 +61,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
 
     Args:
         module: The name of the module below `tf`, "" for `tf` itself.
@@ -74,7 +74,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 
 
 def not_provided(module: str, name: str) -> AttributeError:
-    """The error for a name that is not there."""
+    """Return the error for a name that is not there."""
     path = f"{module}.{name}" if module else name
     full = f"thalweg.tf.{module}" if module else "thalweg.tf"
     names = set(vars(sys.modules[full]))

@@ -35,7 +35,7 @@ def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
 def pack_sequence_as(
     structure: object, flat_sequence: Iterable[object], expand_composites: bool = False
 ) -> Any:
-    """A nest like `structure` of other things.
+    """Return a nest like `structure` of other things.
 
     Raises:
         ValueError: There are more or fewer of them.
@@ -47,8 +47,8 @@ def pack_sequence_as(
 
 
 def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
-    """A nest of what `func` returns for each element, or for those at the same place of several
-    nests.
+    """Return a nest of what `func` returns for each element, or for those at the same place of
+    several nests.
 
     Args:
         func: The function.

@@ -24,7 +24,8 @@ class TopK(NamedTuple):
 
 
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopK:
-    """The `k` largest elements of each row, the largest first; of equal ones the first is first.
+    """Return the `k` largest elements of each row, the largest first; of equal ones the first is
+    first.
 
     They are sorted even where `sorted` is False, which leaves the order open.
 

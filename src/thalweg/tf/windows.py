@@ -129,7 +129,7 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
 
 
 def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None = None) -> Tensor:
-    """The convolution of data by filters; by default in as many groups as filters leave."""
+    """Return the convolution of data by filters; by default in as many groups as filters leave."""
     data = data if windows.channels_first else data.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(data, filters) if groups is None else groups
@@ -152,7 +152,9 @@ def _group_count(data: Tensor, filters: Tensor) -> int:
 
 
 def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
-    """The convolution of each channel by filters of its own, of shape (*sizes, inputs, each)."""
+    """Return the convolution of each channel by filters of its own, of shape (*sizes, inputs,
+    each).
+    """
     *kernel, inputs, each = filters.shape
     return convolve(data, filters.reshape(*kernel, 1, inputs * each), windows, groups=inputs)
 
@@ -188,7 +190,7 @@ def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: 
 
 
 def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) -> tuple[int, ...]:
-    """The sizes that `spread` gives if it is not asked for others."""
+    """Return the sizes that `spread` gives if it is not asked for others."""
     free = windows.padding == "VALID"
     return tuple(
         size * step + (max(span - step, 0) if free else 0)
@@ -197,7 +199,7 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
 
 
 def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """The largest element in each window."""
+    """Return the largest element in each window."""
 
     def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
@@ -207,7 +209,7 @@ def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
 
 
 def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """The mean of the elements in each window; what was padded does not count."""
+    """Return the mean of the elements in each window; what was padded does not count."""
 
     def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(

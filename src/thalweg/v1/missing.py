@@ -129,7 +129,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
 
     Args:
         module: The name of the module below `thalweg.v1`, "" for that itself.
@@ -149,7 +149,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(
     facade: str, path: str, instead: Mapping[str, str], names: Iterable[str], rest: str
 ) -> AttributeError:
-    """The error for a name that is not there.
+    """Return the error for a name that is not there.
 
     Args:
         facade: The module that people import.

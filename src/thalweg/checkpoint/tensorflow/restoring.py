@@ -132,7 +132,7 @@ def choose_optimizer(
     which: int | None,
     given: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
-    """The file, sorted with what is known of its optimizer, and that optimizer.
+    """Return the file, sorted with what is known of its optimizer, and that optimizer.
 
     Arguments and errors are those of `restore`.
     """

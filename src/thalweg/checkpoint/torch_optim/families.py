@@ -149,7 +149,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def family_of(groups: list[dict[str, object]]) -> str | None:
-    """The class that has groups like these; None for one that has no counterpart here."""
+    """Return the class that has groups like these; None for one that has no counterpart here."""
     for name, marks in _MARKS:
         if all(marks <= group.keys() for group in groups):
             return None if name == "Adamax" and _RADAM in groups[0] else name

@@ -53,12 +53,14 @@ def current_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def beta_of(optimizer: Any, name: str) -> Any:
-    """A hyperparameter of an optimizer of `thalweg.v1` as it was given; of a callable its value."""
+    """Return a hyperparameter of an optimizer of `thalweg.v1` as it was given; of a callable its
+    value.
+    """
     return optimizer._call_if_callable(getattr(optimizer, optimizer.HYPERS[name]))
 
 
 def decay_of(optimizer: Any) -> float:
-    """The `decay` of the learning rate of an optimizer of Keras; 0 for others."""
+    """Return the `decay` of the learning rate of an optimizer of Keras; 0 for others."""
     has_decay = "decay" not in {hyper.name for hyper in optimizer._choose_rule().hypers}
     return float(getattr(optimizer, "_initial_decay", 0.0)) if has_decay else 0.0
 

@@ -71,7 +71,9 @@ def scatter(ranks: Ranks, tensors: Sequence[Gathered], device: torch.device) -> 
 
 
 def part_shape(shape: tuple[int, ...], rank: int, ranks: range) -> tuple[int, ...]:
-    """The shape that a rank has of a tensor which is cut along its first dimension, if any."""
+    """Return the shape that a rank has of a tensor which is cut along its first dimension, if
+    any.
+    """
     return (_bounds(shape[0], rank - ranks[0], ranks)[1], *shape[1:]) if shape else shape
 
 

@@ -50,7 +50,7 @@ class Locals:
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def part(self, var: Tensor) -> Tensor:
-        """The local tensor: the same view of it as long as it does not move."""
+        """Return the local tensor: the same view of it as long as it does not move."""
         if not is_on_mesh(var):
             return var
         now = to_local(var)
@@ -61,7 +61,7 @@ class Locals:
         return kept[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """The local part of a value, without a message."""
+        """Return the local part of a value, without a message."""
         if not is_on_mesh(var):
             return to_local(value)
         mesh: Any = var
@@ -75,7 +75,7 @@ class Locals:
         )
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The value, on each rank of the mesh; all of them call this.
+        """Return the value, on each rank of the mesh; all of them call this.
 
         Raises:
             LayoutError: There is no memory that holds this rank's part.
@@ -102,7 +102,9 @@ class Locals:
         return found.full_tensor().detach().clone()
 
     def collecting(self) -> AbstractContextManager[None]:
-        """A block in which nothing is otherwise: all ranks of a mesh have `whole`."""
+        """Return a context manager for a block in which nothing is otherwise: all ranks of a mesh
+        have `whole`.
+        """
         return nullcontext()
 
 

@@ -116,22 +116,23 @@ class Shards:
         self._cut_variable(var, True)
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
-        """A number that tells which variables these are, and in which order."""
+        """Return a number that tells which variables these are, and in which order."""
         return hash(tuple(self._known_of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
-        """Its pieces in the order of their elements: at most one for each rank."""
+        """Return its pieces in the order of their elements: at most one for each rank."""
         return self._known_of(var).pieces
 
     def own_slice(self, var: Tensor) -> slice:
-        """The elements of this rank."""
+        """Return the elements of this rank."""
         for rank, start, stop in self.pieces(var):
             if rank == self.ranks.rank:
                 return slice(start, stop)
         return slice(0, 0)
 
     def part(self, var: Tensor) -> Tensor:
-        """This rank's elements: a view of a variable; the same one as long as it does not move.
+        """Return this rank's elements: a view of a variable; the same one as long as it does not
+        move.
 
         Raises:
             InvalidArgumentError: The variable has another size than when it was cut.
@@ -143,7 +144,7 @@ class Shards:
         return known.part
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """This rank's part of a value for each element of a variable; it may be a view."""
+        """Return this rank's part of a value for each element of a variable; it may be a view."""
         own = self.own_slice(var)
         if not self._known_of(var).is_whole:
             return flatten_like(value, var)[own]
@@ -167,7 +168,7 @@ class Shards:
         return IndexedSlices(grad.values[mine], grad.indices[mine] - first, shape)
 
     def as_rows(self, own: Tensor, var: Tensor) -> Tensor:
-        """This rank's part of a variable, or of a slot, as rows; the same view each time."""
+        """Return this rank's part of a variable, or of a slot, as rows; the same view each time."""
         if own.shape[1:] == var.shape[1:]:
             return own
         kept = self._views.get(id(own))
@@ -181,7 +182,7 @@ class Shards:
         return (own.start // row, own.stop // row) if row else (0, 0)
 
     def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
-        """This rank's elements, one after the other, as its part."""
+        """Return this rank's elements, one after the other, as its part."""
         if not (self._known_of(var).is_whole and elements.numel()):
             return elements
         found = torch.empty_like(var, dtype=elements.dtype).detach()
@@ -205,7 +206,8 @@ class Shards:
         return found
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The value that each rank has its part of, in memory of its own; all ranks call this.
+        """Return the value that each rank has its part of, in memory of its own; all ranks call
+        this.
 
         Args:
             own: This rank's part.
@@ -246,7 +248,9 @@ class Shards:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """A block in which `whole` brings values together on rank 0 alone, which writes them."""
+        """Return a context manager for a block in which `whole` brings values together on rank 0
+        alone, which writes them.
+        """
         self._collects = True
         try:
             yield
@@ -255,14 +259,16 @@ class Shards:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """A block between two steps in which ranks wait for each other."""
+        """Return a context manager for a block between two steps in which ranks wait for each
+        other.
+        """
         try:
             yield
         except ReplicaLostError as error:
             raise self.lost_error(error, "Variables are as after the last step.") from error
 
     def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
-        """The error of a rank that is lost, with what follows from it: no rank can go on.
+        """Return the error of a rank that is lost, with what follows from it: no rank can go on.
 
         Args:
             error: What was raised.
@@ -279,7 +285,8 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, number: int) -> Iterator[None]:
-        """A block in which variables are of two steps; if it fails they stay so.
+        """Return a context manager for a block in which variables are of two steps; if it fails
+        they stay so.
 
         Args:
             number: The number of the step, from 1.
@@ -323,7 +330,8 @@ def _has_moved(known: _Known, var: Tensor) -> bool:
 
 
 def flatten_like(value: Tensor, var: Tensor) -> Tensor:
-    """The elements of a tensor in the order of a variable's memory; a view where there can be one.
+    """Return the elements of a tensor in the order of a variable's memory; a view where there can
+    be one.
 
     Args:
         value: A tensor of the variable's shape.

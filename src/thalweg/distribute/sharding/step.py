@@ -108,7 +108,9 @@ class SharedStep:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """The block in which the step is taken: if it fails, the other ranks are told."""
+        """Return the context manager of the block in which the step is taken: if it fails, the
+        other ranks are told.
+        """
         try:
             yield
         except ReplicaLostError as error:

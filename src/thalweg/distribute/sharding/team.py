@@ -185,7 +185,7 @@ class Team:
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """The block in which a step is taken.
+        """Return the context manager of the block in which a step is taken.
 
         If it fails before all agree, the other ranks are told. If it ends without a write, such as
         for lack of gradients, this rank still meets the others.

@@ -29,7 +29,7 @@ class Lender(FusedOptimizer):
         super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
-        """The optimizer itself, which answers Keras as this lender does from now on."""
+        """Return the optimizer itself, which answers Keras as this lender does from now on."""
         optimizer = self.wrapped
         vars(optimizer)[_LENDER] = self
         if not isinstance(optimizer, Lent):
@@ -103,7 +103,7 @@ class Lent(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Any:
-        """An optimizer made from a configuration, which is one of Keras, too."""
+        """Return an optimizer made from a configuration, which is one of Keras, too."""
         return Lender(cls._own_class.from_config(config, custom_objects)).shown()
 
 

@@ -317,7 +317,7 @@ def has_hooks(optimizer: Any) -> bool:
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
-    """The pairs that have a gradient.
+    """Return the pairs that have a gradient.
 
     Raises:
         ValueError: None has one.

@@ -427,7 +427,9 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration: a dictionary from which `from_config` makes the same optimizer."""
+        """Return the configuration: a dictionary from which `from_config` makes the same
+        optimizer.
+        """
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
 
@@ -451,7 +453,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made from a configuration.
+        """Return an optimizer made from a configuration.
 
         Args:
             config: As `get_config` returns it; it is not changed. `lr` stands for `learning_rate`.

@@ -239,7 +239,7 @@ class RuleOptimizer(Optimizer):
         return {**own, "rule": self.rule} if "rule" in own else own
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration; it holds the name of the rule, not the rule."""
+        """Return the configuration; it holds the name of the rule, not the rule."""
         hypers = {
             hyper.name: self._serialize_hyperparameter(hyper.name) for hyper in self.rule.hypers
         }
@@ -250,7 +250,7 @@ class RuleOptimizer(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made from a configuration.
+        """Return an optimizer made from a configuration.
 
         Args:
             config: As `get_config` returns it; it is not changed.

@@ -195,7 +195,7 @@ class Weights(TrackableSlots):
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
-        """The slot of a variable.
+        """Return the slot of a variable.
 
         Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
         and all ranks call this.
@@ -238,7 +238,7 @@ class Weights(TrackableSlots):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
-        """A variable of the optimizer that belongs to no variable; not listed in `weights`.
+        """Return a variable of the optimizer that belongs to no variable; not listed in `weights`.
 
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.
@@ -287,7 +287,7 @@ class Weights(TrackableSlots):
         return list(self._weights)
 
     def variables(self) -> list[Tensor]:
-        """The optimizer's variables in order of creation, `iterations` first."""
+        """Return the optimizer's variables in order of creation, `iterations` first."""
         return self.weights
 
     @untraced

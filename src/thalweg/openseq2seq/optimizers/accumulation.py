@@ -29,7 +29,9 @@ class Accumulators(Staged):
         self._last: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """The sums of a step of eager mode, made if there are none; the same are found at once."""
+        """Return the sums of a step of eager mode, made if there are none; the same are found at
+        once.
+        """
         if self._last is not None:
             known, sums, store = self._last
             is_same = len(known) == len(targets) and all(map(is_, known, targets))
@@ -47,11 +49,11 @@ class Accumulators(Staged):
         self._slots.make(missing, ACCUMULATOR, 0.0, names)
 
     def get(self, target: Tensor) -> Any:
-        """The sum of a variable, or None."""
+        """Return the sum of a variable, or None."""
         return self._slots.get(target, ACCUMULATOR)
 
     def of(self, targets: Sequence[Any]) -> list[Any]:
-        """The sums; KeyError if one is missing."""
+        """Return the sums; KeyError if one is missing."""
         return [self._slots.of(var, [ACCUMULATOR])[0] for var in targets]
 
 

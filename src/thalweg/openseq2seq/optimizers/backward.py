@@ -81,7 +81,7 @@ class Backward(NamedTuple):
 
 
 def unscaled(backward: Backward) -> list[Gradient]:
-    """The gradients by the targets, of concrete tensors; those given are not written to.
+    """Return the gradients by the targets, of concrete tensors; those given are not written to.
 
         (cast(g) + scale penalty) / scale
 

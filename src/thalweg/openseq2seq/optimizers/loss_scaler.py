@@ -136,7 +136,7 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """The variables of the state as entries, by names with `scope` before them.
+        """Return the variables of the state as entries, by names with `scope` before them.
 
         Raises:
             FailedPreconditionError: They are variables of a graph, which `Saver` saves.

@@ -48,7 +48,7 @@ _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 @remember_source
 def fixed_lr(global_step: object, learning_rate: object) -> Any:
-    """The learning rate itself, at every step.
+    """Return the learning rate itself, at every step.
 
     Args:
         global_step: Ignored.
@@ -240,7 +240,8 @@ def transformer_policy(
     coefficient: float = 1.0,
     dtype: object = torch.float32,
 ) -> Any:
-    """The policy of the Transformer, "noam": up along a line, down with an inverse square root.
+    """Return the policy of the Transformer, "noam": up along a line, down with an inverse square
+    root.
 
         t = global_step + 1
         learning_rate coefficient d_model^-0.5 min(t warmup_steps^-1.5, t^-0.5), at most max_lr

@@ -37,7 +37,7 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """The float32 master of a variable, or the variable itself if it needs none.
+        """Return the float32 master of a variable, or the variable itself if it needs none.
 
         A master begins with the value that the variable has when it is made; in a graph it is a
         variable of the collection FP32_MASTER_COPIES and begins with the initial value.
@@ -73,7 +73,7 @@ class Masters(Staged):
         return list(found)
 
     def get(self, var: Any) -> Any:
-        """The master of a variable, or None if there is none (yet)."""
+        """Return the master of a variable, or None if there is none (yet)."""
         return self._slots.get(var, _SCOPE)
 
     @contextlib.contextmanager
@@ -103,7 +103,9 @@ class Masters(Staged):
         return [(var, master) for var, _, master in self._slots.triples()]
 
     def originals(self, targets: Sequence[object]) -> list[Any]:
-        """The variables whose masters are among the targets, and targets that are no masters."""
+        """Return the variables whose masters are among the targets, and targets that are no
+        masters.
+        """
         known = {id(master): var for var, master in self.pairs()}
         return [known.get(id(target), target) for target in targets]
 

@@ -222,7 +222,7 @@ def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) 
 
 
 def told_of(how: Treatment, given: Given, scope: str) -> Letter:
-    """The summaries of a run's gradients and variables, without its update.
+    """Return the summaries of a run's gradients and variables, without its update.
 
     A run that only adds its gradients up has none.
 

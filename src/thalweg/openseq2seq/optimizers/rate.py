@@ -66,7 +66,7 @@ class LiveRate:
         return self._given
 
     def times(self, factor: object) -> Tensor:
-        """A tensor that is `factor` times the learning rate in every step.
+        """Return a tensor that is `factor` times the learning rate in every step.
 
         Of two numbers it is their product as Python has it, as in a graph, rounded once.
         """
@@ -121,7 +121,7 @@ def called(value: Any) -> Any:
 def scaled_decay(
     params: Mapping[str, object], product: Callable[[Any], object], in_place: bool
 ) -> dict[str, Any]:
-    """The parameters of AdamW, their weight decay times the learning rate.
+    """Return the parameters of AdamW, their weight decay times the learning rate.
 
     Args:
         params: The parameters.

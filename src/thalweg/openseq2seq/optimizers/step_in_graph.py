@@ -70,7 +70,8 @@ def step_in_graph(
     skip_update: Any,
     collected: Sequence[str] = (),
 ) -> Any:
-    """The tensor that takes a step when a session runs it; its value is the loss before that.
+    """Return the tensor that takes a step when a session runs it; its value is the loss before
+    that.
 
     Operations of the collection UPDATE_OPS run with it, also where there is no update. The
     summaries that are `collected`, "loss" among them, go to the collection SUMMARIES.
@@ -208,7 +209,7 @@ class _Taking:
     def tell(
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
-        """The summaries of gradients, as what writes them."""
+        """Return the summaries of gradients, as what writes them."""
         given = Given(Backward(**parts), sums, rate, as_skip(skip))
         return told_of(self._how, given, scope).write
 

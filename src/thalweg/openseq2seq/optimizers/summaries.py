@@ -112,7 +112,9 @@ class Outbox:
 
 
 def tags_of(variables: Sequence[object]) -> list[str]:
-    """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
+    """Return the names of variables as tags have them, each another: "w_0"; ":" is none of a
+    tag's.
+    """
     return positioned([title(var).replace(":", "_") for var in variables], "_")
 
 

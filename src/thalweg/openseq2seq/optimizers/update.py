@@ -38,7 +38,7 @@ def watching(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """The parts of a `GradientTransforms` by which a scaler, if there is one, decides.
+    """Return the parts of a `GradientTransforms` by which a scaler, if there is one, decides.
 
     Args:
         scaler: The scaler, which answers to the gradients as the step is written.

@@ -55,7 +55,7 @@ def is_called_at_the_build(optimizer: Optimizer) -> bool:
 
 
 def processed_now(backward: Backward, how: GradientTransforms) -> list[Any] | None:
-    """The gradients as an optimizer is to have them; None where there is no update.
+    """Return the gradients as an optimizer is to have them; None where there is no update.
 
     What the loss scaler remembers is written, and what else is to be called.
     """
@@ -151,7 +151,7 @@ def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
 
 
 def referred(backward: Backward) -> list[Any]:
-    """The variables and the targets, as an operation takes them that writes to both."""
+    """Return the variables and the targets, as an operation takes them that writes to both."""
     both = backward.variables, backward.targets
     return [[by_reference(each) for each in part] for part in both]
 

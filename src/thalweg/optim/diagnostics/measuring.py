@@ -60,7 +60,7 @@ class Diagnosing(Recorder):
             self._start = found - self._optimizer._own.total - self._decided
 
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
         own = self._optimizer._own
         if own.total + self._decided == 0:
             self._start = _steps_in(self._optimizer)
@@ -101,7 +101,7 @@ class Diagnosing(Recorder):
 
     @contextmanager
     def around(self, optimizer: Any) -> Generator[None]:
-        """A block in which a step is taken carefully."""
+        """Return a context manager for a block in which a step is taken carefully."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."

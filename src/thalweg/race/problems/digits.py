@@ -16,7 +16,7 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """The problem; the seed decides which images are for testing."""
+    """Return the problem; the seed decides which images are for testing."""
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 

@@ -35,7 +35,9 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """The problem; the seed decides which files are for testing, and where examples begin."""
+    """Return the problem; the seed decides which files are for testing, and where examples
+    begin.
+    """
     texts = [_encode(path.read_text("utf-8", "replace")) for path in stdlib_text.files()]
     if sum(map(len, texts)) < FEWEST_CHARACTERS:
         raise RaceError(
@@ -89,11 +91,11 @@ class Transformer(nn.Module):
         self.scores = nn.Linear(WIDTH, CLASSES)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The layer that characters are looked up in."""
+        """Return the layer that characters are looked up in."""
         return self.characters
 
     def get_output_embeddings(self) -> nn.Module:
-        """The layer that makes scores."""
+        """Return the layer that makes scores."""
         return self.scores
 
     def forward(self, characters: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Problem:
         return torch.cat(passes).reshape(-1, self.batch_size)
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        """The loss of one batch, to be differentiated."""
+        """Return the loss of one batch, to be differentiated."""
         return functional.cross_entropy(model(self.train.inputs[rows]), self.train.targets[rows])
 
     def scores(self, model: nn.Module) -> Scores:
@@ -88,7 +88,7 @@ class Problem:
         return Scores(train_loss, *_measure(model, self.test))
 
     def test_loss(self, model: nn.Module) -> float:
-        """The mean loss on the test examples."""
+        """Return the mean loss on the test examples."""
         return _measure(model, self.test)[0]
 
     def hidden_matrices(self, model: nn.Module) -> list[nn.Parameter]:

@@ -18,7 +18,7 @@ from thalweg.race.target.spaces import Point, Space
 def make_optimizer(
     space: Space, point: Point, model: nn.Module, problem: Problem, steps: int
 ) -> Any:
-    """The optimizer of a trial, as a user makes it.
+    """Return the optimizer of a trial, as a user makes it.
 
     Args:
         space: The contestant's.
@@ -65,7 +65,7 @@ def _with_betas(arguments: dict[str, float]) -> dict[str, Any]:
 
 
 def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
-    """The schedule of its rate; None if it has none."""
+    """Return the schedule of its rate; None if it has none."""
     if not space.falls:
         return None
     factor = partial(rate_factor, warmup=round(space.warmup * steps), steps=steps)

@@ -38,12 +38,12 @@ class Placed:
 
 
 def steps_of(results: Results, key: Key) -> float:
-    """The steps of a trial that reached the target."""
+    """Return the steps of a trial that reached the target."""
     return float(results.ran[key].steps or math.inf)
 
 
 def seconds_of(results: Results, key: Key) -> float:
-    """The seconds of one that was timed."""
+    """Return the seconds of one that was timed."""
     timed = results.timed[key]
     return timed.seconds if results.by_clock else timed.cpu
 
@@ -105,7 +105,7 @@ def ratios_of(costs: Costs) -> dict[str, list[float]]:
 
 
 def scores_of(costs: Costs) -> dict[str, float]:
-    """The mean of each profile over tau from 1 to `LONGEST`."""
+    """Return the mean of each profile over tau from 1 to `LONGEST`."""
     return {name: score_of(ratios) for name, ratios in ratios_of(costs).items()}
 
 
@@ -116,7 +116,9 @@ def score_of(ratios: Sequence[float]) -> float:
 
 
 def curve_of(ratios: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The corners of a profile, from tau 1 to `LONGEST`: tau, and the share from there on."""
+    """Return the corners of a profile, from tau 1 to `LONGEST`: tau, and the share from there
+    on.
+    """
     taus = [1.0, *sorted(ratio for ratio in ratios if 1 < ratio <= LONGEST), LONGEST]
     shares = [sum(ratio <= tau for ratio in ratios) / len(ratios) for tau in taus]
     return taus, shares

@@ -65,7 +65,7 @@ class Plan:
         ]
 
     def point(self, key: Key) -> Point:
-        """The point of a trial: the same on all problems."""
+        """Return the point of a trial: the same on all problems."""
         space = self.spaces[key.contestant]
         number = key.study * self.trials + key.trial
         return space.draw(number, halton(number + 1, space.dimensions, self.seed)[number])
@@ -106,7 +106,7 @@ class Results:
     timed: dict[Key, Timed] = field(default_factory=dict)
 
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
-        """The trial of a study that reached the target first; None if none did."""
+        """Return the trial of a study that reached the target first; None if none did."""
         keys = [Key(problem, contestant, study, trial) for trial in range(self.plan.trials)]
         own = {key: self.ran[key].steps for key in keys if key in self.ran}
         hits = [(steps, key) for key, steps in own.items() if steps is not None]
@@ -124,7 +124,7 @@ class Results:
         return self.plan.threads > 1 or self.quiet >= QUIET
 
     def to_run(self) -> list[list[Key]]:
-        """The trials that are still to be run: those of a study one after the other."""
+        """Return the trials that are still to be run: those of a study one after the other."""
         left = [key for key in self.plan.trial_keys() if key not in self.ran]
         return [list(own) for _, own in groupby(left, key=lambda key: key[:3])]
 

@@ -71,7 +71,7 @@ class Space:
         return len(self.choices)
 
     def draw(self, number: int, unit: Sequence[float]) -> Point:
-        """A point.
+        """Return a point.
 
         Args:
             number: Of the trial, counted through all studies.
@@ -138,7 +138,7 @@ DEFAULT = tuple(
 
 
 def find_spaces(names: Sequence[str]) -> dict[str, Space]:
-    """The search spaces of contestants, by their names as `thalweg rules` has them.
+    """Return the search spaces of contestants, by their names as `thalweg rules` has them.
 
     Args:
         names: In any case; "optim:" may be left out.

@@ -54,7 +54,7 @@ class Timed:
 
 @cache
 def load(name: str) -> Problem:
-    """A problem, once in each process."""
+    """Return a problem, once in each process."""
     return PROBLEMS[name](DATA_SEED)
 
 

@@ -5,12 +5,12 @@ from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, me
 
 
 def as_it_is(value, other, learning_rate, weight_decay):
-    """A gradient, or a variable, without decay."""
+    """Return a gradient, or a variable, without decay."""
     return value
 
 
 def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
-    """A rule from where the decay goes.
+    """Return a rule from where the decay goes.
 
     Args:
         module: That of the rule, which has its `update` under that name: pickles find it there.

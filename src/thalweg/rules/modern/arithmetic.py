@@ -33,12 +33,12 @@ def ones(var, grad):
 
 
 def mean_square(square, grad, beta2, weight):
-    """The running mean of squares."""
+    """Return the running mean of squares."""
     return square * beta2 + weight * grad * grad
 
 
 def root_of(square, root_correction, epsilon):
-    """The root of a mean square, after bias correction."""
+    """Return the root of a mean square, after bias correction."""
     return sqrt(square) / root_correction + epsilon
 
 

@@ -6,7 +6,7 @@ from thalweg.rules.modern.mars_numbers import HYPERS, prepare
 
 
 def corrected(grad, last_grad, gain, steps_before):
-    """A gradient, and how it has changed since the one before."""
+    """Return a gradient, and how it has changed since the one before."""
     return where((gain != 0) & (steps_before != 0), (grad - last_grad) * gain + grad, grad)
 
 

@@ -42,7 +42,7 @@ def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weig
 
 
 def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
-    """The step, all of whose singular values are near 1, times what its shape asks for."""
+    """Return the step, all of whose singular values are near 1, times what its shape asks for."""
     scale = scale_of(adjust, *step.shape[1:])
     return {"step": orthogonal(step, coefficients, epsilon, dtype) * scale}
 
@@ -52,7 +52,7 @@ def muon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=None,
     dtype=None,
 ):  # fmt: skip
-    """The rule with these options.
+    """Return the rule with these options.
 
     Raises:
         ValueError: Coefficients, steps, `adjust` or the type of products are not known, or `heads`

@@ -22,7 +22,7 @@ SLOTS = (
 
 
 def larger(number, other):
-    """The larger of two numbers of the host, or of a device."""
+    """Return the larger of two numbers of the host, or of a device."""
     return number + (other - number) * (other > number)
 
 

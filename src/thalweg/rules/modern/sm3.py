@@ -37,7 +37,7 @@ def prepare(*, beta, momentum):
 
 
 def summed(before, grad, kept, square_weight):
-    """A sum of squares, and one more."""
+    """Return a sum of squares, and one more."""
     return before * kept + square_weight * grad * grad
 
 
@@ -48,7 +48,7 @@ def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
 
 
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
-    """The sums of rows and columns."""
+    """Return the sums of rows and columns."""
     return maximum(rows, accumulator_0 * floor), maximum(columns, accumulator_1 * floor)
 
 
@@ -105,7 +105,9 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """The rule, with a mean of steps or without, for matrices or for fewer than two dimensions."""
+    """Return the rule, with a mean of steps or without, for matrices or for fewer than two
+    dimensions.
+    """
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

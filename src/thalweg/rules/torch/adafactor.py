@@ -92,7 +92,7 @@ def factored_squares(var, grad, *, row, column, direction, most):
 
 
 def limit(*, variable, step, element_count, share, d, eps2):
-    """The rate of each variable."""
+    """Return the rate of each variable."""
     count, longest = (as_divisor(each, step) for each in (element_count, d))
     return {"step": rate_of(variable, step, count, share, longest, eps2)}
 
@@ -110,7 +110,7 @@ def vector_squares(var, grad, variance, *, weight, direction, least):
 
 
 def per_variable(*, variable, length, count, share, d, eps2):
-    """The rate of each vector."""
+    """Return the rate of each vector."""
     return {"step": narrow(rate_of(variable, length, count, share, d, eps2), like=share)}
 
 
@@ -121,7 +121,7 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
 
 
 def square_of_one(row_var, col_var, grad, weight, most):
-    """The mean square of a matrix of one element, and those of its row and column."""
+    """Return the mean square of a matrix of one element, and those of its row and column."""
     row_var = lerp(row_var, grad * grad, weight)
     col_var = lerp(col_var, grad * grad, weight)
     return minimum(row_var * most, 1.0) * col_var, row_var, col_var
@@ -178,7 +178,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """The rule with these least roots, for matrices, or for parameters of another kind."""
+    """Return the rule with these least roots, for matrices, or for parameters of another kind."""
     own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

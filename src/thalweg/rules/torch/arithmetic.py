@@ -36,24 +36,24 @@ def decay(learning_rate, weight_decay, decoupled):
 
 
 def as_read(number):
-    """A number of the state, or a bool, in the numbers that `prepare` computes in."""
+    """Return a number of the state, or a bool, in the numbers that `prepare` computes in."""
     return number.double() if hasattr(number, "double") else float(number)
 
 
 def multiplied(number, factor):
-    """A number of the state times a factor, in the type in which it is kept."""
+    """Return a number of the state times a factor, in the type in which it is kept."""
     if hasattr(factor, "item"):  # a tensor
         factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
     return number * factor
 
 
 def at_least_one(number):
-    """The larger one of a number and 1."""
+    """Return the larger one of a number and 1."""
     return number.clamp(min=1) if hasattr(number, "clamp") else max(1, number)
 
 
 def lesser(number, bound):
-    """The lesser of two numbers, as `min` of Python has it."""
+    """Return the lesser of two numbers, as `min` of Python has it."""
     if hasattr(number, "clamp"):
         return number.clamp(max=bound)
     return bound.clamp(max=number) if hasattr(bound, "clamp") else min(number, bound)
@@ -69,7 +69,9 @@ def value_if(condition, value, other):
 
 
 def decayed(grad, var, weight_decay):
-    """The gradient with its decay; as it is where the decay is 0, however large the variable."""
+    """Return the gradient with its decay; as it is where the decay is 0, however large the
+    variable.
+    """
     return where(weight_decay != 0, grad + weight_decay * var, grad)
 
 

@@ -27,7 +27,7 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
 
 @keep_by_rule
 def row_floor(rule: Rule, least: float = LEAST) -> Rule:
-    """The rule whose steps of matrices' rows are at least so long.
+    """Return the rule whose steps of matrices' rows are at least so long.
 
     A row's step, without its rate, that is shorter than `least` times the row is made as long.
     Rows are those of the last two dimensions.

@@ -32,7 +32,7 @@ def scale_of_trust(*, trust_variable, trust_step, learning_rate):
 
 @keep_by_rule
 def trust_ratio(rule: Rule) -> Rule:
-    """The rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
+    """Return the rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
 
     Raises:
         RuleError: The rule has no `learning_rate`, or is wrapped so already.
@@ -76,7 +76,7 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
 
 @keep_by_rule
 def sphere(rule: Rule) -> Rule:
-    """The rule whose variables keep the norm that they begin with: AdamH of Adam.
+    """Return the rule whose variables keep the norm that they begin with: AdamH of Adam.
 
     A step is as long as that norm, times the rate. Decay beside the step has no effect. What begins
     at 0 takes the rule's own steps.

@@ -39,7 +39,7 @@ def gain_of_kept(*, cautious_kept, cautious_count):
 
 @keep_by_rule
 def cautious(rule: Rule) -> Rule:
-    """The rule whose elements stay where they would move against their gradients.
+    """Return the rule whose elements stay where they would move against their gradients.
 
     The others' steps are divided by their share of all.
 
@@ -68,7 +68,7 @@ def decayed_where_smaller(var, grad, base, step):
 
 @keep_by_rule
 def cautious_decay(rule: Rule) -> Rule:
-    """The rule whose elements decay where the step makes them smaller, and nowhere else.
+    """Return the rule whose elements decay where the step makes them smaller, and nowhere else.
 
     The decay is what lies between the variable and the base of `moved`. A rule without such, or
     whose decay is a part of the gradient, is refused when its formula is read.

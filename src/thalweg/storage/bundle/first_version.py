@@ -49,7 +49,7 @@ class _Tensor:
     slices: dict[bytes, Slice] = field(default_factory=dict[bytes, Slice])
 
     def shape_of(self, key: bytes) -> tuple[int, ...]:
-        """The shape of a slice."""
+        """Return the shape of a slice."""
         return slices.bounding_box(self.slices[key], self.shape)[1]
 
     @property
@@ -59,7 +59,8 @@ class _Tensor:
 
 
 def suffixes_of(folder: Folder) -> list[str]:
-    """The suffixes of the files of such a checkpoint, behind its prefix; [] if it is not one.
+    """Return the suffixes of the files of such a checkpoint, behind its prefix; [] if it is not
+    one.
 
     Args:
         folder: The folder of the prefix.
@@ -75,7 +76,7 @@ def suffixes_of(folder: Folder) -> list[str]:
 def read(
     folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
-    """The tensors of such a checkpoint.
+    """Return the tensors of such a checkpoint.
 
     Args:
         folder: The folder of its files.
@@ -121,7 +122,7 @@ def read(
 
 
 def describe(folder: Folder, suffixes: list[str]) -> list[Listed]:
-    """The tensors of such a checkpoint by name; as `read` otherwise."""
+    """Return the tensors of such a checkpoint by name; as `read` otherwise."""
     return [
         Listed(name, name_of(each.dtype), each.shape, each.bytes)
         for name, each in sorted(_describe_files(folder, suffixes)[0].items())

@@ -42,13 +42,13 @@ def raise_flaws(path: str) -> Generator[None]:
 
 
 def quote_name(name: str | bytes) -> str:
-    """A name as errors show it; a very long one is shortened."""
+    """Return a name as errors show it; a very long one is shortened."""
     text = repr(name[:_SHOWN])
     return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
 
 
 def checksum_flaw(stored: int, calculated: int) -> Flaw:
-    """The flaw of bytes that have another CRC32C, in TensorFlow's words."""
+    """Return the flaw of bytes that have another CRC32C, in TensorFlow's words."""
     return Flaw(
         f"Checksum does not match: stored {stored} vs. calculated on the restored bytes"
         f" {calculated}"

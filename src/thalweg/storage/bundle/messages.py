@@ -45,7 +45,7 @@ class Header:
     refused: tuple[int, ...] = ()
 
     def encode_message(self) -> bytes:
-        """The message."""
+        """Return the message."""
         versions = number_field(1, 1) + number_field(2, self.oldest)
         return (
             number_field(1, self.shards)
@@ -77,7 +77,7 @@ class Entry:
     slices: tuple[Slice, ...] = ()
 
     def encode_message(self) -> bytes:
-        """The message."""
+        """Return the message."""
         place = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
         )
@@ -88,7 +88,7 @@ class Entry:
 
 
 def parse_header(data: bytes) -> Header:
-    """The header of a bundle.
+    """Return the header of a bundle.
 
     Raises:
         Flaw: The bytes are none.
@@ -100,7 +100,7 @@ def parse_header(data: bytes) -> Header:
 
 
 def parse_entry(data: bytes) -> Entry:
-    """The entry of a tensor.
+    """Return the entry of a tensor.
 
     Raises:
         Flaw: The bytes are none.
@@ -113,7 +113,7 @@ def parse_entry(data: bytes) -> Entry:
 
 
 def parse_shape(data: bytes) -> tuple[int, ...]:
-    """The shape in a TensorShape.
+    """Return the shape in a TensorShape.
 
     Raises:
         Flaw: It is unknown, has a negative length, or too many axes.
@@ -130,12 +130,12 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
 
 
 def encoded_shape(lengths: tuple[int, ...]) -> bytes:
-    """A TensorShape."""
+    """Return a TensorShape."""
     return b"".join(bytes_field(2, number_field(1, length)) for length in lengths)
 
 
 def slice_of(data: bytes) -> Slice:
-    """The extents in a TensorSlice.
+    """Return the extents in a TensorSlice.
 
     Raises:
         Flaw: It is none.
@@ -148,7 +148,7 @@ def slice_of(data: bytes) -> Slice:
 
 
 def encoded_slice(extents: Slice) -> bytes:
-    """A TensorSlice."""
+    """Return a TensorSlice."""
     made = b""
     for begin, length in extents:
         # A length of 0 is no default here: it is told apart from none at all.

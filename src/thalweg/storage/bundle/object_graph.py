@@ -79,7 +79,7 @@ class ObjectGraph:
 
 
 def decode_graph(data: bytes) -> ObjectGraph:
-    """The graph in a message.
+    """Return the graph in a message.
 
     Raises:
         Flaw: The bytes are none, or name nodes that are not there.
@@ -122,7 +122,7 @@ def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> Obj
 
 
 def encode_graph(graph: ObjectGraph) -> bytes:
-    """The message of a graph."""
+    """Return the message of a graph."""
     valued = _nodes_with_values(graph)
     return b"".join(
         bytes_field(1, _encode_node(node, position in valued))

@@ -75,7 +75,7 @@ def read(
 
 
 def describe(prefix: Path) -> list[Listed]:
-    """The tensors of a checkpoint by name; files of data are neither read nor needed.
+    """Return the tensors of a checkpoint by name; files of data are neither read nor needed.
 
     Args:
         prefix: As in `read`.

@@ -36,7 +36,7 @@ def is_table(read: Read, size: int) -> bool:
 
 
 def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The keys of a table with their values, in order, each from a block that is undamaged.
+    """Yield the keys of a table with their values, in order, each from a block that is undamaged.
 
     Args:
         read: Reads the file.
@@ -152,7 +152,7 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
 
 
 def encoded_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A table of keys with values, as TensorFlow writes it to the byte.
+    """Return a table of keys with values, as TensorFlow writes it to the byte.
 
     Args:
         items: Keys and values; each key is greater than the one before it.
@@ -211,7 +211,7 @@ class _Block:
         self._last = key
 
     def finish_block(self) -> bytes:
-        """The block with its trailer."""
+        """Return the block with its trailer."""
         ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
         data = bytes(self._data) + ends + bytes([_PLAIN])
         return data + mask_checksum(crc32c(data)).to_bytes(4, "little")

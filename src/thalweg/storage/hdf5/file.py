@@ -75,7 +75,7 @@ def _open_object(source: Source, name: str, address: int, heap: GlobalHeap) -> G
 
 
 def root_group(source: Source) -> Group:
-    """The first group of a file.
+    """Return the first group of a file.
 
     Raises:
         DataLossError: It is no HDF5 file, or ends too early.

@@ -45,7 +45,7 @@ class Member:
 
 
 def list_members(source: Source) -> dict[str, Member]:
-    """The members of an archive by name.
+    """Return the members of an archive by name.
 
     Raises:
         DataLossError: It is no archive, or is damaged, or would become a hundred times as large.
@@ -154,7 +154,7 @@ def _member_name(source: Source, at: int, name: bytes) -> str:
 
 
 def read_member(source: Source, member: Member) -> Source:
-    """The bytes of a member, after their checksum.
+    """Return the bytes of a member, after their checksum.
 
     Raises:
         DataLossError: They are not what was written.

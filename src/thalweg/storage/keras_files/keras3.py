@@ -61,7 +61,7 @@ def _missing_member_error(source: Source, name: str, members: Iterable[str]) -> 
 def read_weights(
     source: Source, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """The optimizer's arrays, the model's, and where these are.
+    """Return the optimizer's arrays, the model's, and where these are.
 
     Args:
         source: The file.

@@ -26,7 +26,7 @@ def is_legacy(root: Group) -> bool:
 
 
 def read(source: Source, root: Group) -> tuple[Described, Arrays, Arrays]:
-    """The optimizer's class and configuration, its arrays and the model's."""
+    """Return the optimizer's class and configuration, its arrays and the model's."""
     found: Described = None, None
     if "training_config" in root.attributes:
         found = _describe_optimizer(source, root.attributes["training_config"])

@@ -92,7 +92,8 @@ def control_flow_v2_enabled() -> bool:
 
 
 def begins_graphs(function: F) -> F:
-    """The function, which first begins graph mode where no mode was asked for or relied upon.
+    """Return the function, which first begins graph mode where no mode was asked for or relied
+    upon.
 
     Given a torch tensor, it leaves the mode as it is: such a program computes eagerly.
     """

@@ -85,7 +85,7 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
-    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     In a graph the last of too few values is repeated; `verify_shape` says whether the value must
     have the shape itself.
@@ -127,7 +127,7 @@ def argmax(
     dimension: int | None = None,
     output_type: object = torch.int64,
 ) -> Tensor:
-    """The index of the largest element along an axis."""
+    """Return the index of the largest element along an axis."""
     return reductions.argmax(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
     )
@@ -140,7 +140,7 @@ def argmin(
     dimension: int | None = None,
     output_type: object = torch.int64,
 ) -> Tensor:
-    """The index of the smallest element along an axis."""
+    """Return the index of the smallest element along an axis."""
     return reductions.argmin(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
     )

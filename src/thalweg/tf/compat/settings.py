@@ -29,7 +29,7 @@ _DEVICE = re.compile(
 
 @contextlib.contextmanager
 def device(device_name_or_function: object) -> Iterator[None]:
-    """A `with` block that changes nothing: operations run where their tensors are.
+    """Return a context manager that changes nothing: operations run where their tensors are.
 
     Move a module or variable with torch's `.to("cuda")`.
 

@@ -192,7 +192,7 @@ class Dataset:
         )
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """The elements of this one, and then those of the other."""
+        """Return the elements of this one, and then those of the other."""
         counts: list[Any] = [self._count, dataset._count]
         return Dataset(
             lambda values: itertools.chain(
@@ -224,7 +224,9 @@ class Dataset:
         return self._add_step(step, spec)
 
     def flat_map(self, map_func: Callable[..., object], name: str | None = None) -> Dataset:
-        """The elements of the datasets that the function returns, one dataset after the other."""
+        """Return the elements of the datasets that the function returns, one dataset after the
+        other.
+        """
 
         def inner(element: object) -> Dataset:
             made = _call_with_element(map_func, element)
@@ -244,7 +246,7 @@ class Dataset:
         return self._add_step(step, spec, lambda _: None)
 
     def filter(self, predicate: Callable[..., object], name: str | None = None) -> Dataset:
-        """The elements of which the function says so."""
+        """Return the elements of which the function says so."""
 
         def step(every: Iterator[object]) -> Iterator[object]:
             return (x for x in every if bool(_call_with_element(predicate, x)))
@@ -252,7 +254,7 @@ class Dataset:
         return self._add_step(step, counted=lambda _: None)
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first elements, all for -1."""
+        """Return the first elements, all for -1."""
         taken = self._slice_elements(0, None if count == -1 else int(count))
         if self._count == _INFINITE and count != -1:
             taken._count = int(count)
@@ -397,7 +399,7 @@ class Dataset:
         return self._add_sized_step("buffer_size", buffer_size, step)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """The elements of the first whole pass, kept in memory.
+        """Return the elements of the first whole pass, kept in memory.
 
         Raises:
             NotImplementedError: A file is named.
@@ -421,11 +423,11 @@ class Dataset:
         return dataset
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """The dataset as it is: elements are made when they are asked for."""
+        """Return the dataset as it is: elements are made when they are asked for."""
         return self
 
     def with_options(self, options: object, name: str | None = None) -> Dataset:
-        """The dataset as it is."""
+        """Return the dataset as it is."""
         return self
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
@@ -466,7 +468,7 @@ class Dataset:
         return EagerIterator(self._begin_iteration(), self)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """The elements as arrays."""
+        """Return the elements as arrays."""
         return (mapped(exported, element) for element in self)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -50,7 +50,7 @@ def converted(nest: Any, dtypes: Any = None) -> Any:
 
 
 def spec_of(nest: object) -> Any:
-    """The specs of tensors."""
+    """Return the specs of tensors."""
     return mapped(lambda each: TensorSpec(each.shape, each.dtype), nest)
 
 
@@ -65,7 +65,7 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """A shape for each tensor of an element, of a nest of them; None for an unknown size.
+    """Return a shape for each tensor of an element, of a nest of them; None for an unknown size.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element.
@@ -79,7 +79,7 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """A number for each tensor of an element, of a nest of them or one for all; 0 if None.
+    """Return a number for each tensor of an element, of a nest of them or one for all; 0 if None.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element, or a number is computed.
@@ -126,7 +126,7 @@ def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
 
 
 def paired(types: Any, shapes: Any) -> Any:
-    """The specs of a nest of dtypes, and one of shapes, or None."""
+    """Return the specs of a nest of dtypes, and one of shapes, or None."""
     if isinstance(types, dict):
         return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
     if isinstance(types, tuple | list):
@@ -136,7 +136,7 @@ def paired(types: Any, shapes: Any) -> Any:
 
 
 def after(function: Callable[..., object], spec: object, first: Callable[[], Iterator[Any]]) -> Any:
-    """The specs of what a function returns, found by trying it on tensors without values.
+    """Return the specs of what a function returns, found by trying it on tensors without values.
 
     Args:
         function: It takes an element.

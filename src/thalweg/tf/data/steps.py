@@ -14,7 +14,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def checked(title: str, number: Any) -> int:
-    """A size of at least 1.
+    """Return a size of at least 1.
 
     Raises:
         InvalidArgumentError: It is less.

@@ -65,7 +65,7 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """A function of Keras, such as a loss, that takes tensors of a graph, too."""
+    """Return a function of Keras, such as a loss, that takes tensors of a graph, too."""
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:

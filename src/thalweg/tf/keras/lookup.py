@@ -11,8 +11,8 @@ from thalweg.ground.running import process, thread
 
 
 def namespace() -> ModuleType:
-    """The module that TensorFlow shows as `tf.keras`; it has old names such as `losses.mse` that
-    `keras` itself does not have.
+    """Return the module that TensorFlow shows as `tf.keras`; it has old names such as `losses.mse`
+    that `keras` itself does not have.
     """
     importlib.import_module("thalweg.integrations.keras3.backend").import_keras()
     importlib.import_module("thalweg.tf.keras.in_graph").lend()

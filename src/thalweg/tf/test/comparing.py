@@ -23,7 +23,7 @@ class Comparing(unittest.TestCase):
     """The assertions; `evaluate` is that of a derived class."""
 
     def evaluate(self, tensors: object) -> Any:
-        """The values of tensors."""
+        """Return the values of tensors."""
         raise NotImplementedError
 
     def _array_of(self, value: object) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from thalweg.v1.summary.protos import message
 
 
 def scalar(name: str, tensor: object, collections: object = None, family: str | None = None) -> Any:
-    """A summary of one number.
+    """Return a summary of one number.
 
     Args:
         name: Its tag, below the name scope and made unique.
@@ -35,7 +35,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
 def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
-    """A summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
+    """Return a summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
     return _summary_operation(
         name, values, collections, family, lambda *given: [_values.histogram(*given)]
     )
@@ -48,7 +48,7 @@ def image(
     collections: object = None,
     family: str | None = None,
 ) -> Any:
-    """A summary of the first images of a batch (batch, height, width, channels), of uint8 or
+    """Return a summary of the first images of a batch (batch, height, width, channels), of uint8 or
     floats, which are scaled; otherwise as `scalar`.
     """
 
@@ -59,7 +59,7 @@ def image(
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
-    """A summary of strings, in a list, an array or alone; otherwise as `scalar`."""
+    """Return a summary of strings, in a list, an array or alone; otherwise as `scalar`."""
     return _summary_operation(
         name, tensor, collections, None, lambda *given: [values.text(*given)], str
     )

@@ -17,7 +17,7 @@ from thalweg.variable import is_frozen, name_of, to_tensor
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """A loss and its variables: those given, or all that it depends on."""
+    """Return a loss and its variables: those given, or all that it depends on."""
     if var_list is None:
         value = loss()
         return value, variables_of(value)

@@ -132,7 +132,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         self._under_way: V1Hooks | None = None
 
     def get_name(self) -> str:
-        """The name given to the constructor."""
+        """Return the name given to the constructor."""
         return self._name
 
     def _arguments(self) -> dict[str, object]:
@@ -231,7 +231,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> GradsAndVars:
-        """The gradients of a loss, for `apply_gradients`.
+        """Return the gradients of a loss, for `apply_gradients`.
 
         Args:
             loss, var_list, aggregation_method, colocate_gradients_with_ops, grad_loss: As in

@@ -126,7 +126,7 @@ def _is_variable(v: object) -> bool:
 
 
 def processor_of(v: object) -> OptimizableVariable:
-    """The processor for a variable or tensor.
+    """Return the processor for a variable or tensor.
 
     Raises:
         NotImplementedError: It is neither.

@@ -261,7 +261,7 @@ class RuleOptimizer(Optimizer):
 
 
 def check_hyper(name: str, value: object) -> Any:
-    """A hyperparameter as a constructor was given it, if a step could use it.
+    """Return a hyperparameter as a constructor was given it, if a step could use it.
 
     Raises:
         InvalidTypeError: It is no number, tensor or callable; says where variables go.

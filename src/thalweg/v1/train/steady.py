@@ -124,7 +124,7 @@ class SteadyV1Apply(SteadyApply):
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
-        """The step that was repeated last, if everything stands and it could be taken so."""
+        """Return the step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step, values, how) = kept.last, step
         values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)

@@ -121,7 +121,7 @@ def _describe_mismatch(names: Sequence[str], value: Stored, place: Place, target
 
 
 def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
-    """A shape with other axes; None if there are more or fewer of them."""
+    """Return a shape with other axes; None if there are more or fewer of them."""
     if axes is None:
         return tuple(shape)
     return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else None

@@ -112,7 +112,7 @@ class Rules:
 
     @classmethod
     def of(cls, given: object) -> Rules | None:
-        """The rules that were given: a path, a dictionary, a function, `Rules`, or None.
+        """Return the rules that were given: a path, a dictionary, a function, `Rules`, or None.
 
         Raises:
             MissingFileError: There is no such file.
@@ -141,7 +141,8 @@ class Rules:
         return next((place for line in self.lines if (place := line.forward(name))), None)
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
-        """The name of the variable that a parameter is, and its axes; None if no rule is for it.
+        """Return the name of the variable that a parameter is, and its axes; None if no rule is for
+        it.
 
         Raises:
             InvalidConfigError: The rules are a function, which has no way back.
@@ -165,7 +166,7 @@ SAME = Rules(are_none=True)
 
 
 def parse(text: str, title: str = "rules") -> Rules:
-    """The rules in the text of a rules file.
+    """Return the rules in the text of a rules file.
 
     Args:
         text: The text.

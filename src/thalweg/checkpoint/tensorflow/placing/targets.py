@@ -30,7 +30,7 @@ class Targets:
 
     @classmethod
     def of(cls, given: object) -> Targets:
-        """The tensors of a module, of a dictionary, or of a list of variables.
+        """Return the tensors of a module, of a dictionary, or of a list of variables.
 
         Parameters of a module that have no name yet are given theirs, as
         `thalweg.named_variables` does.

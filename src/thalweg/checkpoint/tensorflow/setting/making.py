@@ -39,7 +39,7 @@ _SCALING = ("loss_scale", "loss_scaling_params")
 
 
 def class_of(found: FoundOptimizer, path: str) -> type[Any]:
-    """The class of an optimizer that was found.
+    """Return the class of an optimizer that was found.
 
     Raises:
         CheckpointMismatchError: The file does not tell what it is.
@@ -120,7 +120,7 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
 def make_optimizer(
     cls: type[object], found: FoundOptimizer | None, given: Mapping[str, object], path: str
 ) -> Any:
-    """An optimizer of a class.
+    """Return an optimizer of a class.
 
     Args:
         cls: The class.

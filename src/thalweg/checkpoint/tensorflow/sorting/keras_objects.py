@@ -68,7 +68,7 @@ class Listed:
 
 
 def sort_numbered(own: Listed, owners: Sequence[Owner], class_name: str = "") -> FoundOptimizer:
-    """The optimizer of a node.
+    """Return the optimizer of a node.
 
     Args:
         own: Its variables.

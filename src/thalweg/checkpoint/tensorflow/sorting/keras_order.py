@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """The variables that have slots of these shapes, or None where that is not certain.
+    """Return the variables that have slots of these shapes, or None where that is not certain.
 
     A `.h5` file lists the model's variables in its order, and a `.keras` file its layers. What is
     inside of a layer, and the layers of a class of your own, have the names of attributes there,
@@ -165,7 +165,7 @@ class Owner:
 def owners_of(
     wanted: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """The variables that slots belong to, and where that is not certain, in words.
+    """Return the variables that slots belong to, and where that is not certain, in words.
 
     Names decide, then shapes, then the order of layers that are numbered.
 

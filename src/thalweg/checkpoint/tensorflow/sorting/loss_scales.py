@@ -35,6 +35,6 @@ def if_usual(scale: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def scale_in(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The two variables by which a Saver keeps a loss scale; {} if they are not there."""
+    """Return the two variables by which a Saver keeps a loss scale; {} if they are not there."""
     found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
     return if_usual(found) if len(found) == 2 else {}

@@ -18,7 +18,7 @@ _AVERAGE = "grads_ema"
 
 
 def as_saver(found: Written) -> tuple[dict[str, Stored], None]:
-    """The tensors by their names.
+    """Return the tensors by their names.
 
     Raises:
         CheckpointMismatchError: A slot would have the name of a variable. Nothing was written.

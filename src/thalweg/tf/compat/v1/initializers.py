@@ -189,7 +189,7 @@ _BY_NAME = (
 
 
 def get(identifier: object) -> Any:
-    """An initializer from one, its class, its name, or None for none.
+    """Return an initializer from one, its class, its name, or None for none.
 
     Raises:
         InvalidArgumentError: No initializer has this name.

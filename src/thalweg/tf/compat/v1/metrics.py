@@ -130,7 +130,7 @@ def mean(
     updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
-    """The weighted mean of values."""
+    """Return the weighted mean of values."""
     collections = (metrics_collections, updates_collections)
     return _mean_metric(name or "mean", lambda given: given, [values], weights, collections)
 
@@ -285,8 +285,8 @@ def auc(
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> Metric:
-    """The area under the curve of rates at several thresholds, of labels that count as bools and
-    predictions in [0, 1].
+    """Return the area under the curve of rates at several thresholds, of labels that count as bools
+    and predictions in [0, 1].
 
     Args:
         labels: The labels.

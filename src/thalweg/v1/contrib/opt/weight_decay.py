@@ -218,7 +218,7 @@ def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
 
 @cache
 def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any]:
-    """The class of an optimizer that decays weights before each step of `base_optimizer`.
+    """Return the class of an optimizer that decays weights before each step of `base_optimizer`.
 
     Args:
         base_optimizer: A class derived from `Optimizer`.

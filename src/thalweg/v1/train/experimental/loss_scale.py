@@ -59,11 +59,11 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A loss scale with what `get_config` gave."""
+        """Return a loss scale with what `get_config` gave."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
@@ -205,7 +205,7 @@ class DynamicLossScale(LossScale):
 
 
 def get(identifier: object) -> Any:
-    """The loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
+    """Return the loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
 
     Raises:
         ValueError: It stands for none.

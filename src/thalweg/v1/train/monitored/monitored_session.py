@@ -278,7 +278,7 @@ class SingularMonitoredSession(MonitoredSession):
         super().__init__(creator, hooks, stop_grace_period_secs)
 
     def raw_session(self) -> Session:
-        """The session itself, whose runs call no hooks."""
+        """Return the session itself, whose runs call no hooks."""
         return self._require_session()
 
 

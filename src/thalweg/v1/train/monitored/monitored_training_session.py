@@ -40,7 +40,7 @@ def MonitoredTrainingSession(
     summary_dir: Path | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
-    """A `MonitoredSession` for training, with the usual hooks.
+    """Return a `MonitoredSession` for training, with the usual hooks.
 
     Args:
         master: Ignored, as is `config`.
@@ -79,11 +79,7 @@ def MonitoredTrainingSession(
         ...         with MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as session:
         ...             while not session.should_stop():
         ...                 print(*session.run([step, w, train_op])[:2])
-        0 1.0
-        1 0.5
-        2 0.25
-        3 0.125
-        4 0.0625
+        0 1.0 1 0.5 2 0.25 3 0.125 4 0.0625
 
     Reference: tf.train.MonitoredTrainingSession
     """

@@ -137,5 +137,5 @@ class Scaffold:
 
     @staticmethod
     def default_local_init_op() -> Any:
-        """An operation that initializes the local variables."""
+        """Return an operation that initializes the local variables."""
         return group(local_variables_initializer(), name="local_init")

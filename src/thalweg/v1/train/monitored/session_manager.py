@@ -73,7 +73,7 @@ class SessionManager:
         init_feed_dict: object = None,
         init_fn: Callable[[Any], object] | None = None,
     ) -> Session:
-        """A session with the values of a checkpoint, or else initialized.
+        """Return a session with the values of a checkpoint, or else initialized.
 
         Args:
             master: Ignored, as is `config`.
@@ -129,7 +129,7 @@ class SessionManager:
         max_wait_secs: float = 7200,
         config: object = None,
     ) -> tuple[Session, bool]:
-        """A session with the values of a checkpoint if there is one; see `prepare_session`.
+        """Return a session with the values of a checkpoint if there is one; see `prepare_session`.
 
         `local_init_op` is run in either case.
 

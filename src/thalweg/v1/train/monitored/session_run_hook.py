@@ -93,10 +93,10 @@ class SessionRunHook:
     """
 
     def begin(self) -> None:
-        """The graph is built, but may still be added to."""
+        """Prepare the hook: the graph is built, but may still be added to."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """The session is there and global variables are initialized.
+        """Prepare the hook for a session whose global variables are initialized.
 
         Args:
             session: The session.
@@ -104,14 +104,12 @@ class SessionRunHook:
         """
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """A run comes.
-
-        Returns:
-            What to run besides, and to feed; or None.
-        """
+        """Return the additional fetches and feeds of the next run, or None."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """A run is done; `run_values.results` is what `before_run` asked for."""
+        """Handle the end of a run; `run_values.results` are the values of the fetches of
+        `before_run`.
+        """
 
     def end(self, session: Any) -> None:
-        """The session is about to be closed."""
+        """Handle the end of the session, which is about to be closed."""

@@ -62,5 +62,5 @@ class SecondOrStepTimer:
         return self._last[1] - before[1], step - before[0]
 
     def last_triggered_step(self) -> int | None:
-        """The step at which it triggered last."""
+        """Return the step at which it triggered last."""
         return None if self._last is None else self._last[0]

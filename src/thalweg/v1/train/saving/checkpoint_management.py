@@ -131,7 +131,7 @@ def get_checkpoint_state(
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
-    """The prefix of the newest checkpoint in a folder, or None.
+    """Return the prefix of the newest checkpoint in a folder, or None.
 
     Args:
         checkpoint_dir: The folder.

@@ -26,7 +26,7 @@ Path = str | os.PathLike[str]
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
-    """A reader of a checkpoint.
+    """Return a reader of a checkpoint.
 
     Args:
         ckpt_dir_or_file: Its prefix, or a folder, of which it is the newest one.
@@ -40,7 +40,8 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
-    """The names in a checkpoint, sorted, each with the shape of its tensor; see `load_checkpoint`.
+    """Return the names in a checkpoint, sorted, each with the shape of its tensor; see
+    `load_checkpoint`.
 
     Example:
         >>> import tempfile

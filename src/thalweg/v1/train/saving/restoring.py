@@ -22,7 +22,7 @@ def fitting_values(
     variables: Mapping[str, GraphVariable],
     reshape: bool = False,
 ) -> dict[GraphVariable, Tensor]:
-    """The values of variables in a checkpoint.
+    """Return the values of variables in a checkpoint.
 
     Args:
         reader: Reads the checkpoint.

@@ -61,7 +61,7 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
 
 
 def as_variable(item: object) -> GraphVariable | None:
-    """The variable of the default graph that `item` is or stands for, or None."""
+    """Return the variable of the default graph that `item` is or stands for, or None."""
     if isinstance(item, GraphVariable):
         return item
     known = get_default_graph().stand_ins.get(id(item))

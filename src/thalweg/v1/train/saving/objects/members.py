@@ -70,8 +70,8 @@ def check_trackable(value: object, path: str) -> None:
 
 
 def children_of(owner: object) -> dict[str, Any]:
-    """The children of an object by name; those of a module are its parts, parameters, and the
-    buffers that its `state_dict` has.
+    """Return the children of an object by name; those of a module are its parts, parameters, and
+    the buffers that its `state_dict` has.
     """
     if isinstance(owner, Trackable):
         return owner._trackable_children(save_type="checkpoint")
@@ -96,7 +96,7 @@ def _check_key(name: object) -> str:
 
 
 def child_of(owner: object, name: str) -> Any:
-    """The child of this name, or None."""
+    """Return the child of this name, or None."""
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
@@ -112,7 +112,7 @@ def child_of(owner: object, name: str) -> Any:
 
 
 def held_by(value: Any, graph: Any) -> Any:
-    """The variable that `value` is, or is in a graph; or the object that is saved for it."""
+    """Return the variable that `value` is, or is in a graph; or the object that is saved for it."""
     if isinstance(value, Trackable):
         return value._checkpointed()
     value = handle_of(value)
@@ -178,19 +178,19 @@ def _escape_name(name: str) -> str:
 
 
 def optimizers_in(members: Iterable[Member]) -> list[TrackableSlots]:
-    """The optimizers among members, in the order in which their locks are taken."""
+    """Return the optimizers among members, in the order in which their locks are taken."""
     found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
     return sorted(found, key=id)
 
 
 def graphs_of(members: Iterable[Member]) -> list[Any]:
-    """The graphs whose variables are among members."""
+    """Return the graphs whose variables are among members."""
     found = (each.held.graph for each in members if isinstance(each.held, GraphVariable))
     return list({id(graph): graph for graph in found}.values())
 
 
 def describe_members(members: Iterable[Member]) -> ObjectGraph:
-    """The members as a checkpoint describes them."""
+    """Return the members as a checkpoint describes them."""
     return ObjectGraph(tuple(map(_describe_member, members)))
 
 

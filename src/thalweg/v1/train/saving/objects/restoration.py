@@ -103,7 +103,7 @@ class Position:
         return node in restoration.left and not restoration.nodes[node].children
 
     def value(self) -> Tensor:
-        """The value; not to be written to."""
+        """Return the value; not to be written to."""
         return self._restoration.left[self._node]
 
     def restore(self, trackable: object) -> None:

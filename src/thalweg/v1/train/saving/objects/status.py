@@ -40,7 +40,7 @@ class InitializationOnlyStatus:
         self._fail_not_restored()
 
     def expect_partial(self) -> Self:
-        """The status itself."""
+        """Return the status itself."""
         return self
 
     def run_restore_ops(self, session: object = None) -> None:

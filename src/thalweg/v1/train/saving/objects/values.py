@@ -55,7 +55,7 @@ class Values:
         return next(keys, f"object {node}").removesuffix(SUFFIX)
 
     def waiting(self) -> list[str]:
-        """The names of the values that have found no object."""
+        """Return the names of the values that have found no object."""
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
     def settle(self, objects: Mapping[int, object], awaited: Iterable[int]) -> None:
