@@ -79,7 +79,11 @@ def MonitoredTrainingSession(
         ...         with MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as session:
         ...             while not session.should_stop():
         ...                 print(*session.run([step, w, train_op])[:2])
-        0 1.0 1 0.5 2 0.25 3 0.125 4 0.0625
+        0 1.0
+        1 0.5
+        2 0.25
+        3 0.125
+        4 0.0625
 
     Reference: tf.train.MonitoredTrainingSession
     """
