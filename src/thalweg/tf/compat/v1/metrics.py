@@ -247,7 +247,7 @@ def _confusion_metric(
 
 
 def _count_metric(title: str, what: str) -> Callable[..., Metric]:
-    return _confusion_metric(title, {"count": title}, torch.clone, f"How often {what}")
+    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {what}")
 
 
 true_positives = _count_metric("true_positives", "a prediction is true, rightly")
