@@ -335,7 +335,9 @@ _PASSING = ("AliasBackward0", "CloneBackward0")  # what hands sparse gradients o
 
 
 def _takes_rows(params: torch.Tensor) -> bool:
-    """Whether a gradient of the tensor may be sparse: it is a variable, or the same as one."""
+    """Return whether a gradient of the tensor may be sparse: it is a variable, or the same as
+    one.
+    """
     node = params.grad_fn
     while node is not None and node.name() in _PASSING:
         node = node.next_functions[0][0]

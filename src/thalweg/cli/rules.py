@@ -187,7 +187,7 @@ def _helpers_of(functions: list[object]) -> list[Any]:
 
 
 def _is_known(function: object) -> bool:
-    """Whether a formula may take the function for granted."""
+    """Return whether a formula may take the function for granted."""
     room, *below = function.__module__.split(".")
     if room == "thalweg":
         return below[:1] != ["rules"]

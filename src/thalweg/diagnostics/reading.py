@@ -144,7 +144,7 @@ class Reader:
             raise DataLossError(f"cannot read '{self.path}': {error.strerror}.") from error
 
     def _is_same(self) -> bool:
-        """Whether the path still leads to the file that is open, or to none."""
+        """Return whether the path still leads to the file that is open, or to none."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except OSError:

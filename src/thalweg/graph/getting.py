@@ -254,7 +254,7 @@ def _check_reuse(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Whether a function's signature, if it has one, takes an argument of that name."""
+    """Return whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

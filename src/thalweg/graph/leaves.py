@@ -164,7 +164,7 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
 
 
 def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `copy_` can write the value."""
+    """Return whether `copy_` can write the value."""
     same = leaf.shape == value.shape and leaf.dtype == value.dtype
     return same and not leaf.is_inference()
 

@@ -152,11 +152,13 @@ class Operators(Symbolic):
         return method
 
     def _is_hook(self) -> bool:
-        """Whether a hook of an optimizer is called, which may be written for torch's tensors."""
+        """Return whether a hook of an optimizer is called, which may be written for torch's
+        tensors.
+        """
         return False
 
     def _writes(self, name: str) -> bool:
-        """Whether a method of torch's, here and now, becomes a node that writes in place."""
+        """Return whether a method of torch's, here and now, becomes a node that writes in place."""
         return False
 
     def _write(self, name: str, *args: object, **kwargs: object) -> object:

@@ -187,7 +187,9 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: Plan) -> bool:
-        """Whether a node that runs in this thread started this run, under a lock it holds."""
+        """Return whether a node that runs in this thread started this run, under a lock it
+        holds.
+        """
         held = self._held_lock()
         if held == SHARED and plan.writes:
             raise FailedPreconditionError(

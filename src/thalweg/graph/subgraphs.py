@@ -100,7 +100,7 @@ def run_by(
 
 
 def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
-    """Whether a tensor must be there before the block of `op` runs; variables always are."""
+    """Return whether a tensor must be there before the block of `op` runs; variables always are."""
     return tensor.op.block is not op.block and not isinstance(tensor, GraphVariable)
 
 

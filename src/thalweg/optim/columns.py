@@ -342,17 +342,17 @@ def scalar_dtype() -> torch.dtype:
 
 
 def _hold(column: Column | ForeignColumn) -> bool:
-    """Whether nobody has cut the memory of the numbers."""
+    """Return whether nobody has cut the memory of the numbers."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether a number is a tensor that nobody else reads or writes."""
+    """Return whether a number is a tensor that nobody else reads or writes."""
     is_number = type(value) is Tensor and not value.dim() and not value.requires_grad
     is_here = value.layout == torch.strided and not value.is_meta and not _is_shared(value)
     return is_number and is_here
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    """Return whether processes share memory of the CPU; torch calls that of a GPU always shared."""
     return tensor.device.type == "cpu" and tensor.is_shared()

@@ -84,7 +84,7 @@ def _placements(param: Any) -> str:
 
 
 def _is_cut_in_order(param: Any) -> bool:
-    """Whether what lies here of a DTensor is a run of the elements of the whole one."""
+    """Return whether what lies here of a DTensor is a run of the elements of the whole one."""
     from torch.distributed.tensor import Replicate, Shard
 
     # By their very types: others cut rows in another order than ranks have.

@@ -126,5 +126,7 @@ def is_host(params: Sequence[Tensor]) -> bool:
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Whether an engine here computes what lies on a device, and is not ruled out by name."""
+    """Return whether an engine here computes what lies on a device, and is not ruled out by
+    name.
+    """
     return device.type == "cpu" or takes_device(device, current().name)

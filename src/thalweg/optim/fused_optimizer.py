@@ -187,7 +187,7 @@ class StepCache:
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
-        """Whether the step in one call is that of these plans."""
+        """Return whether the step in one call is that of these plans."""
         plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
         now = [each.part.kept.last for each in shares]
         return len(plans) == len(now) and all(map(is_, plans, now))
@@ -298,7 +298,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _encodes(self) -> bool:
-        """Whether slots of some group are kept in 8 bits."""
+        """Return whether slots of some group are kept in 8 bits."""
         return any(map(self._encodes_group, self.param_groups))
 
     def _encodes_group(self, group: Group) -> bool:
@@ -753,7 +753,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Whether a part still updates all groups, given these gradients."""
+        """Return whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: ParamState, places: Sequence[int]) -> None:

@@ -319,7 +319,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Whether everything is computed here, and nothing by torch."""
+        """Return whether everything is computed here, and nothing by torch."""
         anew = [each for each in steps if not each.hooks.repeats]
         return not anew or (self._all_fit(anew) and not self._counts_in_common(steps))
 
@@ -394,14 +394,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Whether a plan that was made for such gradients says that they are taken here.
+        """Return whether a plan that was made for such gradients says that they are taken here.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
-        """Whether a group's options ask for what torch's own step alone does, or refuses."""
+        """Return whether a group's options ask for what torch's own step alone does, or refuses."""
         if group.get("capturable"):
             params = self._params()
             if self._around.kinds.device or device_of(params) is None:
@@ -443,7 +443,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _fits(self, share: _Share) -> bool:
-        """Whether a share is computed here.
+        """Return whether a share is computed here.
 
         Raises:
             RuntimeError: The class takes no such gradients.
@@ -469,7 +469,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return fits(share.pairs, self.state, names, wide, away, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Whether parameters have a number in one tensor, which torch counts in turn.
+        """Return whether parameters have a number in one tensor, which torch counts in turn.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
@@ -487,7 +487,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         return found is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
+        """Return whether slots have their parameter's dtype: torch alone knows what becomes of
+        others.
+        """
         own = self.state.get(param, {})
         slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
         names = [slot.name for slot in slots if not slot.scalar and slot.name in own]
@@ -495,12 +497,12 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Whether a parameter that engines compute is computed by the class's rules."""
+        """Return whether a parameter that engines compute is computed by the class's rules."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Whether sparse gradients of a group are computed here."""
+        """Return whether sparse gradients of a group are computed here."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
@@ -558,7 +560,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {**step, **own} if self._keeps_step(kind) else own
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
-        """Whether parameters have a step number, for the class of their group or for an option."""
+        """Return whether parameters have a step number, for the class of their group or for an
+        option.
+        """
         return kind._counts or self._around.counts
 
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:

@@ -271,7 +271,7 @@ class GroupHooks(Hooks):
         return place, numbers
 
     def _stays(self, value: Any) -> bool:
-        """Whether a number is a tensor of the device that keeps those of the step."""
+        """Return whether a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:

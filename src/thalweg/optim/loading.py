@@ -262,7 +262,9 @@ def _give_back_dtypes(
 
 
 def _is_kept(value: Tensor) -> bool:
-    """Whether a tensor of a state has its dtype for a reason: numbers, and bytes of codecs."""
+    """Return whether a tensor of a state has its dtype for a reason: numbers, and bytes of
+    codecs.
+    """
     return value.is_floating_point() or value.dtype == torch.uint8
 
 

@@ -144,7 +144,7 @@ class ParamState:
         )
 
     def _have(self, known: Sequence[object]) -> bool:
-        """Whether this is what the states hold, beside sums of gradients."""
+        """Return whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Own] = self._owners
         if self._kinds.sums:
             owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]

@@ -37,11 +37,12 @@ class Scaled:
         return device_of(params), CPU
 
     def _counts_there(self) -> bool:
-        """Whether a GPU alone knows the numbers of its parameters."""
+        """Return whether a GPU alone knows the numbers of its parameters."""
         return self._around.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Whether `torch.amp.GradScaler` has the step taken, where a device is to decide on it.
+        """Return whether `torch.amp.GradScaler` has the step taken, where a device is to decide on
+        it.
 
         None leaves it to the host: where nothing is to be decided, and where a step makes state,
         has constraints, or adds up gradients.
@@ -60,7 +61,7 @@ class Scaled:
         return found.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Whether parameters of a group have all their state."""
+        """Return whether parameters of a group have all their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:

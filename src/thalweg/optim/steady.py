@@ -213,7 +213,7 @@ class SteadyStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Whether parameters are in the groups in which the last step found them."""
+        """Return whether parameters are in the groups in which the last step found them."""
         found = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [found.get(id(param)) for param in owners] == [*places]
 

@@ -59,7 +59,7 @@ class GroupScalars:
         self.options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
 
     def _moves(self) -> bool:
-        """Whether others may write to what is kept of the options."""
+        """Return whether others may write to what is kept of the options."""
         return self.options.moves
 
 

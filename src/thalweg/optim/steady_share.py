@@ -63,7 +63,9 @@ class SteadyShare:
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
     def _is_usual(self, column: Any) -> bool:
-        """Whether numbers lie in a block, those of TensorFlow the same for all parameters."""
+        """Return whether numbers lie in a block, those of TensorFlow the same for all
+        parameters.
+        """
         if type(column) is not Column or column.dtype not in KINDS:
             return False
         return self.is_torchs or (column._places is None and column.common is not None)

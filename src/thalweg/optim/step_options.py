@@ -155,7 +155,7 @@ class StepOptions:
         return cast("Kind", self._of[kind])
 
     def __bool__(self) -> bool:
-        """Whether anything happens that a step of torch's would not do."""
+        """Return whether anything happens that a step of torch's would not do."""
         return self._are_ours
 
     @property

@@ -101,7 +101,9 @@ _IN_BOTH = {
 
 
 def _is_of_keras(path: Path) -> bool:
-    """Whether it may be a class of Keras', which `tf` has in these modules in TensorFlow 2."""
+    """Return whether it may be a class of Keras', which `tf` has in these modules in TensorFlow
+    2.
+    """
     module, last = path[:1], path[1:2]
     is_class = not last or last[0][:1].isupper()
     return is_class and module in (("initializers",), ("losses",), ("metrics",))

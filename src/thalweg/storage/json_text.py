@@ -71,7 +71,7 @@ def dumps(value: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Whether brackets stand in more than `DEPTH` others, by searches that take no stack.
+    """Return whether brackets stand in more than `DEPTH` others, by searches that take no stack.
 
     Python's parser would need one as deep as the text.
     """

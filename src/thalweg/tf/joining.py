@@ -104,7 +104,7 @@ def split(
 
 
 def _are_sizes(given: object) -> bool:
-    """Whether it is a list, not a number."""
+    """Return whether it is a list, not a number."""
     if isinstance(given, Sequence | np.ndarray):
         return np.ndim(given) > 0  # pyright: ignore[reportArgumentType]
     return is_tensor(given) and tensor(given).shape != ()

@@ -143,7 +143,7 @@ softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
 def _is_trained(target: graph.SymbolicTensor) -> bool:
-    """Whether a gradient of the tensor reaches a variable that is trained."""
+    """Return whether a gradient of the tensor reaches a variable that is trained."""
     pending, seen = [target], {target}
     while pending:
         found = pending.pop()

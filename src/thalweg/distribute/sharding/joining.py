@@ -85,7 +85,9 @@ class _Parcel:
 
 
 def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
-    """Whether it is sent from where it lies, and taken there, which needs a run of memory."""
+    """Return whether it is sent from where it lies, and taken there, which needs a run of
+    memory.
+    """
     return len(views) == 1 and views[0].is_contiguous()
 
 

@@ -324,7 +324,7 @@ class Shards:
 
 
 def _has_moved(known: _Known, var: Tensor) -> bool:
-    """Whether elements lie in another order than when a variable was cut."""
+    """Return whether elements lie in another order than when a variable was cut."""
     pairs = zip(known.strides, var.stride(), var.shape, strict=True)
     return known.size > 0 and any(one != two and size > 1 for one, two, size in pairs)
 

@@ -262,7 +262,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         return self.iterations
 
     def _is_recorded(self) -> bool:
-        """Whether hooks are called once, when a graph is built."""
+        """Return whether hooks are called once, when a graph is built."""
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _waited_for(self) -> AbstractContextManager[None]:
@@ -277,7 +277,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
 
     @classmethod
     def _counts_more(cls) -> bool:
-        """Whether a step counts more than `iterations`."""
+        """Return whether a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:

@@ -69,14 +69,14 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 
 def _sums_first(optimizer: Any) -> bool:
-    """Whether the sum over replicas is all that comes before `_transform_gradients`."""
+    """Return whether the sum over replicas is all that comes before `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return _BEFORE.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
-    """Whether its class sums gradients over replicas, of which there are several."""
+    """Return whether its class sums gradients over replicas, of which there are several."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return "_aggregate_gradients" not in optimizer._overridden_hooks()

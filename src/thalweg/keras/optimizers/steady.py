@@ -299,7 +299,7 @@ def _may_call_users(optimizer: Any) -> bool:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is the update of a rule, and a count, and all that it reads stays."""
+    """Return whether a step is the update of a rule, and a count, and all that it reads stays."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()

@@ -68,7 +68,7 @@ class MixedCheck:
 
 
 def _has_16_bits(loss: object) -> bool:
-    """Whether autograd has met 16 bits, or a function that it does not look into."""
+    """Return whether autograd has met 16 bits, or a function that it does not look into."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return True  # refused elsewhere
     waiting: list[Any] = [loss.grad_fn]

@@ -207,7 +207,9 @@ def apply_processed(
 
 
 def _is_plain(how: Treatment, given: Given, scaler: AutomaticLossScaler | None) -> bool:
-    """Whether a run is the update of an optimizer by its own gradients, clipped or by LARC."""
+    """Return whether a run is the update of an optimizer by its own gradients, clipped or by
+    LARC.
+    """
     backward = given.backward
     return (
         scaler is None

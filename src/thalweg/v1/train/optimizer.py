@@ -669,7 +669,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
 
     def _is_recorded(self) -> bool:
-        """Whether hooks are called once, when a graph is built."""
+        """Return whether hooks are called once, when a graph is built."""
         return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
     def _read_values(self) -> dict[str, Any]:
@@ -689,11 +689,13 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         return [self._read_values(), list(self._symbolic_attributes().values())]
 
     def _may_call_users(self) -> bool:
-        """Whether the beginning of a step calls users' functions."""
+        """Return whether the beginning of a step calls users' functions."""
         return True
 
     def _finishes_itself(self) -> bool:
-        """Whether `_finish` is a subclass's own; `_counting_moves` does what the library's does."""
+        """Return whether `_finish` is a subclass's own; `_counting_moves` does what the library's
+        does.
+        """
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:

@@ -195,7 +195,7 @@ class QueueRunner:
 
     @property
     def _has_cancel(self) -> bool:
-        """Whether something ends the waits of these threads."""
+        """True if something ends the waits of these threads."""
         return self.cancel_op is not None
 
     def _make_thread(

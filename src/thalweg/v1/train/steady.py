@@ -264,7 +264,7 @@ class SteadyV1Apply(SteadyApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Whether values differ from those of before in elements of tensors alone."""
+        """Return whether values differ from those of before in elements of tensors alone."""
         for name in self._moving:
             each = values.get(name)
             if isinstance(each, _NUMBERS):
@@ -358,7 +358,7 @@ def _following(kind: Any, known: Any, factor: Any) -> Any:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is the update of a rule, and counts."""
+    """Return whether a step is the update of a rule, and counts."""
     return (
         not optimizer._finishes_itself()
         and not optimizer._has_symbols

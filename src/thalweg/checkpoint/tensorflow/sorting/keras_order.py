@@ -46,7 +46,7 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 
 def _is_ordered(places: Sequence[Place]) -> bool:
-    """Whether the model has these places in this order for certain."""
+    """Return whether the model has these places in this order for certain."""
     return all(map(_may_follow, places, places[1:]))
 
 
@@ -200,7 +200,7 @@ def owners_of(
 
 
 def _are_numbered(owners: Sequence[Owner]) -> bool:
-    """Whether numbers alone tell variables apart, so that they have an order."""
+    """Return whether numbers alone tell variables apart, so that they have an order."""
     for one, other in pairwise(owners):
         pairs = zip(one.order, other.order, strict=False)
         first = next(((a, b) for a, b in pairs if a != b), None)

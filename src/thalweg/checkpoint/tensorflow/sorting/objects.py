@@ -328,7 +328,9 @@ def _keras_hypers(scalars: dict[str, Stored]) -> dict[str, float]:
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
-    """Whether variables are called as those of this optimizer are, if it was given no name."""
+    """Return whether variables are called as those of this optimizer are, if it was given no
+    name.
+    """
     if is_keras:
         return any(title.split("/")[0] == family.title for title in titles)
     return any(title.rpartition("/")[2] == family.title for title in titles)

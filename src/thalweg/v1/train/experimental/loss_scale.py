@@ -226,7 +226,7 @@ def _no_update() -> object:
 
 
 def _are_finite(grads: Iterable[object]) -> torch.Tensor:
-    """Whether all elements of all gradients are finite."""
+    """Return whether all elements of all gradients are finite."""
     given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")

@@ -138,7 +138,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, given: Sequence[tuple[object, object]]) -> bool:
-        """Whether a device may decide, in the step of the optimizer inside."""
+        """Return whether a device may decide, in the step of the optimizer inside."""
         is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_known = type(self._loss_scale) is scales.DynamicLossScale
         is_there = not all(isinstance(var, Tensor) and is_host(var) for _, var in given)
