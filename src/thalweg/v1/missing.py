@@ -12,7 +12,10 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "use thalweg.tf.layers, or call a torch.nn layer on the symbolic tensor"
-_BUILT_ANEW = "build the graph anew: it is Python"
+_BUILT_ANEW = (
+    "a graph holds Python functions, which no file can: build it by the same Python code, and"
+    " restore its variables with train.Saver"
+)
 _NO_REWRITE = (
     "no graph is rewritten: cast what is to be of 16 bits, or use torch.autocast, and put"
     " train.experimental.MixedPrecisionLossScaleOptimizer around the optimizer"

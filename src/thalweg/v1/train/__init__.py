@@ -1,6 +1,6 @@
 """TensorFlow 1's optimizers: `tf.compat.v1.train`."""
 
-from thalweg.core.described import OPTIMIZERS, RATES
+from thalweg._core.described import OPTIMIZERS, RATES
 from thalweg.v1.missing import attribute_of
 from thalweg.v1.train import experimental, slot_creator
 from thalweg.v1.train.adadelta import AdadeltaOptimizer
@@ -74,6 +74,7 @@ from thalweg.v1.train.rmsprop import RMSPropOptimizer
 from thalweg.v1.train.saving.checkpoint import Checkpoint
 from thalweg.v1.train.saving.checkpoint_management import (
     checkpoint_exists,
+    checkpoints_iterator,
     generate_checkpoint_state_proto,
     get_checkpoint_mtimes,
     get_checkpoint_state,
@@ -141,6 +142,7 @@ __all__ = [
     "assert_global_step",
     "assign_moving_average",
     "checkpoint_exists",
+    "checkpoints_iterator",
     "cosine_decay",
     "cosine_decay_restarts",
     "create_global_step",

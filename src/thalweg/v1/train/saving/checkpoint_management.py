@@ -7,15 +7,17 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from thalweg._formats.atomic_write import NOWHERE
+from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import InvalidArgumentError
-from thalweg.storage.bundle import CheckpointState, read_state, write_state
-from thalweg.storage.disk import NOWHERE
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
 _LOG = logging.getLogger(__name__)
+_POLL_SECONDS = 1.0
 STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
 
 Path = str | os.PathLike[str]
@@ -147,6 +149,48 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
         _LOG.error("Couldn't match files for checkpoint %s", state.model_checkpoint_path)
         return None
     return state.model_checkpoint_path
+
+
+def checkpoints_iterator(
+    checkpoint_dir: Path,
+    min_interval_secs: float = 0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], object] | None = None,
+) -> Iterator[str]:
+    """Yield the prefix of the newest checkpoint of a folder, whenever there is another one.
+
+    Args:
+        checkpoint_dir: Folder that a training saves to; it may not exist yet.
+        min_interval_secs: Least time between two results.
+        timeout: Optional. Seconds to wait for a checkpoint before the iteration ends.
+        timeout_fn: Optional. Function that is called after each timeout; the iteration ends if its
+            result is true, and otherwise continues.
+
+    Raises:
+        ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
+    """
+    previous = None
+    while True:
+        newest = _wait_for_another(checkpoint_dir, previous, timeout)
+        if newest is not None:
+            start = time.monotonic()
+            previous = newest
+            yield newest
+            time.sleep(max(0.0, start + min_interval_secs - time.monotonic()))
+        elif timeout_fn is None or timeout_fn():
+            return
+
+
+def _wait_for_another(folder: Path, previous: str | None, timeout: float | None) -> str | None:
+    """Return the newest checkpoint as soon as it is not `previous`, or None after a timeout."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        newest = latest_checkpoint(folder)
+        if newest not in (None, previous):
+            return newest
+        if end is not None and time.monotonic() + _POLL_SECONDS > end:
+            return None
+        time.sleep(_POLL_SECONDS)
 
 
 def checkpoint_exists(checkpoint_prefix: Path) -> bool:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from thalweg._base.locks import Lock
+from thalweg._base.tracing import untraced
+from thalweg._formats import container
+from thalweg._formats.bundle import CheckpointState, write_state
+from thalweg._formats.retention import Dated, Keeper
+from thalweg._formats.stored_tensor import of_tensor
+from thalweg._graph import GraphVariable, executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphVariable, executing_eagerly
-from thalweg.ground.locks import Lock
-from thalweg.ground.tracing import untraced
-from thalweg.storage import container
-from thalweg.storage.bundle import CheckpointState, write_state
-from thalweg.storage.keeper import Dated, Keeper
-from thalweg.storage.stored import of_tensor
 from thalweg.v1.train.saving import saveables
 from thalweg.v1.train.saving.checkpoint_management import (
     STATE,
@@ -329,6 +329,7 @@ def _folder_of(prefix: str) -> str:
 
 def _refuse_protos(what: str) -> NoReturn:
     raise NotImplementedError(
-        f"{what}: there are no protocol buffers of savers and graphs here. Build the graph by the"
-        " same Python code, and make another Saver."
+        f"{what}: there are no protocol buffers of savers and graphs, because a graph holds Python"
+        " functions. Build the graph by the same Python code, and restore its variables with a new"
+        " Saver."
     )
