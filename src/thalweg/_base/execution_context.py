@@ -1,9 +1,7 @@
-"""Who runs: eager mode, the graph being built, or the session whose node runs in this thread;
-and in which strategy.
+"""Execution mode and strategy: eager, building a graph, or running a session's node in this thread.
 
 The core asks here, so that it knows nothing of graphs and sessions; `thalweg._graph` and
-`thalweg.distribute` answer by what they put on the stacks and by the classes that they derive from
-those here.
+`thalweg.distribute` fill the stacks and derive classes from those here.
 """
 
 from __future__ import annotations

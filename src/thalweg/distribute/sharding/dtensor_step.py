@@ -124,7 +124,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 class LocalStep:
-    """One step over variables of which some are DTensors; see `thalweg._core.sharing`.
+    """Step over variables of which some are DTensors; see `thalweg._core.sharing`.
 
     Args:
         parts: The local parts.

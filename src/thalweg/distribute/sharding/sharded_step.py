@@ -23,17 +23,17 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """One step of an optimizer, as one rank sees it; see `thalweg._core.sharing`.
+    """Step of an optimizer on one rank; see `thalweg._core.sharing`.
 
     Args:
-        shards: Who has what.
+        shards: The parts of each rank.
         sums: This rank's parts of the sums of gradients, by the `id` of their variables. Gradients
             of others are sums, of which it takes its part.
         number: The number of the step, from 1, under the strategy.
         size: Bytes that are sent together.
 
     Attributes:
-        shards: The same.
+        shards: As given.
     """
 
     def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:

@@ -16,7 +16,7 @@ from thalweg.v1.train.saving.objects.walk import Walk
 
 
 class Restoration(ObjectValues):
-    """One restore; see `ObjectValues`."""
+    """Restore of an object checkpoint; see `ObjectValues`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
