@@ -211,13 +211,13 @@ def test_overflow_patterns_give_the_algorithms_scales(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 @as_shipped_or_meant
 @each_algorithm
-def test_5000_overflow_patterns_give_the_algorithms_scales(
+def test_1000_overflow_patterns_give_the_algorithms_scales(
     algorithm: str, as_shipped: bool, part: int
 ) -> None:
-    follow_patterns(algorithm, by_formula, as_shipped, range(part * 1250, (part + 1) * 1250))
+    follow_patterns(algorithm, by_formula, as_shipped, range(part * 500, (part + 1) * 500))
 
 
 # Defects of OpenSeq2Seq, and what is done instead
