@@ -57,6 +57,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return max(usual, own.args[0]) if own else usual
 
     items.sort(key=longer, reverse=True)
+    items.sort(key=_followers_of_ranks(items).__contains__)
+
+
+def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that read what ranks have told to an earlier one.
+
+    They come last: next to the first of them, they would wait for its ranks on another worker.
+    """
+    leaders: set[tuple[Any, str]] = set()
+    followers: set[pytest.Item] = set()
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "told" in params:
+            module = getattr(item, "module", None)
+            home = item.path if hasattr(module, "told") else item.path.parent
+            key = (home, str(params["told"]))
+            if key in leaders:
+                followers.add(item)
+            leaders.add(key)
+    return followers
 
 
 @pytest.fixture(scope="session", autouse=True)
