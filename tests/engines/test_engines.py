@@ -77,8 +77,9 @@ def equal_reference(case, dtypes, budget):
         got = take(case, problem, selection, steps=2)
         assert_same(got.written(), wanted.written(), f"{case.rule.name} seed {seed}")
 
-    # As many for each rule, whatever the number of its configurations.
-    count = budget // sum(other.row is case.row for other in CASES)
+    # As many for each rule, whatever the number of its configurations. A thousand examples have
+    # more than 99 % of the pairs of special values in each dtype, and 500 have 92 %.
+    count = min(budget // sum(other.row is case.row for other in CASES), 1000)
     check_examples(check, count, examples_of(dtypes))
 
 
