@@ -1,4 +1,5 @@
-"""Execution mode and strategy: eager, building a graph, or running a session's node in this thread.
+"""Execution mode: eager, building a graph, or running a node of a session in this thread, and
+strategy.
 
 The core asks here, so that it knows nothing of graphs and sessions; `thalweg._graph` and
 `thalweg.distribute` fill the stacks and derive classes from those here.

@@ -98,7 +98,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Described:
-    """An optimizer with the methods that are needed here: itself, or an `TorchOptimizerAdapter`.
+    """Return the optimizer itself, or a `TorchOptimizerAdapter` with the methods it lacks.
 
     Raises:
         InvalidTypeError: It is none of the library or torch's kind.

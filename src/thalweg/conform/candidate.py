@@ -101,7 +101,7 @@ class Candidate:
 
 
 def as_side(thing: Any, name: str = "") -> Candidate:
-    """A class or function as a `Candidate`; one that is a `Candidate` already as it is."""
+    """Return a class or function as a `Candidate`; one that is a `Candidate` already as it is."""
     if isinstance(thing, Candidate):
         return thing
     return Candidate(thing, name or getattr(thing, "__name__", repr(thing)))

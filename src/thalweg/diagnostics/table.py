@@ -178,7 +178,7 @@ class NewTables:
 
 
 def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """The columns of a table.
+    """Return the columns of a table.
 
     Args:
         measured: (parameters, measured), as `thalweg._engines.diagnostics` has them.

@@ -88,10 +88,10 @@ class BundleEntry:
 
 
 def parse_header(data: bytes) -> BundleHeader:
-    """The header of a bundle.
+    """Return the header of a bundle.
 
     Raises:
-        CorruptFileError: The bytes are none.
+        Flaw: The bytes are none.
     """
     found = ProtoMessage(data, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = found.data(3)
@@ -102,10 +102,10 @@ def parse_header(data: bytes) -> BundleHeader:
 
 
 def parse_entry(data: bytes) -> BundleEntry:
-    """The entry of a tensor.
+    """Return the entry of a tensor.
 
     Raises:
-        CorruptFileError: The bytes are none.
+        Flaw: The bytes are none.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     found = ProtoMessage(data, kinds)
@@ -115,10 +115,10 @@ def parse_entry(data: bytes) -> BundleEntry:
 
 
 def parse_shape(data: bytes) -> tuple[int, ...]:
-    """The shape in a TensorShape.
+    """Return the shape in a TensorShape.
 
     Raises:
-        CorruptFileError: It is unknown, has a negative length, or too many axes.
+        Flaw: It is unknown, has a negative length, or too many axes.
     """
     found = ProtoMessage(data, {2: BYTES, 3: VARINT})
     if found.number(3):
@@ -139,10 +139,10 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 
 
 def slice_of(data: bytes) -> Slice:
-    """The extents in a TensorSlice.
+    """Return the extents in a TensorSlice.
 
     Raises:
-        CorruptFileError: It is none.
+        Flaw: It is none.
     """
     made: list[tuple[int, int | None]] = []
     for each in ProtoMessage(data, {1: BYTES}).every(1):

@@ -28,7 +28,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
         end: What lies from here on is not looked at.
 
     Raises:
-        CorruptFileError: It goes beyond `end`, or has more than 64 bits.
+        Flaw: It goes beyond `end`, or has more than 64 bits.
     """
     value = shift = 0
     while at < end:
@@ -70,7 +70,7 @@ def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Yield the fields of a message in order: number, kind, value.
 
     Raises:
-        CorruptFileError: The bytes are no message.
+        Flaw: The bytes are no message.
     """
     at, end = 0, len(data)
     while at < end:

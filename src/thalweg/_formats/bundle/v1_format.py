@@ -76,7 +76,7 @@ def suffixes_of(folder: Folder) -> list[str]:
 def read(
     folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
-    """The tensors of such a checkpoint.
+    """Return the tensors of such a checkpoint.
 
     Args:
         folder: The folder of its files.
@@ -85,7 +85,7 @@ def read(
         progress: Called after each file with the bytes that are read and those there are.
 
     Raises:
-        CorruptFileError: A file is damaged, or a tensor is of a dtype that is not read.
+        Flaw: A file is damaged, or a tensor is of a dtype that is not read.
     """
     known, total = _describe_files(folder, suffixes)
     done = 0

@@ -152,7 +152,9 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """A function that returns a learning rate, so that a `CallableRate` tells where it is from."""
+    """Return a function that returns a learning rate, so that a `CallableRate` tells where it is
+    from.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
