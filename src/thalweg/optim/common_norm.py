@@ -73,7 +73,7 @@ class CommonNorm:
     def _measure_anew(
         self, shares: Sequence[Share], how: GradientTransforms
     ) -> tuple[Measures, list[Tensor]]:
-        """What measures gradients that were not looked at before, and their variables."""
+        """Return new measures of gradients that were not checked before, and their variables."""
         gradients: list[Any] = []
         variables: list[Tensor] = []
         for hooks, given in shares:

@@ -78,7 +78,7 @@ def check_form(given: Mapping[str, object], what: str) -> None:
 
 
 def _of_group(group: object, place: int) -> list[str]:
-    """Why a group has no parameters that could be found."""
+    """Return descriptions of the reasons why a group's parameters cannot be found."""
     if not isinstance(group, Mapping):
         return [f"group {place} is {told(group)}, no dict"]
     for name in ("params", "param_names"):

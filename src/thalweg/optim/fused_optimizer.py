@@ -459,7 +459,7 @@ class FusedOptimizer(Scaled):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Why a step could not be taken with the options of a group."""
+        """Return the reasons why a step cannot be taken with the options of a group."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -479,10 +479,10 @@ class FusedOptimizer(Scaled):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Why options of a group choose no rule.
+        """Return the reasons why the options of a group choose no rule.
 
         Raises:
-            KeyError: One is missing; its name.
+            KeyError: An option is missing; its name.
         """
         return []
 
@@ -495,7 +495,7 @@ class FusedOptimizer(Scaled):
         }
 
     def _kind_of(self, group: Group) -> Any:
-        """What says which options a group has: a class, or an optimizer."""
+        """Return the class or optimizer that defines the options of a group."""
         return type(self)
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
@@ -860,7 +860,7 @@ class FusedOptimizer(Scaled):
         return bool(own.sums)
 
     def _waiting(self, count: int) -> Call:
-        """What tells of so many gradients in the sums."""
+        """Return a call that records the number of gradients in the sums."""
         reason = f"{count} of {self._around.accumulate} gradients are summed up"
         last = LastStep(False, reason, self._own.count)
         return partial(vars(self._own).update, {"last": last, "is_folded": True})
@@ -897,7 +897,9 @@ class FusedOptimizer(Scaled):
                 error.add_note(_FOLDED)
 
     def _ending(self, seen: GradientReport) -> list[Call]:
-        """What is written with a step: that it was taken, or that a device has decided on it."""
+        """Return calls that record, with a step, that it was taken or that a device has decided on
+        it.
+        """
         own = self._own
         told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
         calls: list[Call] = []
@@ -918,12 +920,12 @@ class FusedOptimizer(Scaled):
         return [*calls, partial(vars(own).update, told)]
 
     def _clearing_sums(self) -> list[Call]:
-        """What is written with a step that takes sums: they are forgotten."""
+        """Return calls that clear the sums, with a step that uses them."""
         begins = clearing_sums(self.param_groups, self.state)
         return [*begins, partial(vars(self._own).update, {"sums": None})]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
-        """The same of one parameter in the course of the backward pass."""
+        """Return calls that end the step of one parameter in the course of the backward pass."""
         applied = partial(vars(self._own).__setitem__, "applied", True)
         return [applied, partial(setattr, param, "grad", None)]
 

@@ -48,7 +48,7 @@ NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
-    """What one rule updates in a step."""
+    """Gradients and parameters that one rule updates in a step."""
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
@@ -103,7 +103,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """What is taken beside options."""
+        """Return the signature of torch's class, without options."""
         return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
@@ -217,7 +217,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._choose_rule(group) if choose is None else choose(group, param)
 
     def _rule_around(self, group: Group, param: Tensor) -> Rule:
-        """The same with what lies around it."""
+        """Return the rule of a parameter with the options around it."""
         return self._around.rule(self._own_rule(group, param))
 
     def _rule_of(self, group: Group) -> Rule:
@@ -230,7 +230,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {self._own_rule(group, param) for param in group["params"]}
 
     def _rules_around(self, group: Group) -> set[Rule]:
-        """The same with what lies around them."""
+        """Return the rules of a group with the options around them."""
         return set(map(self._around.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
@@ -238,16 +238,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         return type(self)
 
     def _starts_of(self, group: Group) -> Own:
-        """What the state of a group's parameters starts from, where the rule cannot say."""
+        """Return the initial state of a group's parameters, where the rule cannot define it."""
         return {}
 
     @staticmethod
     def _starts_beside(param: Tensor) -> Own:
-        """The same of a single parameter, where that depends on its shape."""
+        """Return the initial state of a single parameter, where it depends on its shape."""
         return {}
 
     def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
-        """The same by `id` of parameters, each with the place of its group."""
+        """Return the initial states by `id` of parameters, each with the place of its group."""
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
@@ -304,7 +304,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """What a step has of a rule, whose part is made if there is none."""
+        """Return the part of a step for one rule, whose state is made if there is none."""
         if rule not in parts:
             own = self._rules()
             for gone in [each for each in parts if each not in own]:  # options have chosen others
@@ -538,7 +538,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return found.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
-        """The same of one parameter."""
+        """Return the share of one parameter, by its rule."""
         with importing:
             from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))

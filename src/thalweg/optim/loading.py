@@ -194,7 +194,7 @@ def _twin(optimizer: Any) -> Any:
 
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
-    """What makes all that was loaded into a twin the optimizer's, as functions in C."""
+    """Return calls of C functions that move everything loaded into a twin to the optimizer."""
     # `_own` has the lock that is held, and what was listened to: its plans are made anew by
     # whoever finds another state.
     apart = ("_own", "_around", "defaults", *_HOOKS)
@@ -441,7 +441,7 @@ def _wanted(
     names: Collection[str] | None,
     begins: Collection[str],
 ) -> dict[str, Want]:
-    """What `setting` takes."""
+    """Return the requirements of the entries that `setting` accepts, by their keys."""
     widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
     wanted = {
         name: Want(value, _dtypes(value, widens), is_optional=name in begins)

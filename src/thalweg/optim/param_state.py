@@ -234,7 +234,7 @@ class ParamState:
             self._fresh[id(param)][slot.name] = made
 
     def _beginning(self, param: Tensor) -> Tensor:
-        """What a step begins at."""
+        """Return the tensor at which the steps of a parameter begin."""
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target

@@ -207,7 +207,7 @@ def _row(group: Group) -> tuple[str, ...]:
 
 
 def _title(selector: object) -> str:
-    """What a selector is called in messages."""
+    """Return the name of a selector in messages."""
     if isinstance(selector, tuple):
         names = cast("tuple[str, ...]", selector)
         return f"the tuple ({', '.join(map(repr, names[:2]))}{', ...' if len(names) > 2 else ''})"

@@ -76,7 +76,7 @@ class Scaled:
         return True
 
     def _unscaling(self) -> float | Tensor | None:
-        """What gradients are multiplied by before all else, for `torch.amp.GradScaler`.
+        """Return the first factor of gradients, for `torch.amp.GradScaler`.
 
         A tensor where a device decides on the step.
         """

@@ -388,7 +388,9 @@ class SteadyStep:
             self._shared = scalars
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """What happens to gradients; None if a scaler leaves the step out or a device decides."""
+        """Return the transforms of gradients; None if a scaler skips the step or a device
+        decides.
+        """
         if optimizer._own.taken is not None:  # whoever asked what it is would wait for the device
             return None
         found = vars(optimizer).get("found_inf")
@@ -402,7 +404,7 @@ class SteadyStep:
 
 
 def _with_present(following: Following) -> Iterable[tuple[Any, Any]]:
-    """What numbers become, each with what it is now."""
+    """Return pairs of the next and the present value of numbers."""
     column, values = following
     now = column.values if column.common is None else [column.common] * len(values)
     return zip(values, now, strict=True)

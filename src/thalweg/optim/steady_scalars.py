@@ -162,13 +162,13 @@ class TorchScalars(GroupScalars):
         return {name: _as_symbol(each, number) for name, each in made.items()}
 
     def _key(self) -> Hashable:
-        """What careful steps call these parameters now."""
+        """Return the present key of these parameters in careful steps."""
         columns = self._hooks._part.columns
         own = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *own) if own else self.place
 
     def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
-        """The same with a rate that is a tensor, as torch computes with it."""
+        """Return the scalars for a rate that is a tensor, as torch computes with it."""
         check_number(tensor)
         rate = self._given["learning_rate"] = TensorRate.of(tensor)
         made = self._made(columns)

@@ -236,7 +236,7 @@ class SteadyShare:
         return own
 
     def _following(self) -> list[Following] | None:
-        """What the numbers of parameters become; None if one is no longer one for all."""
+        """Return the next numbers of parameters; None if one is no longer shared by all."""
         found: list[Following] = []
         following = self.hooks._next
         for column, is_one in zip(self.columns, self._are_one, strict=True):

@@ -75,7 +75,7 @@ class TensorFlowHooks(GroupHooks):
         }
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """The same of all parameters, also of those that have no gradient."""
+        """Return the scalars of all parameters, also of those that have no gradient."""
         if (dtype, group) not in self._made:
             self._made[dtype, group] = self._prepared(dtype, group)
         return self._made[dtype, group]

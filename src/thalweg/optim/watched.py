@@ -23,7 +23,9 @@ _SYMBOL = "_ZN2at12hasCallbacksEv"  # at::hasCallbacks(): of profilers, of this 
 
 @cache
 def _has_callbacks() -> Callable[[], object]:
-    """What says whether operations are recorded; where torch has it elsewhere, they may be."""
+    """Return a function that returns whether operations are recorded; True if torch lacks the
+    symbol.
+    """
     for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu*"):
         try:
             function = ctypes.PyDLL(str(path))[_SYMBOL]

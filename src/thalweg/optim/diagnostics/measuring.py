@@ -73,7 +73,7 @@ class Diagnosing(TableRecorder):
         return self._known or self._parameters()
 
     def _parameters(self) -> Parameters:
-        """What tables are of."""
+        """Return the parameters of the next tables."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         if self._named != (named := [id(param) for param in params]):  # else names are the same
@@ -124,7 +124,7 @@ class Diagnosing(TableRecorder):
 
 
 def _steps_in(optimizer: Any) -> int:
-    """How many steps a state has seen, as far as the host knows."""
+    """Return the number of steps that a state has seen, as far as the host has it."""
     states = [own for _, own in states_of(optimizer.state)]
     found = [own[STEP] for own in states if STEP in own]
     here = [x for x in found if not isinstance(x, Tensor) or x.device.type == "cpu"]
