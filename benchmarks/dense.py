@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from figure import Figure, compared
 
-from thalweg.bench import catalogue, peers, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import peers, registry, roofline, shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 
 
 def adam() -> list[Figure]:
     """Adam through the public call, in units of torch.optim.Adam(fused=True) in the same rounds."""
-    entry = catalogue.entry("Adam")
+    entry = registry.entry("Adam")
     figures = []
     for name, target in (("gpt2", 0.97), ("resnet50", 0.90), ("small2000", 0.15)):
-        made = problem.make_tensors(shapes.load(name))
+        made = workload.make_tensors(shapes.load(name))
         (fused,) = peers.make_contenders(entry, made, ("torch-fused",))
         timings = measure(
             [
-                Contender("thalweg", problem.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, made)),
                 fused,
                 Contender(
                     "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
@@ -31,12 +31,12 @@ def adam() -> list[Figure]:
 
 def rules() -> list[Figure]:
     """Every rule on resnet50: the share of the bandwidth that one add over its streams reaches."""
-    made = problem.make_tensors(shapes.resnet50())
+    made = workload.make_tensors(shapes.resnet50())
     figures = []
-    for name, entry in catalogue.ENTRIES.items():
+    for name, entry in registry.ENTRIES.items():
         timings = measure(
             [
-                Contender("thalweg", problem.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, made)),
                 Contender(
                     "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
                 ),
@@ -49,12 +49,12 @@ def rules() -> list[Figure]:
 
 def clipping() -> list[Figure]:
     """Adam with global_clipnorm on resnet50, in units of plain Adam."""
-    entry, made = catalogue.entry("Adam"), problem.make_tensors(shapes.resnet50())
-    clipped = problem.thalweg_step(entry, made, {"global_clipnorm": 1.0})
+    entry, made = registry.entry("Adam"), workload.make_tensors(shapes.resnet50())
+    clipped = workload.thalweg_step(entry, made, {"global_clipnorm": 1.0})
     timings = measure(
         [
             Contender("clipped", clipped),
-            Contender("plain", problem.thalweg_step(entry, made)),
+            Contender("plain", workload.thalweg_step(entry, made)),
         ],
         rounds=9, block=0.1,
     )  # fmt: skip

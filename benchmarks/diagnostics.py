@@ -20,10 +20,10 @@ from unittest.mock import patch
 import torch
 
 from thalweg import optim
-from thalweg.bench.problem import make_tensors
-from thalweg.bench.shapes import ShapeSet, resnet50
-from thalweg.engines.cpu import codegen_diagnostics as kernels
-from thalweg.engines.cpu import diagnostics as updates
+from thalweg._cli.bench.shapes import ShapeSet, resnet50
+from thalweg._cli.bench.workload import make_tensors
+from thalweg._engines.cpu import codegen_diagnostics as kernels
+from thalweg._engines.cpu import diagnostics as updates
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {}),

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from thalweg import optim
-from thalweg.bench import problem, roofline, shapes
-from thalweg.bench.timing import Contender, Timings, measure
+from thalweg._cli.bench import roofline, shapes, workload
+from thalweg._cli.bench.timing import Contender, Timings, measure
 from thalweg.optim.hooks import GroupHooks
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
@@ -64,7 +64,7 @@ def classes() -> list[Figure]:
     """
     figures: list[Figure] = []
     for name, kind in KINDS.items():
-        made = problem.make_tensors(shapes.resnet50())
+        made = workload.make_tensors(shapes.resnet50())
         own = _step(getattr(optim, name), made.variables, kind.options)
         forms = [each for each in FORMS if each != "torch fused" or name in FUSED]
         peers = [
@@ -90,7 +90,7 @@ def compiled() -> list[Figure]:
     """Every dense class on resnet50 beside torch's under `torch.compile`, some minutes for each."""
     figures: list[Figure] = []
     for name, kind in KINDS.items():
-        made = problem.make_tensors(shapes.resnet50())
+        made = workload.make_tensors(shapes.resnet50())
         own = _step(getattr(optim, name), made.variables, kind.options)
         theirs = _step(getattr(torch.optim, name), made.variables, kind.options, wrap=torch.compile)
         contenders = [Contender("thalweg", own), Contender("torch compiled", theirs)]
@@ -240,4 +240,4 @@ def _parameters(count: int, size: int) -> list[Tensor]:
 
 def _parameters_of(chosen: shapes.ShapeSet) -> list[Tensor]:
     """Parameters with gradients of normal size."""
-    return problem.make_tensors(chosen).variables
+    return workload.make_tensors(chosen).variables

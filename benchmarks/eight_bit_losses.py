@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from thalweg import optim
-from thalweg.race.problems import lm
+from thalweg._cli.race.problems import lm
 
 STORAGES = ("8bit", "dynamic8")
 ALLOWED = 0.005  # of the loss of float32

@@ -10,8 +10,8 @@ from figure import Figure, compared
 from torch import Tensor
 
 from thalweg import optim
-from thalweg.bench import problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
 SMALL = shapes.ShapeSet("small", ((5000,),) * 2000, (torch.float32,) * 2000)
@@ -24,7 +24,7 @@ def eight_bits() -> list[Figure]:
     figures: list[Figure] = []
     for chosen, prefix in ((shapes.resnet50(), "eight_bits"), (SMALL, "eight_bits_small")):
         for storage in STORAGES:
-            made = problem.make_tensors(chosen).variables
+            made = workload.make_tensors(chosen).variables
             own = optim.AdamW(made, lr=RATE, weight_decay=DECAY, state_storage=storage)
             theirs = torch.optim.AdamW(made, lr=RATE, weight_decay=DECAY, fused=True)
             contenders = [Contender("thalweg", _warm(own)), Contender("torch", _warm(theirs))]
@@ -43,7 +43,7 @@ def split_weights() -> list[Figure]:
     for chosen, name, target in (
         (shapes.resnet50(), "split_weights", 1.3), (SMALL, "split_weights_small", 0.30),
     ):  # fmt: skip
-        wide, narrow = (problem.make_tensors(chosen).variables for _ in range(2))
+        wide, narrow = (workload.make_tensors(chosen).variables for _ in range(2))
         narrow = [_as_bfloat(each) for each in narrow]
         own = optim.AdamW(
             narrow, lr=RATE, weight_decay=DECAY, weights="split", state_storage="8bit"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from thalweg.bench.timing import OTHERS, Timings, busy_elsewhere
+from thalweg._cli.bench.timing import OTHERS, Timings, busy_elsewhere
 
 Sense = Literal["<=", ">="]
 _COLORS = {"yes": "green", "no": "red", "?": "yellow"}

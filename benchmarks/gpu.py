@@ -27,7 +27,7 @@ from torch import Tensor
 
 import thalweg
 from thalweg import optim
-from thalweg.bench import shapes
+from thalweg._cli.bench import shapes
 from thalweg.keras.optimizers import Adam
 
 Step = Callable[[], object]

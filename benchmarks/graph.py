@@ -14,7 +14,7 @@ from torch import nn
 
 import thalweg
 from thalweg import v1
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender, measure
 
 BATCH, PIXELS, CLASSES = 64, 64, 10
 LABELLINGS = 16  # that contradict each other: a model that knew them all by heart has no gradients

@@ -14,9 +14,9 @@ from figure import Figure
 
 import thalweg
 from thalweg import optim
-from thalweg.bench import catalogue, memory, problem, shapes
-from thalweg.bench.timing import Contender, Timings, measure
-from thalweg.engines.cpu import launch, store
+from thalweg._cli.bench import memory, registry, shapes, workload
+from thalweg._cli.bench.timing import Contender, Timings, measure
+from thalweg._engines.cpu import launch, store
 from thalweg.keras.optimizers import Adam, schedules
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train
@@ -54,7 +54,7 @@ def cost() -> list[Figure]:
     """
     figures = []
     for name in ("keras", "optimize_loss"):
-        steps = {count: STEPS[name](problem.make_tensors(_tiny(count))) for count in COUNTS}
+        steps = {count: STEPS[name](workload.make_tensors(_tiny(count))) for count in COUNTS}
         for state, before in (("warm", None), ("cold", _toucher())):
             contenders = [Contender(str(count), step, before) for count, step in steps.items()]
             timings = measure(contenders, rounds=11, block=0.05)
@@ -95,7 +95,7 @@ def calls() -> list[Figure]:
     """
     figures = []
     for name, make in STEPS.items():
-        step = make(problem.make_tensors(_tiny(WALKED)))
+        step = make(workload.make_tensors(_tiny(WALKED)))
         for _ in range(4):
             step()
         entered = _entered(step)
@@ -126,25 +126,25 @@ def _entered(step: Step) -> list[str]:
     return found
 
 
-def _applying(optimizer: Any, made: problem.Problem) -> Step:
+def _applying(optimizer: Any, made: workload.Workload) -> Step:
     pairs = list(zip(made.gradients, made.variables, strict=True))
     return lambda: optimizer.apply_gradients(pairs)
 
 
-def _optimizing(made: problem.Problem) -> Step:
+def _optimizing(made: workload.Workload) -> Step:
     step: Any = optimize_loss(
         lambda: torch.zeros(()), "Adam", {}, lambda step: 1e-4, var_list=made.variables
     )
     return lambda: step.apply_gradients(made.gradients)
 
 
-def _stepping(made: problem.Problem) -> Step:
+def _stepping(made: workload.Workload) -> Step:
     for var, grad in zip(made.variables, made.gradients, strict=True):
         var.grad = grad
     return optim.Adam(made.variables, 1e-4).step
 
 
-STEPS: dict[str, Callable[[problem.Problem], Step]] = {
+STEPS: dict[str, Callable[[workload.Workload], Step]] = {
     "optim": _stepping,
     "keras": lambda made: _applying(Adam(1e-4), made),
     "v1": lambda made: _applying(train.AdamOptimizer(1e-4), made),
@@ -158,9 +158,9 @@ def _tiny(count: int) -> shapes.ShapeSet:
 
 def allocation() -> list[Figure]:
     """Bytes that a steady Adam step holds at most beyond those between steps."""
-    entry, figures = catalogue.entry("Adam"), []
+    entry, figures = registry.entry("Adam"), []
     for chosen in (shapes.resnet50(), shapes.gpt2()):
-        step = problem.thalweg_step(entry, problem.make_tensors(chosen))
+        step = workload.thalweg_step(entry, workload.make_tensors(chosen))
         for _ in range(5):
             step()
         held = memory.extra_bytes(step)
@@ -184,7 +184,7 @@ def _sparse_scratch() -> Figure:
 
 def recompiling() -> list[Figure]:
     """Kernels made by changing the learning rate, or putting a schedule in its place."""
-    made = problem.make_tensors(_tiny(3))
+    made = workload.make_tensors(_tiny(3))
     optimizer = Adam(1e-3)
 
     def step() -> None:

@@ -11,7 +11,7 @@ from figure import Figure, compared
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from thalweg.bench.timing import Contender, busy_elsewhere, measure, no_collection, time_steps
+from thalweg._cli.bench.timing import Contender, busy_elsewhere, measure, no_collection, time_steps
 from thalweg.keras.optimizers import Adam
 
 WIDTH, LAYERS, BATCH = 512, 6, 64

@@ -9,7 +9,7 @@ from figure import Figure, compared
 from torch import Tensor
 
 from thalweg import optim
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.rules.modern.newton_schulz import triples
 
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {

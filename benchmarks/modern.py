@@ -11,8 +11,8 @@ from figure import Figure, compared
 from torch import Tensor
 
 from thalweg import optim
-from thalweg.bench import problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
 SMALL = shapes.ShapeSet("small", ((1000,),) * 2000, (torch.float32,) * 2000)
@@ -47,7 +47,7 @@ def modern() -> list[Figure]:
     figures: list[Figure] = []
     for chosen, prefix in ((shapes.resnet50(), "modern"), (SMALL, "modern_small")):
         for name, kind in KINDS.items():
-            made = problem.make_tensors(chosen).variables
+            made = workload.make_tensors(chosen).variables
             contenders = [
                 Contender("thalweg", _step(getattr(optim, name), made, kind.options)),
                 Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),
@@ -63,7 +63,7 @@ def rows() -> list[Figure]:
     figures: list[Figure] = []
     kernels = shapes.ShapeSet("kernels", ((512, 512, 3, 3),), (torch.float32,))
     for chosen in (shapes.resnet50(), kernels):
-        made = problem.make_tensors(chosen).variables
+        made = workload.make_tensors(chosen).variables
         contenders = [
             Contender("thalweg", _step(optim.Adafactor, made, {})),
             Contender("torch", _step(torch.optim.AdamW, made, {"fused": True})),

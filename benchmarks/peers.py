@@ -12,8 +12,8 @@ from figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from thalweg.bench.timing import busy_elsewhere, no_collection
-from thalweg.storage.checksum import crc32c
+from thalweg._cli.bench.timing import busy_elsewhere, no_collection
+from thalweg._formats.checksum import crc32c
 
 ROUNDS = 5
 

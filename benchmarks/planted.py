@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thalweg import optim
+from thalweg._cli.race.problems import lm
+from thalweg._cli.race.problems.problem import Examples
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, Spikes, Table, Warned
-from thalweg.race.problems import lm
-from thalweg.race.problems.problem import Examples
 
 TUNED_ON, SEEDS = range(5), range(100, 105)
 STEPS, AT, RATE = 300, 150, 3e-3

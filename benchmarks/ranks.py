@@ -26,8 +26,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.bench.timing import busy_elsewhere, no_collection
-from thalweg.cli.ranks import launch_ranks
+from thalweg._cli.bench.timing import busy_elsewhere, no_collection
+from thalweg._cli.launch import launch_ranks
 from thalweg.distribute import Strategy
 from thalweg.keras.optimizers import Adam
 

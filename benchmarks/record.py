@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from figure import Figure
 
-from thalweg.bench.table import processor_name
-from thalweg.engines.cpu import machine_code
+from thalweg._cli.bench.table import processor_name
+from thalweg._engines.cpu import machine_code
 
 FILE = Path(__file__).with_name("figures.json")
 

@@ -9,8 +9,8 @@ from drop_ins import WARM_UP
 from figure import Figure, compared
 
 from thalweg import optim
-from thalweg.bench import problem, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 
 RATE, DECAY = 1e-4, 0.01
 ADDED = 0.3  # what random bits may add, of the time of torch's step
@@ -19,7 +19,7 @@ NEAREST, STOCHASTIC = "nearest", "stochastic"
 
 def rounding() -> list[Figure]:
     """Both on ResNet-50, in units of `torch.optim.AdamW(fused=True)` on float32."""
-    wide = problem.make_tensors(shapes.resnet50()).variables
+    wide = workload.make_tensors(shapes.resnet50()).variables
     made = [each.detach().to(torch.bfloat16).requires_grad_() for each in wide]
     for each, other in zip(made, wide, strict=True):
         each.grad = None if other.grad is None else other.grad.to(torch.bfloat16)

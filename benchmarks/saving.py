@@ -11,9 +11,9 @@ from figure import Figure
 from peers import Work, load_plainly, save_plainly, throughput
 from torch import Tensor
 
-from thalweg.bench import memory, shapes
-from thalweg.storage import container
-from thalweg.storage.stored import of_tensor
+from thalweg._cli.bench import memory, shapes
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import of_tensor
 
 ROOM = 16.0  # MiB
 

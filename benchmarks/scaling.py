@@ -17,10 +17,10 @@ from time import perf_counter
 import torch
 from torch import distributed
 
-from thalweg.cli.ranks import launch_ranks
+from thalweg._cli.launch import launch_ranks
+from thalweg._engines.measuring import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import SIZE
-from thalweg.engines.measuring import LEAF
 
 PARAMETERS = [10**power for power in (8, 9, 10, 11, 12)]
 RANKS = (8, 64, 512, 4096)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from thalweg import optim
-from thalweg.race.problems import lm
+from thalweg._cli.race.problems import lm
 
 RATE = 0.01  # of the race
 WAYS: dict[str, dict[str, Any] | None] = {

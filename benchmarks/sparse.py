@@ -10,7 +10,7 @@ import torch
 from figure import Figure, compared
 from torch import Tensor
 
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.keras.optimizers import SGD, Adagrad, Adamax
 from thalweg.v1.contrib.opt import LazyAdamOptimizer
 

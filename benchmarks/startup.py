@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from figure import Figure, watched
 
-from thalweg.bench import catalogue
+from thalweg._cli.bench import registry
 
 IMPORT = """
 import time, torch
@@ -36,9 +36,9 @@ step()
 print(time.process_time() - start, time.perf_counter() - wall)
 """
 RULE = """
-from thalweg.bench import catalogue, problem, shapes
-step = problem.thalweg_step(
-    catalogue.entry({rule!r}), problem.make_tensors(shapes.of("one", [(1000,)]))
+from thalweg._cli.bench import registry, shapes, workload
+step = workload.thalweg_step(
+    registry.entry({rule!r}), workload.make_tensors(shapes.of("one", [(1000,)]))
 )
 """
 OPTIM = """
@@ -90,7 +90,7 @@ def importing(runs: int = 11) -> list[Figure]:
 
 def first_steps(runs: int = 3) -> list[Figure]:
     """Seconds of the first step: with nothing compiled, and from the disk."""
-    made = {rule: RULE.format(rule=rule) for rule in catalogue.ENTRIES}
+    made = {rule: RULE.format(rule=rule) for rule in registry.ENTRIES}
     made = {"optim_AdamW": OPTIM, "optim_AdamW_third": OPTIM + THIRD, **made}
     figures: list[Figure] = []
     for name, make in made.items():

@@ -9,8 +9,8 @@ import torch
 from figure import Figure, compared
 from torch import Tensor
 
-from thalweg.bench import memory, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import memory, roofline, shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 Step = Callable[[], Any]
@@ -48,7 +48,7 @@ def masters() -> list[Figure]:
     """
     figures = []
     for name in NAMES:
-        made = problem.make_tensors(shapes.load(name))
+        made = workload.make_tensors(shapes.load(name))
         variables, gradients = _halved(made.variables), _halved(made.gradients)
         step = _step("Adam", {}, variables, loss_scaling=SCALE)
         apply = _with_gradients(step, gradients)
@@ -108,7 +108,7 @@ def _swept(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Step:
-    made = problem.make_tensors(shapes.load(name))
+    made = workload.make_tensors(shapes.load(name))
     variables, gradients = made.variables, made.gradients
     if dtype != torch.float32:
         variables, gradients = _halved(variables), _halved(gradients)
@@ -119,7 +119,7 @@ def _halved(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [each.detach().to(torch.bfloat16) for each in tensors]
 
 
-def _scaled_again(made: problem.Problem) -> Step:
+def _scaled_again(made: workload.Workload) -> Step:
     """Put the gradients back, which torch unscales in place."""
     kept = [grad.clone() for grad in made.gradients]
 
@@ -131,7 +131,7 @@ def _scaled_again(made: problem.Problem) -> Step:
 
 
 def _torch_adamw(name: str) -> Contender:
-    made = problem.make_tensors(shapes.load(name))
+    made = workload.make_tensors(shapes.load(name))
     optimizer = torch.optim.AdamW(made.variables, lr=RATE, weight_decay=DECAY, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1 << 30)
     scaler.scale(torch.zeros(()))
@@ -146,7 +146,7 @@ def _torch_adamw(name: str) -> Contender:
 
 
 def _torch_larc(name: str) -> Contender:
-    made = problem.make_tensors(shapes.load(name))
+    made = workload.make_tensors(shapes.load(name))
     variables = [var.detach() for var in made.variables]
     velocities = [torch.zeros_like(var) for var in variables]
 

@@ -6,15 +6,15 @@ import torch
 from figure import Figure, compared
 from torch import Tensor, nn
 
-from thalweg.bench import catalogue, memory, problem, roofline, shapes
-from thalweg.bench.timing import Contender, measure
+from thalweg._cli.bench import memory, registry, roofline, shapes, workload
+from thalweg._cli.bench.timing import Contender, measure
 from thalweg.v1 import train
 
 # Its time is that of pow; that of norms over other streams; that of AdamV1, whose formula it is.
 LEFT_OUT = {"FtrlPowerV1", "LARS", "NesterovLARS", "NovoGrad", "LazyAdam"}
 ENTRIES = {
-    "GradientDescent": catalogue.entry("v1:GradientDescentOptimizer"),
-    **{name: entry for name, entry in catalogue.V1.items() if name not in LEFT_OUT},
+    "GradientDescent": registry.entry("v1:GradientDescentOptimizer"),
+    **{name: entry for name, entry in registry.V1.items() if name not in LEFT_OUT},
 }
 LAYERS, WIDTH, BATCH = 12, 1024, 1
 LEAST_SHARE, MOST_VARIABLES = 0.88, 1.1
@@ -25,12 +25,12 @@ def rules() -> list[Figure]:
 
     What is timed is `apply_gradients` of `thalweg.v1.train` and `thalweg.v1.contrib.opt`.
     """
-    made = problem.make_tensors(shapes.resnet50())
+    made = workload.make_tensors(shapes.resnet50())
     figures = []
     for name, entry in ENTRIES.items():
         timings = measure(
             [
-                Contender("thalweg", problem.thalweg_step(entry, made)),
+                Contender("thalweg", workload.thalweg_step(entry, made)),
                 Contender(
                     "roofline", roofline.roofline(entry.slots, made.variables, made.gradients)
                 ),

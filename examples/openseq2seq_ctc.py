@@ -3,7 +3,7 @@
 A line is a picture of 3 to 6 digits that is read column by column, 8 pixels to a frame, as speech
 is; CTC finds out where each digit stands. No image of a test line is in a training line. The digits
 are scikit-learn's (1,797 images of 8 x 8, E. Alpaydin and C. Kaynak, UCI Machine Learning
-Repository, CC BY 4.0). See `thalweg.race.problems.lines` for data, model and loss.
+Repository, CC BY 4.0). See `thalweg._cli.race.problems.digit_lines` for data, model and loss.
 
 `CONFIGS` look like those for Jasper and Deep Speech 2: float16 weights with float32 masters, a loss
 scale that backs off on overflow, NovoGrad or LARC, polynomial decay. Run it with
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thalweg._cli.race.problems import digit_lines
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers.lr_policies import poly_decay
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-from thalweg.race.problems import lines
 from thalweg.v1.contrib.layers import l2_regularizer
 
 BASE_PARAMS: dict[str, Any] = {
@@ -88,7 +88,7 @@ class Trained(NamedTuple):
 
 def train(
     config: dict[str, Any],
-    problem: lines.Lines,
+    problem: digit_lines.DigitLines,
     half: torch.dtype = torch.float16,
     writer: Any = None,
 ) -> Trained:
@@ -102,7 +102,7 @@ def train(
     """
     begin = perf_counter()
     torch.manual_seed(config["random_seed"])
-    model = lines.LineReader(half if config["dtype"] == "mixed" else torch.float32)
+    model = digit_lines.LineReader(half if config["dtype"] == "mixed" else torch.float32)
     batches = shuffled(problem, config["random_seed"])
     plan = from_config(config, dataset_size=len(problem.train.targets))
     step = plan.optimize(lambda: problem.loss(model, next(batches)), model, summary_writer=writer)
@@ -111,12 +111,12 @@ def train(
         losses.append(step().item())
         if writer is not None:
             writer.add_scalar("train_loss", losses[-1], int(step.global_step))
-    _, error_rate = lines.measured(model, problem.test)
+    _, error_rate = digit_lines.measured(model, problem.test)
     scale = None if step.loss_scaler is None else step.loss_scaler.loss_scale.item()
     return Trained(error_rate, losses, len(losses) - plan.last_step, scale, perf_counter() - begin)
 
 
-def shuffled(problem: lines.Lines, seed: int) -> Iterator[torch.Tensor]:
+def shuffled(problem: digit_lines.DigitLines, seed: int) -> Iterator[torch.Tensor]:
     """Rows of one batch after another, without end."""
     for epoch in count():
         yield from problem.order(1, seed + epoch)
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
     parser = argparse.ArgumentParser(description="Reads lines of digits with CTC.")
     parser.add_argument("--config", choices=CONFIGS, default="novograd")
     parser.add_argument("--epochs", type=int, help="[default: as the config says]")
-    parser.add_argument("--lines", type=int, default=lines.TRAIN_LINES, help="to train on")
+    parser.add_argument("--lines", type=int, default=digit_lines.TRAIN_LINES, help="to train on")
     parser.add_argument("--half", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--seed", type=int, default=BASE_PARAMS["random_seed"])
     parser.add_argument("--logdir", help="folder for TensorBoard events")
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
     if given.epochs is not None:
         config = {**config, "num_epochs": given.epochs}
     torch.set_num_threads(1)  # as fast as many for a model this small
-    problem = lines.load(given.seed, train_lines=given.lines)
+    problem = digit_lines.load(given.seed, train_lines=given.lines)
     steps = config["num_epochs"] * (len(problem.train.targets) // config["batch_size_per_gpu"])
     policy = config["lr_policy_params"]
     if policy.get("warmup_steps", 0) >= steps:  # a training this short has no time for it

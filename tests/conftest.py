@@ -57,6 +57,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return max(usual, own.args[0]) if own else usual
 
     items.sort(key=longer, reverse=True)
+    items.sort(key=_followers_of_ranks(items).__contains__)
+
+
+def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that read what ranks have told to an earlier one.
+
+    They come last: next to the first of them, they would wait for its ranks on another worker.
+    """
+    leaders: set[tuple[Any, str]] = set()
+    followers: set[pytest.Item] = set()
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "told" in params:
+            module = getattr(item, "module", None)
+            home = item.path if hasattr(module, "told") else item.path.parent
+            key = (home, str(params["told"]))
+            if key in leaders:
+                followers.add(item)
+            leaders.add(key)
+    return followers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,7 +91,7 @@ def looks() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def eager_mode() -> None:
     """Tests begin in eager mode, whatever the first of them calls."""
-    from thalweg.graph import enable_eager_execution  # after the environment is set
+    from thalweg._graph import enable_eager_execution  # after the environment is set
 
     enable_eager_execution()
 
@@ -85,7 +105,7 @@ def with_keras() -> None:
 @pytest.fixture
 def graph() -> Iterator[Any]:
     """A graph of its own, in which the test builds."""
-    from thalweg.graph import Graph  # after the environment is set
+    from thalweg._graph import Graph  # after the environment is set
 
     with Graph().as_default() as made:
         yield made
@@ -114,8 +134,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets how many threads of torch kernels run on, however small the tensors."""
     import torch
 
-    from thalweg.engines.cpu import launch
-    from thalweg.engines.cpu.tuning import Tuning
+    from thalweg._engines.cpu import launch
+    from thalweg._engines.cpu.tuning import Tuning
 
     monkeypatch.setattr(launch, "tuning", lambda: Tuning(serial=0))
     before = torch.get_num_threads()

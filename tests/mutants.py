@@ -34,15 +34,15 @@ MODULES: dict[str, list[str]] = {
         "test_formula.py", "engines/test_check_rule.py", "core/test_core_step.py",
         "engines/test_engines.py",
     ],
-    "engines/reference": [
+    "_engines/reference": [
         "engines/test_reference.py", "engines/test_engines.py", "engines/test_sparse_engines.py",
         "engines/test_measuring.py",
     ],
-    "engines/layout": [
+    "_engines/layout": [
         "engines/test_gate.py", "test_errors.py", "engines/test_memory.py",
         "engines/test_pointers.py", "engines/test_layouts.py",
     ],
-    "engines/dispatcher": [
+    "_engines/dispatcher": [
         "engines/test_gate.py", "engines/test_pointers.py", "engines/test_memory.py",
         "engines/test_engines.py", "engines/test_sparse_engines.py",
     ],

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from many import many
-from thalweg import IndexedSlices, Variable, catalogue
+from thalweg import IndexedSlices, Variable
+from thalweg._cli import registry
 from thalweg.v1 import train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "extensions"))
@@ -90,7 +91,7 @@ def take_step(optimizer: Any, param: Any, rows: list[int], values: torch.Tensor)
     """Take a step with a sparse gradient, or with a dense one if `rows` is empty."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         grad = IndexedSlices(values, torch.tensor(rows), SHAPE) if rows else values
-        catalogue.applied(optimizer)([(grad, param)])
+        registry.applied(optimizer)([(grad, param)])
         return
     indices = torch.tensor([rows])
     param.grad = (

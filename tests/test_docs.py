@@ -19,9 +19,9 @@ import fresh
 import thalweg
 from many import many
 from thalweg import checkpoint, optim
-from thalweg.core.slot_optimizer import SlotOptimizer
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._formats import container
 from thalweg.keras import optimizers as keras_optimizers
-from thalweg.storage import container
 from thalweg.v1 import train
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +149,7 @@ def test_a_block_that_prints_something_else_is_told(tmp_path: Path) -> None:
 def test_a_command_of_the_pages_is_one(command: str) -> None:
     """Nothing is run: its name, its options and the number of its arguments are read."""
     click = pytest.importorskip("click", reason="the command line is not installed")
-    from thalweg.cli.main import main
+    from thalweg._cli.main import main
 
     name, *arguments = shlex.split(command.partition(": thalweg ")[2])
     found = main.get_command(click.Context(main), name)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.bench import shapes
+from thalweg._cli.bench import shapes
 
 FILE = Path(__file__).parent.parent / "benchmarks/gpu.py"
 SMALL = shapes.of("small", [(3, 4), (5,)])

@@ -23,24 +23,24 @@ TESTS = Path(__file__).parent
 
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "variable", "indexed_slices", "autodiff", "version", "ground", "static_shape"),
-    ("storage",),
+    ("errors", "variable", "indexed_slices", "autodiff", "version", "_base"),
+    ("_formats",),
     ("formula", "rules"),
-    ("engines",),
-    ("schedules", "core"),
+    ("_engines",),
+    ("schedules", "_core"),
     ("diagnostics",),
     ("distribute",),
     ("keras", "optim"),
     ("checkpoint",),
-    ("graph",),
+    ("_graph",),
     ("v1",),
     ("openseq2seq",),
     ("integrations",),
     ("tf",),
-    ("catalogue",),
-    ("checkpoint.tensorflow", "checkpoint.files"),
-    ("race", "bench", "scan", "conform", "report"),
-    ("cli", "__main__"),
+    ("_cli.registry",),
+    ("checkpoint.tensorflow", "checkpoint.inspection"),
+    ("_cli.race", "_cli.bench", "_cli.scan", "conform", "_cli.report"),
+    ("_cli", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -108,7 +108,7 @@ def test_nothing_imports_upwards(path: Path) -> None:
 
 
 # What stands on TensorFlow's side registers itself with the core, which knows no name of it.
-BEYOND = {"graph", "v1", "openseq2seq", "tf"}
+BEYOND = {"_graph", "v1", "openseq2seq", "tf"}
 NUMBERS = [path for path in MODULES if LEVEL.get(_room(path), 99) <= LEVEL["keras"]]
 
 
@@ -223,7 +223,7 @@ def test_circles_of_packages_are_found(of_q: str, of_x: str, of_y: str, circle: 
     assert _circles(sources) == ([circle] if circle else [])
 
 
-@many("path", (SOURCE / "engines").rglob("*.py"))
+@many("path", (SOURCE / "_engines").rglob("*.py"))
 def test_engines_know_no_rule(path: Path) -> None:
     assert "rules" not in _imports(path)
 
@@ -252,26 +252,26 @@ FACES = [
 
 @many("path", FACES)
 def test_faces_leave_memory_to_the_step(path: Path) -> None:
-    inner = re.findall(r"from thalweg\.engines\.(\w+) import", path.read_text())
+    inner = re.findall(r"from thalweg\._engines\.(\w+) import", path.read_text())
     assert set(inner) <= {"selection"}
 
 
 @many("path", (SOURCE / "rules").glob("*.py"))
 def test_rules_are_mathematics_only(path: Path) -> None:
     is_list = path.name == "__init__.py"
-    assert _imports(path) <= {"formula", "rules", *(["ground"] if is_list else [])}
+    assert _imports(path) <= {"formula", "rules", *(["_base"] if is_list else [])}
 
 
 def test_formulas_of_schedules_are_mathematics_only() -> None:
-    assert _imports(SOURCE / "schedules" / "formulas.py") == {"ground"}
+    assert _imports(SOURCE / "schedules" / "formulas.py") == {"_base"}
 
 
 LATE = {
     "distribute": "distribute",
-    "engines": "engines",
-    "engines.cpu": "engines.cpu",
-    "engines.cuda": "engines.cuda",
-    "graph.port": "graph",
+    "_engines": "_engines",
+    "_engines.cpu": "_engines.cpu",
+    "_engines.cuda": "_engines.cuda",
+    "_graph.graph_mode_backend": "_graph",
     "rules": "rules",
     "rules.torch": "rules.torch",
     "schedules": "schedules",
@@ -297,7 +297,7 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
         for each in homes[f"thalweg.{owner}"].values()
     }
     late |= {module for tree in trees.values() for module in _waited_for(tree)}
-    assert {"thalweg.rules.adam", "thalweg.engines.offload"} <= late <= set(trees)
+    assert {"thalweg.rules.adam", "thalweg._engines.offload"} <= late <= set(trees)
     for title in late.union(*(_reached(each, imports) for each in late)):
         for node in trees[title].body:
             if isinstance(node, ast.ImportFrom) and node.module in homes:
@@ -305,10 +305,12 @@ def test_what_is_imported_late_asks_for_nothing_late() -> None:
                 assert asked.isdisjoint(homes[node.module]), title
 
 
-def test_folders_of_tests_are_rooms() -> None:
+def test_folders_of_tests_are_packages() -> None:
     folders = {path.parent.name for path in TESTS.glob("*/*.py")}
-    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert folders - rooms == {"attack", "cuda", "faces", "support"}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    packages |= {path.parent.name for path in SOURCE.glob("_cli/*/__init__.py")}
+    tested = {name.removeprefix("_") for name in packages}
+    assert folders - tested == {"attack", "cuda", "faces", "support"}
 
 
 def test_names_of_test_files_are_unique() -> None:  # they are no packages, but for the attacks
@@ -321,7 +323,8 @@ def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
     names = re.compile(r"^ *from thalweg\.(\w+)\S* import (\([^)]*\)|.*)", re.MULTILINE)
     for path in TESTS.rglob("*.py"):
         for room, imported in names.findall(path.read_text()):
-            assert not re.search(r"\b_[a-zA-Z]", imported) or room == path.parent.name, path
+            is_own = path.parent.name == room.removeprefix("_")
+            assert is_own or not re.search(r"\b_[a-zA-Z]", imported), path
 
 
 def _printed(program: str) -> str:
@@ -348,7 +351,8 @@ missing = [name for name in package.__all__ if name not in globals()]
 assert not missing, missing
 homes = vars(package).get("_HOMES", {{}}).values()
 homes = [each for each in homes if not {{*each}} & {{*".:"}}]
-is_own = package.__name__ != "thalweg.graph.port"  # which offers what the package beside it has
+# The backend offers names of the package that it lies in.
+is_own = package.__name__ != "thalweg._graph.graph_mode_backend"
 assert all(getattr(package, home).__name__.endswith(home) for home in homes if is_own)
 assert not hasattr(package, "no_such_name")
 """

@@ -13,7 +13,7 @@ MODULES = [
     "thalweg.checkpoint.tensorflow",
     "thalweg.conform",
     "thalweg.distribute",
-    "thalweg.graph",
+    "thalweg._graph",
     "thalweg.keras",
     "thalweg.keras.optimizers",
     "thalweg.openseq2seq",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from thalweg import tf
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.storage.stored import of_tensor
 from thalweg.variable import (
     Moves,
     Variable,
@@ -276,7 +276,7 @@ def test_numpy_of_a_scalar_is_a_numpy_scalar():
 
 
 def test_memory_that_was_read_remains_torchs_own():
-    from thalweg.graph.exchange import exported
+    from thalweg._graph.feeds_and_fetches import exported
 
     var = Variable(torch.ones(2))
     for read in (Variable.numpy, np.asarray, exported, tf.sqrt):

@@ -47,7 +47,7 @@ print(json.dumps({
     if name.split(".")[0] == "thalweg" and getattr(module, "__file__", None)
 }))
 """
-_COMPILER = "thalweg.engines.cpu.compiler"
+_COMPILER = "thalweg._engines.cpu.compiler"
 
 Lines = dict[str, int]  # of each module
 

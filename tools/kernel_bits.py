@@ -112,8 +112,8 @@ def rules() -> Iterator[tuple[str, Any]]:
 
 def kernel_of(rule: Any, dtype: str) -> tuple[Any, str]:
     """The kernel of a rule on numbers of a type, and the type of its arithmetic."""
-    from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate_update
+    from thalweg._engines.codegen import Update
+    from thalweg._engines.cpu.codegen import generate_update
 
     compute = "float64" if dtype == "float64" else "float32"
     return generate_update(
@@ -126,9 +126,9 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
 
     That is asked where denormals are kept and types are wide, which needs no more than NumPy.
     """
-    from thalweg.engines.cpu import store
-    from thalweg.engines.cpu.work import cut_slices, dense_chunks, make_table
-    from thalweg.engines.numpy_functions import numpy_formula
+    from thalweg._engines.cpu import store
+    from thalweg._engines.cpu.work import cut_slices, dense_chunks, make_table
+    from thalweg._engines.numpy_functions import numpy_formula
 
     kernel, compute = kernel_of(rule, dtype)
     streams = [draw_numbers(k, dtype, positive=k > 1) for k in range(2 + len(rule.element_slots))]
@@ -176,8 +176,8 @@ def assemble(triple: str) -> int:
     """Compile all kernels for another machine; returns how many."""
     from llvmlite import binding
 
-    from thalweg.engines.cpu import primitives
-    from thalweg.engines.cpu.compiler import build_module
+    from thalweg._engines.cpu import primitives
+    from thalweg._engines.cpu.compiler import build_module
 
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()

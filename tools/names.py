@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from thalweg.scan import table
+from thalweg._cli.scan import table
 
 PAGE = Path(__file__).parents[1] / "docs" / "tensorflow.md"
 BETWEEN = re.compile(r"(?<=<!-- names -->\n).*(?=<!-- end of names -->)", re.DOTALL)

@@ -41,7 +41,7 @@ TESTS = [
     "tests/keras/test_keras_goldens.py",
     "tests/v1/test_v1_goldens.py",
     "tests/checkpoint/test_checkpoint.py",
-    "tests/storage/test_storage_container.py",
+    "tests/formats/test_storage_container.py",
     "tests/cli/test_cli_doctor.py",
 ]
 OLDEST = ("numpy", "llvmlite", "safetensors", "click", "rich")

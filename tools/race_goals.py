@@ -1,4 +1,4 @@
-"""What AdamW reaches on the problems of `thalweg race`: the losses of `race/target/goals.py`.
+"""What AdamW reaches on the problems of `thalweg race`: the losses of `_cli/race/target/goals.py`.
 
 The rate is the best of AdamW's space, the rest of it the baseline of its source; then come as many
 seeds. Printed are the losses after each tenth of the steps, the median over seeds.
@@ -12,9 +12,9 @@ import argparse
 import statistics
 import sys
 
-from thalweg.race.target.goals import GOALS
-from thalweg.race.target.spaces import SPACES
-from thalweg.race.target.trial import follow_trial
+from thalweg._cli.race.target.goals import GOALS
+from thalweg._cli.race.target.search_spaces import SPACES
+from thalweg._cli.race.target.trial import follow_trial
 
 BASELINE = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95}
 

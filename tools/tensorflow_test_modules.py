@@ -24,9 +24,9 @@ import numpy as np
 from absl.testing import parameterized
 
 import thalweg.tf as tf
-from thalweg import graph
-from thalweg.ground.running import eagerly
-from thalweg.tf import private
+from thalweg import _graph
+from thalweg._base.execution_context import eagerly
+from thalweg.tf import private_modules
 
 
 def run_in_graph(test: Callable[..., object]) -> Callable[..., object]:
@@ -34,7 +34,7 @@ def run_in_graph(test: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(test)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        with graph.Graph().as_default():
+        with _graph.Graph().as_default():
             test(self, *args, **kwargs)
 
     return wrapped
@@ -56,7 +56,7 @@ def run_in_both(test: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(test)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        with graph.Graph().as_default(), self.session():
+        with _graph.Graph().as_default(), self.session():
             test(self, *args, **kwargs)
         self.tearDown()
         self.setUp()
@@ -102,7 +102,7 @@ def generate(cases: list[dict[str, Any]]) -> Callable[[Any], Any]:
 
         def run_case(self: Any, *args: Any, mode: str = "", **options: Any) -> None:
             options = {name: options[name] for name in options if takes_all or name in accepted}
-            contexts = {"graph": graph.Graph().as_default(), "eager": eagerly()}
+            contexts = {"graph": _graph.Graph().as_default(), "eager": eagerly()}
             plain = contextlib.nullcontext()
             with contexts.get(mode, plain), self.session() if mode == "graph" else plain:
                 test(self, *args, **options)
@@ -238,14 +238,14 @@ class PrivateModule(ModuleType):
     def __init__(self, name: str, roots: list[Path]) -> None:
         super().__init__(name)
         self.__path__, self.roots, self.places = [], roots, list[Any]()
-        if name.startswith("tensorflow.python.") and private.has(name):
-            self.places.append(private.module(name))
+        if name.startswith("tensorflow.python.") and private_modules.has(name):
+            self.places.append(private_modules.module(name))
         for pattern, place in FIRST_PLACES.items():
             if fnmatch(name, pattern):
-                self.places.append(private._attribute_at(place))
+                self.places.append(private_modules._attribute_at(place))
         if name.endswith(("legacy.optimizer_v2", "optimizer_v2.optimizer_v2")):
             self.OptimizerV2 = tf.keras.optimizers.Optimizer
-        self.places += [private._attribute_at(place) for place in PLACES] + [tf]
+        self.places += [private_modules._attribute_at(place) for place in PLACES] + [tf]
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
@@ -270,7 +270,7 @@ class Finder(MetaPathFinder, Loader):
         is_python = fullname.startswith("tensorflow.python")
         is_keras = fullname.startswith("tensorflow.python.keras") or fullname == "tensorflow.python"
         is_here = fullname in MODULES or fullname.startswith(packages)
-        if is_here or is_keras or (is_python and not private.has(fullname)):
+        if is_here or is_keras or (is_python and not private_modules.has(fullname)):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from tensorflow_test_modules import Finder
 
-from thalweg.tf.installing import install_as_tensorflow
+from thalweg.tf.install import install_as_tensorflow
 
 FILES = [
     "tensorflow/contrib/layers/python/layers/optimizers_test.py",

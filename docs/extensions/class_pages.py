@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from thalweg import catalogue, optim
-from thalweg.cli.class_facts import numbers_of, sparse_words
-from thalweg.cli.rules import formula_source, sweep_words
+from thalweg import optim
+from thalweg._cli import registry
+from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli.commands.rules import formula_source, sweep_words
 from thalweg.formula import Rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow
@@ -80,7 +81,7 @@ class Face:
 
 def faces() -> tuple[Face, ...]:
     """All faces, with all of their classes."""
-    named = {**catalogue.by_rule(), **catalogue.by_class()}
+    named = {**registry.by_rule(), **registry.by_class()}
     by_class: dict[type[Any], list[tuple[Mapping[str, Any], Rule]]] = {}
     for each in named.values():
         rules = by_class.setdefault(each.cls, [])
@@ -137,8 +138,8 @@ def faces() -> tuple[Face, ...]:
 
 def _of_optim() -> Iterator[Page]:
     found: dict[str, list[tuple[Mapping[str, Any], Rule]]] = {}
-    for name, each in catalogue.by_torch().items():
-        if name.startswith(catalogue.OPTIM):
+    for name, each in registry.by_torch().items():
+        if name.startswith(registry.OPTIM):
             found.setdefault(each.cls.made_of.__name__, []).append((each.options, each.cls.rule))
     found["AdamW"] += [variant for variant in found["Adam"] if variant[0]]
     for name in sorted(found, key=str.lower):

@@ -6,7 +6,8 @@ import importlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from thalweg.core.described import faces as _faces
+from thalweg._base.lazy import UPPER_PACKAGES as _UPPER_PACKAGES
+from thalweg._core.described import faces as _faces
 from thalweg.errors import (
     CancelledError,
     CheckpointMismatchError,
@@ -44,7 +45,6 @@ from thalweg.formula import (
     sqrt,
     where,
 )
-from thalweg.ground.lazily import UPPER_PACKAGES as _UPPER_PACKAGES
 from thalweg.indexed_slices import IndexedSlices, embedding_lookup
 from thalweg.variable import (
     Variable,
@@ -57,25 +57,25 @@ from thalweg.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from thalweg import checkpoint, diagnostics, distribute, keras, openseq2seq, optim, v1
+    from thalweg._base.fused_stage import FusedStage
+    from thalweg._base.rule_passes import Measure, Pass, Stage
+    from thalweg._base.tensor_patching import lend_names, take_back_names
+    from thalweg._engines import check_rule, engine
     from thalweg.autodiff import GradientTape
-    from thalweg.engines import check_rule, engine
-    from thalweg.ground.fused_stage import FusedStage
-    from thalweg.ground.lending import lend_names, take_back_names
-    from thalweg.ground.passes import Measure, Pass, Stage
-    from thalweg.tf.installing import install_as_tensorflow
+    from thalweg.tf.install import install_as_tensorflow
 
 # Imported when they are first asked for: `import thalweg` should cost little beside torch.
 _MODULES = ("autodiff", "checkpoint", "diagnostics", "distribute", "keras", "openseq2seq", "optim",
             "tf", "v1")  # fmt: skip
 _HOMES = {
     "GradientTape": "autodiff",
-    "FusedStage": "ground.fused_stage",
-    **dict.fromkeys(("Measure", "Pass", "Stage"), "ground.passes"),
-    "check_rule": "engines",
-    "engine": "engines",
-    "install_as_tensorflow": "tf.installing",
-    "lend_names": "ground.lending",
-    "take_back_names": "ground.lending",
+    "FusedStage": "_base.fused_stage",
+    **dict.fromkeys(("Measure", "Pass", "Stage"), "_base.rule_passes"),
+    "check_rule": "_engines",
+    "engine": "_engines",
+    "install_as_tensorflow": "tf.install",
+    "lend_names": "_base.tensor_patching",
+    "take_back_names": "_base.tensor_patching",
 }
 
 __all__ = [

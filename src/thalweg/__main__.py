@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from thalweg.race.errors import MissingExtraError, need_modules
+from thalweg._cli.race.errors import MissingExtraError, need_modules
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     except MissingExtraError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2)
-    from thalweg.cli.main import main as command
+    from thalweg._cli.main import main as command
 
     command(prog_name="thalweg")
 

@@ -18,10 +18,10 @@ import torch
 from torch import distributed
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from thalweg._base.context_managers import ContextSetting
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import Within
-from thalweg.ground.tracing import untraced
 from thalweg.indexed_slices import Gradient, as_gradient, embedding_lookup
 from thalweg.variable import is_variable, tensor_of, to_tensor
 
@@ -349,7 +349,7 @@ def _differentiate(
     return [None if end is None else as_gradient(next(found)) for end in inputs]
 
 
-def watching(begin: Begin) -> Within:
+def watching(begin: Begin) -> ContextSetting:
     """Be told of gradients as they come, where there are other processes.
 
     Args:
@@ -357,7 +357,7 @@ def watching(begin: Begin) -> Within:
             gradient. Returns None, or what is called with each leaf when its `grad` is complete.
     """
     change = partial(setattr, _recording, "begin")
-    return Within(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
+    return ContextSetting(lambda: ([partial(change, begin)], [partial(change, _recording.begin)]))
 
 
 def _are_leaves(tensors: Iterable[torch.Tensor]) -> bool:

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from thalweg._base import scalars
+from thalweg._base.composed_formula import ChainedFormula as ChainedFormula
+from thalweg._base.execution_context import is_ours
+from thalweg._base.lazy import lazy, offered
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
-from thalweg.ground import scalars
-from thalweg.ground.lazily import lazy, offered
-from thalweg.ground.locks import importing
-from thalweg.ground.of_two import Then as Then
-from thalweg.ground.running import is_ours
-from thalweg.ground.showing import show_value
 
 if TYPE_CHECKING:
-    from thalweg.ground.around import Around as Around
-    from thalweg.ground.around import StepMeasure as StepMeasure
-    from thalweg.ground.fused_stage import FusedStage as FusedStage
-    from thalweg.ground.fused_stage import mean_over_columns as mean_over_columns
-    from thalweg.ground.fused_stage import mean_over_rows as mean_over_rows
-    from thalweg.ground.passes import Level, Measure, Pass, Stage
+    from thalweg._base.fused_stage import FusedStage as FusedStage
+    from thalweg._base.fused_stage import mean_over_columns as mean_over_columns
+    from thalweg._base.fused_stage import mean_over_rows as mean_over_rows
+    from thalweg._base.rule_passes import Level, Measure, Pass, Stage
+    from thalweg._base.wrapped_formula import StepMeasure as StepMeasure
+    from thalweg._base.wrapped_formula import WrappedStepFormula as WrappedStepFormula
 
 Formula = Callable[..., Any]
 
@@ -42,12 +42,12 @@ _OFFERED = {
     "FusedStage": "fused_stage",
     "mean_over_columns": "fused_stage",
     "mean_over_rows": "fused_stage",
-    "Level": "passes",
-    "Measure": "passes",
-    "Pass": "passes",
-    "Stage": "passes",
-    "Around": "around",
-    "StepMeasure": "around",
+    "Level": "rule_passes",
+    "Measure": "rule_passes",
+    "Pass": "rule_passes",
+    "Stage": "rule_passes",
+    "WrappedStepFormula": "wrapped_formula",
+    "StepMeasure": "wrapped_formula",
 }
 _UP, _DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
@@ -101,7 +101,7 @@ class Slot:
         exact: Whether 8 bits are too few for it in any case, as for weights, or sums that grow and
             grow: the steps would be lost.
         storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
-            parameters of 4,096 elements and more; see `thalweg.engines.codecs`. None keeps numbers
+            parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None keeps numbers
             of the dtype.
         momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
             0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
@@ -299,11 +299,11 @@ class Rule:
             )
         if self.levels != ():
             with importing:
-                from thalweg.ground.passes import check_levels
+                from thalweg._base.rule_passes import check_levels
             check_levels(self)
         if self.passes or self.shaped_slots:
             with importing:
-                from thalweg.ground.passes import check_passes
+                from thalweg._base.rule_passes import check_passes
             check_passes(self)
         if self.duplicates not in ("sum", "successive"):
             raise RuleError(
@@ -322,7 +322,7 @@ class Rule:
         if self.per_variable is None:
             return self.levels
         with importing:
-            from thalweg.ground.passes import Level
+            from thalweg._base.rule_passes import Level
         return (Level(self.measures, self.per_variable), *self.levels)
 
     @lazy
@@ -545,7 +545,7 @@ def power(x: Any, y: Any) -> Any:
 
 def wide(x: Any) -> Any:
     """`x` in float64, for the few kernels that compute float32 in double precision."""
-    if hasattr(x, "widen"):  # a symbol of `core/symbols.py`
+    if hasattr(x, "widen"):  # a symbol of `_core/symbols.py`
         return x.widen()
     return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
 
@@ -554,7 +554,7 @@ def narrow(x: Any, like: Any) -> Any:
     """`x` rounded to the dtype of `like`, which must not be `wide`."""
     if isinstance(like, torch.Tensor):
         return x.to(like.dtype)
-    if hasattr(like, "narrow"):  # a symbol of `core/symbols.py`
+    if hasattr(like, "narrow"):  # a symbol of `_core/symbols.py`
         return like.narrow(x)
     return np.asarray(x, np.asarray(like).dtype)[()]
 
@@ -573,4 +573,4 @@ def moved(base: Any, step: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    return offered(__name__, _OFFERED, name, "thalweg.ground")
+    return offered(__name__, _OFFERED, name, "thalweg._base")

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import torch
 
+from thalweg._base.execution_context import is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.running import is_symbolic
 from thalweg.variable import REDUCED, check_held, dtype_name, numpy_array, numpy_copy, to_tensor
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from thalweg._base.added_dtypes import added_type, bits_of
+from thalweg._base.context_managers import no_grad
+from thalweg._base.showing import holds_elements, show_value
+from thalweg._base.static_shape import Shape, UnknownShape
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
-from thalweg.ground.added_dtypes import added_type, bits_of
-from thalweg.ground.showing import holds_elements, show_value
-from thalweg.ground.static_shape import Shape, UnknownShape
-from thalweg.ground.switches import no_grad
 
 Constraint = Callable[[torch.Tensor], torch.Tensor]
 

@@ -2,7 +2,7 @@
 
 A change of bytes alone is refused, or is none. Where the checksums of what was changed are made to
 fit, whatever is read has the bytes that its shape asks for, and all together no more than the files
-have. Nothing raises but what `thalweg.storage.bundle` says it does, nothing takes two seconds, and
+have. Nothing raises but what `thalweg._formats.bundle` says it does, nothing takes two seconds, and
 nothing takes memory that the files do not.
 """
 
@@ -21,18 +21,18 @@ import bundle_examples
 from attack.figures import Figures
 from attack.server import figures_of
 from bundle_files import DATA, GOLDENS, RECORDED, block, footer, handle, sealed
+from thalweg._formats import bundle, stored_tensor
+from thalweg._formats.bundle import object_graph, proto, strings
+from thalweg._formats.bundle.errors import CorruptFileError
+from thalweg._formats.bundle.table import encoded_table, iterate_entries
+from thalweg._formats.checksum import crc32c, mask_checksum
+from thalweg._formats.stored_tensor import ITEM_BYTES
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle import object_graph, proto, strings
-from thalweg.storage.bundle.flaw import Flaw
-from thalweg.storage.bundle.table import encoded_table, iterate_entries
-from thalweg.storage.checksum import crc32c, mask_checksum
-from thalweg.storage.stored import ITEM_BYTES
 
 TRIED = "bundles of TensorFlow with one to three changes each, and its file `checkpoint`"
 CASES = {False: 2000, True: 20_000}
@@ -77,7 +77,7 @@ def warm() -> None:
                 bundle.write(own, {name: tensors[name], "other": tensors["bits"]})
                 SEEDS.append({s: Path(f"{own}{s}").read_bytes() for s in (".index", DATA)})
     crc32c(b"\0" * 10_000)
-    stored.Stored("F32", (), memoryview(b"\0" * 4)).tensor()
+    stored_tensor.StoredTensor("F32", (), memoryview(b"\0" * 4)).tensor()
 
 
 # Changes. Each takes the files and a source of chance, and returns other files.
@@ -106,7 +106,7 @@ def message(data: bytes, dice: random.Random, depth: int = 0) -> bytes:
     """A message with one field changed, dropped, doubled or added; fields may be messages."""
     try:
         found: list[tuple[int, int, Any]] = list(proto.iterate_fields(data))
-    except Flaw:
+    except CorruptFileError:
         return spoiled(data, dice)
     if not found or dice.random() < 0.1:
         found.append((dice.randrange(1, 9), dice.choice([0, 0, 2, 5]), 0))
@@ -239,7 +239,7 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
     begin, size = int(found.get(4, 0)), int(found.get(5, 0))
     try:
         values = strings.decode_strings(files[DATA][begin : begin + size], 1)[0]
-    except Flaw:  # it has several
+    except CorruptFileError:  # it has several
         values = [b"text", b""]
     made, checksum = strings.encoded_strings([message(each, dice) for each in values])
     if dice.random() < 0.2:
@@ -305,7 +305,7 @@ def of_files(home: Path, dice: random.Random) -> str:
 def is_table(files: Files) -> bool:
     try:
         return bool(items_of(files))
-    except (Flaw, KeyError):
+    except (CorruptFileError, KeyError):
         return False
 
 

@@ -19,7 +19,7 @@ from attack.moves import CUTS, MOVES, Move, Spoilt
 from attack.server import figures_of
 from attack.torch_trainings import FACES, encode_all
 from attack.trainings import Training
-from thalweg.core.plan_cache import PlanCache
+from thalweg._core.plan_cache import PlanCache
 
 TRIED = (
     "trainings of keras, v1, optimize_loss, sessions and optim with 12 random changes between steps"

@@ -12,7 +12,7 @@ from pathlib import Path
 from attack import disks, power, syscalls
 from attack.figures import Figures
 from storage_files import DOCUMENT, stored
-from thalweg.storage import container
+from thalweg._formats import container
 
 TRIED = (
     "saves: each system call killed or failed (strace), full and read-only disks, and the states"

@@ -18,15 +18,15 @@ import bare
 SAVE = """
 import json, os, resource
 from thalweg.errors import ThalwegError
-from thalweg.storage import container, disk
-from thalweg.storage.stored import Stored
+from thalweg._formats import container, atomic_write as disk
+from thalweg._formats.stored_tensor import StoredTensor
 
 path, size, limits, user = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
 
 def save(size):
-    container.write(path, {"w": Stored("U8", (size,), memoryview(bytes(size)))}, {})
+    container.write(path, {"w": StoredTensor("U8", (size,), memoryview(bytes(size)))}, {})
 
-from thalweg.storage import checksum
+from thalweg._formats import checksum
 checksum._FEW = 10**9  # NumPy and LLVM are not there
 if not os.path.exists(path):
     save(100)

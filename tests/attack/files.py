@@ -21,6 +21,8 @@ from attack import watched
 from attack.figures import Figures
 from attack.server import figures_of
 from storage_files import stored
+from thalweg._formats import checksum, container
+from thalweg._formats.stored_tensor import ITEM_BYTES
 from thalweg.errors import (
     CheckpointMismatchError,
     DataLossError,
@@ -28,8 +30,6 @@ from thalweg.errors import (
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import checksum, container
-from thalweg.storage.stored import ITEM_BYTES
 
 TRIED = "our files with mutated bytes, or mutated headers under right checksums"
 CASES = {False: 2000, True: 20_000}

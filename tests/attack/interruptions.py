@@ -40,7 +40,7 @@ from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
 from fuse import NOT_TAKEN
 from interrupting import outcome, switched
-from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, diagnostics, graph, optim
+from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, _graph, diagnostics, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 
@@ -374,14 +374,14 @@ def of_rows(own: list[Tensor], **options: Any) -> Any:
 
 
 def in_session() -> Training:
-    with graph.Graph().as_default():
-        x = graph.placeholder(torch.float32, [40])
-        w = graph.Variable(torch.linspace(-1, 1, 40), name="w")
+    with _graph.Graph().as_default():
+        x = _graph.placeholder(torch.float32, [40])
+        w = _graph.Variable(torch.linspace(-1, 1, 40), name="w")
         opt = thalweg.v1.train.AdamOptimizer(0.1)
         count = thalweg.v1.train.get_or_create_global_step()
         op = opt.minimize(((w * x) ** 2).sum(), global_step=count)
-        session = graph.Session()
-        session.run(graph.global_variables_initializer())
+        session = _graph.Session()
+        session.run(_graph.global_variables_initializer())
         every = [w, count, *opt.variables()]
 
     def step(number: int) -> None:

@@ -22,14 +22,14 @@ from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.server import figures_of
 from golden_files import FOLDER
+from thalweg._formats import source
+from thalweg._formats.keras_files import is_keras_file, read
 from thalweg.errors import (
     DataLossError,
     InvalidConfigError,
     UnsafeCheckpointError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import source
-from thalweg.storage.keras_files import is_keras_file, read
 
 TRIED = "files of Keras (.keras, .weights.h5, .h5) with one to four changes each"
 CASES = {False: 2000, True: 20_000}
@@ -173,10 +173,10 @@ def attack(long: bool, seed: int) -> Figures:
     return figures_of(__name__, seed, CASES[long], BATCH, GOOD)
 
 
-def _anywhere(self: source.Source, begin: int, size: int, what: str) -> source.Part:
-    return source.Part(self, self.read_uncounted(begin, min(size, self.size)), begin)
+def _anywhere(self: source.SourceFile, begin: int, size: int, what: str) -> source.FilePart:
+    return source.FilePart(self, self.read_uncounted(begin, min(size, self.size)), begin)
 
 
 DEFECTS["what lies beyond the end is not looked for"] = lambda: setattr(
-    source.Source, "read_part", _anywhere
+    source.SourceFile, "read_part", _anywhere
 )

@@ -23,9 +23,9 @@ import torch
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from thalweg import Variable
+from thalweg._formats import container, stored_tensor
 from thalweg.errors import ThalwegError
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import container, stored
 
 TRIED = "trainings of 16 MB that are killed at random moments, and go on from what they saved"
 CASES = {False: 30, True: 300}
@@ -55,7 +55,7 @@ class Training:
     def save(self, path: Path, number: int) -> None:
         tensors: dict[str, torch.Tensor] = dict(self.own)
         state = _taken(self.optimizer.state_dict(), "optimizer", tensors)
-        kept = {name: stored.of_tensor(each) for name, each in tensors.items()}
+        kept = {name: stored_tensor.of_tensor(each) for name, each in tensors.items()}
         container.write(path, kept, {"step": number, "state": state})
 
     def load(self, path: Path) -> int:

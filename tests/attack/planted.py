@@ -7,24 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thalweg.core import outcome, state
-from thalweg.core.options import accumulation as sums_of_optim
-from thalweg.core.options import iter_size
-from thalweg.core.state import loading
-from thalweg.engines import dispatcher as gate
-from thalweg.engines import layout, reference
-from thalweg.engines.cpu import store
-from thalweg.engines.metadata_guard import Likeness
-from thalweg.engines.plan import DensePlan
-from thalweg.engines.storage_guard import StorageGuard
+from thalweg._core import outcome, state
+from thalweg._core.options import accumulation as sums_of_optim
+from thalweg._core.options import iter_size
+from thalweg._core.state import loading
+from thalweg._engines import dispatcher as gate
+from thalweg._engines import layout, reference
+from thalweg._engines.cpu import store
+from thalweg._engines.metadata_guard import Likeness
+from thalweg._engines.plan import DensePlan
+from thalweg._engines.storage_guard import StorageGuard
+from thalweg._formats import atomic_write, header
+from thalweg._formats.bundle import index
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import backward
 from thalweg.optim import torchs_step
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.scaled import Scaled
-from thalweg.storage import disk, header
-from thalweg.storage.bundle import index
 
 
 def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
@@ -122,5 +122,5 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
     "checksums are not compared": _instead(header, "check_sum", lambda *_: None),
     "headers and manifests are not compared": _instead(header, "_differences", lambda *_: ()),
-    "files are written in place": _instead(disk, "replace", _in_place),
+    "files are written in place": _instead(atomic_write, "replace", _in_place),
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thalweg.storage import calls, disk, temporary
+from thalweg._formats import atomic_write, syscalls, temp_files
 
 SECTOR = 512
 Content = bytes | None  # None: there is no file
@@ -86,7 +86,7 @@ def recorded(work: Callable[[], None]) -> list[Op]:
     """What is asked of the system while `disk` does some work."""
     recorder = Recorder()
     with ExitStack() as stack:
-        for module in (disk, calls, temporary):
+        for module in (atomic_write, syscalls, temp_files):
             stack.enter_context(patch.object(module, "os", recorder))
         work()
     return recorder.log

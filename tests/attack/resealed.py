@@ -30,11 +30,11 @@ from attack.server import figures_of
 from attack.torch_trainings import encode_all
 from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint
+from thalweg._formats import bundle
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import CheckpointManager, tensorflow
-from thalweg.checkpoint import files as inspected
-from thalweg.storage import bundle
-from thalweg.storage.bundle import ObjectGraph
-from thalweg.storage.stored import Stored, of_tensor
+from thalweg.checkpoint import inspection as inspected
 from thalweg.v1.train.experimental import DynamicLossScale
 
 TRIED = "files with one value changed under right checksums, given to all that reads them"
@@ -118,7 +118,7 @@ def of_trainings(dice: Dice) -> str:
 
 
 def _write_changed(
-    path: str, raw: bytes, dice: Dice, change: Callable[[Stored], Stored], share: float
+    path: str, raw: bytes, dice: Dice, change: Callable[[StoredTensor], StoredTensor], share: float
 ) -> None:
     """Write a file with one change, in its document with the probability `share`."""
     found, manifest, data = storage_files.parts(raw)
@@ -127,14 +127,14 @@ def _write_changed(
         Path(path).write_bytes(storage_files.packed(found, manifest, data))
         return
     Path(path).write_bytes(raw)
-    read = checkpoint.saving.container.read(path)
+    read = checkpoint.save_restore.container.read(path)
     tensors = dict(read.tensors)
     name = dice.choice(list(tensors))
     tensors[name] = change(tensors[name])
-    checkpoint.saving.container.write(path, tensors, dict(read.document))
+    checkpoint.save_restore.container.write(path, tensors, dict(read.document))
 
 
-def _number(dice: Dice) -> Stored:
+def _number(dice: Dice) -> StoredTensor:
     return of_tensor(dice.choice(NUMBERS))
 
 

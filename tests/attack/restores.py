@@ -26,8 +26,8 @@ from attack.planted import DEFECTS
 from attack.server import figures_of
 from golden_files import FOLDER
 from thalweg import ThalwegError, Variable, checkpoint, optim
-from thalweg.checkpoint import files as inspected
-from thalweg.checkpoint import saving, tensorflow
+from thalweg.checkpoint import inspection as inspected
+from thalweg.checkpoint import save_restore, tensorflow
 from thalweg.keras.optimizers import SGD, Adam, schedules
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1 import train
@@ -274,7 +274,7 @@ def warm() -> None:
 
 
 DEFECTS["documents are believed"] = lambda: setattr(
-    saving,
+    save_restore,
     "_check_document",
     lambda document, path: {"extra": None, "step": None, "rates": {}, **document},
 )

@@ -20,8 +20,8 @@ from attack import restores
 from attack.torch_states import give, mixed
 from attack.torch_trainings import LACKED, OF_MATRICES, OPTIONS, OURS, TENSORFLOWS
 from thalweg import ThalwegError, checkpoint, optim
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.optim import tensorflow
-from thalweg.storage.stored import Stored, of_tensor
 
 Dice = random.Random
 Training = tuple[Any, list[Tensor]]
@@ -109,7 +109,7 @@ def _by_name(training: Training) -> dict[str, Tensor]:
     return dict(zip("wb", training[1], strict=True))
 
 
-def damage_tensor(stored: Stored, dice: Dice) -> Stored:
+def damage_tensor(stored: StoredTensor, dice: Dice) -> StoredTensor:
     """Return a tensor of another dtype, shape or value, as a file holds it."""
     value = stored.tensor().clone()
     wide = value.double()

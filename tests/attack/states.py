@@ -20,8 +20,8 @@ from attack import mutations
 from attack.figures import Figures
 from attack.server import figures_of
 from keras_table import train
-from thalweg import Variable, graph, v1
-from thalweg.core import state
+from thalweg import Variable, _graph, v1
+from thalweg._core import state
 from thalweg.keras.optimizers import Nadam
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -109,15 +109,15 @@ class InSession:
 
     def __init__(self, by_weights: bool) -> None:
         self.by_weights = by_weights
-        with graph.Graph().as_default() as made:
+        with _graph.Graph().as_default() as made:
             variables = [v1.Variable(np.ones(3, "f4")), v1.Variable(np.ones((2, 3), "f4"))]
             self.opt = Nadam(0.5)
             pairs = [(np.full(var.shape, 2.0, "f4"), var) for var in variables]
             op = self.opt.apply_gradients(pairs)
-            self.session = graph.Session()
-            self.session.run(graph.global_variables_initializer())
+            self.session = _graph.Session()
+            self.session.run(_graph.global_variables_initializer())
         self.session.run(op)
-        own = made.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        own = made.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
         self.variables = {var.name: var for var in (self.opt.weights if by_weights else own)}
 
     def state_dict(self) -> dict[str, Any]:

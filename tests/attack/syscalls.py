@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import bare
+from thalweg._formats import atomic_write
 from thalweg.errors import CheckpointWriteError
-from thalweg.storage import disk
 
 STRACE = ("strace", "-f", "-e", "trace=%file,%desc,getrandom,kill")
 FAULTS = ("KILL", "ENOSPC", "EIO", "EINTR")
@@ -27,18 +27,18 @@ ESSENTIAL = {"write", "fsync", "rename", "renameat", "renameat2", "lseek"}
 SAVE = """
 import json, os
 from thalweg.errors import ThalwegError
-from thalweg.storage import container
-from thalweg.storage.stored import Stored
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import StoredTensor
 
 def save(path, fill):
     tensors = {
-        str(size): Stored("U8", (size,), memoryview(bytes([fill]) * size))
+        str(size): StoredTensor("U8", (size,), memoryview(bytes([fill]) * size))
         for size in (700, 1400, 2100)
     }
     container.write(path, tensors, {"fill": fill})
 
 if len(sys.argv) > 1 and sys.argv[1] == "in place":
-    from thalweg.storage import disk
+    from thalweg._formats import atomic_write as disk
 
     def in_place(path, parts, total, progress=None, *, room=0, head=None):
         with open(path, "wb", buffering=0) as file:
@@ -170,7 +170,7 @@ def tried(place: Place, call: Call, fault: str, old: bytes, new: bytes) -> str:
         if fault == "KILL"
         else _of_failed(call, fault, said, content == new, left)
     )
-    disk.replace(place.path, [b"next"], 4)
+    atomic_write.replace(place.path, [b"next"], 4)
     if place.path.read_bytes() != b"next" or place.left():
         return f"the next save left {place.left()}"
     return wrong or ("new" if content == new else "old")

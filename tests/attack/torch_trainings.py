@@ -17,7 +17,7 @@ import thalweg
 from attack import trainings
 from attack.trainings import Training
 from thalweg import Hyper, IndexedSlices, Rule, Slot, optim
-from thalweg.core import encoded
+from thalweg._core import encoded
 from thalweg.optim import tensorflow
 
 OURS: list[tuple[str, dict[str, Any]]] = [

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import thalweg
-from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, v1
-from thalweg.core.slot_optimizer import SlotOptimizer
+from thalweg import IndexedSlices, Variable, _graph, diagnostics, keras, v1
+from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg.openseq2seq.optimizers import optimize_loss
 
 HALF = (torch.float16, torch.bfloat16)
@@ -248,8 +248,8 @@ class SessionTraining(Training):
     face = "session"
 
     def __init__(self, dice: random.Random, is_twin: bool) -> None:
-        self.graph, self._fed, self._ops = graph.Graph(), [], {}
-        self.session = graph.Session(graph=self.graph)
+        self.graph, self._fed, self._ops = _graph.Graph(), [], {}
+        self.session = _graph.Session(graph=self.graph)
         super().__init__(dice, is_twin)
 
     def _made(self, dice: random.Random) -> Any:
@@ -267,7 +267,7 @@ class SessionTraining(Training):
     def _initialize(self) -> None:
         """Give those that have no value their first one."""
         with self.graph.as_default():
-            new = [v for v in graph.global_variables() if not self.session.is_initialized(v)]
+            new = [v for v in _graph.global_variables() if not self.session.is_initialized(v)]
             self.session.run([v.initializer for v in new])
 
     def set_rate(self, value: float) -> None:
@@ -281,7 +281,7 @@ class SessionTraining(Training):
         self.variables.append(self.session.leaf(self._symbols[-1]))
 
     def save(self) -> dict[str, Any]:
-        own = self.graph.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        own = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
         return {var.name: torch.as_tensor(self.session.leaf(var)).clone() for var in own}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -296,14 +296,14 @@ class SessionTraining(Training):
         return self.session.leaf(self.opt.get_slot(self._symbols[place], name))
 
     def remembered(self) -> dict[str, Any]:
-        own = self.graph.get_collection(graph.GraphKeys.GLOBAL_VARIABLES)
+        own = self.graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
         return {var.name: self.session.leaf(var).detach() for var in own}
 
     def _apply(self, gradients: list[Any], variables: list[Any]) -> None:
         key = tuple(k for k in self.group if self.gradients[k] is not None)
         if key not in self._ops:
             with self.graph.as_default():
-                feeds = [graph.placeholder(self._symbols[k].dtype) for k in key]
+                feeds = [_graph.placeholder(self._symbols[k].dtype) for k in key]
                 pairs = [(feed, self._symbols[k]) for feed, k in zip(feeds, key, strict=True)]
                 count = () if isinstance(self.opt, keras.optimizers.Optimizer) else (self._count,)
                 self._ops[key] = feeds, self.opt.apply_gradients(pairs, *count)

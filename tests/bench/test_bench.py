@@ -14,21 +14,21 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from thalweg import rules
-from thalweg.bench import (
-    catalogue,
+from thalweg._cli import options
+from thalweg._cli.bench import (
     compare,
     memory,
     peers,
-    problem,
+    registry,
     roofline,
     shapes,
     table,
     timing,
+    workload,
 )
-from thalweg.catalogue import applied, by_class
-from thalweg.cli import options
-from thalweg.cli.bench import bench
-from thalweg.cli.main import main as command
+from thalweg._cli.commands.bench import bench
+from thalweg._cli.main import main as command
+from thalweg._cli.registry import applied, by_class
 
 TINY = shapes.of("tiny", [(3, 4), (5,), ()])
 
@@ -174,37 +174,37 @@ def test_the_roofline_adds_over_the_streams_of_a_rule(slots):
     assert roofline.count_streams(slots) == 3 + 2 * slots
 
 
-@pytest.mark.parametrize("name", catalogue.KNOWN)
+@pytest.mark.parametrize("name", registry.KNOWN)
 def test_every_entry_is_a_rule_with_that_many_slots(name):
     by_name = {rule.name: rule for rule in rules.RULES}
-    entry = catalogue.entry(name)
+    entry = registry.entry(name)
     assert len(by_name[name].element_slots) == entry.slots
-    assert problem.make_optimizer(entry)._choose_rule() is by_name[name]
+    assert workload.make_optimizer(entry)._choose_rule() is by_name[name]
 
 
 def test_every_rule_can_be_measured():
-    assert [rule.name for rule in rules.RULES] == list(catalogue.KNOWN)
+    assert [rule.name for rule in rules.RULES] == list(registry.KNOWN)
 
 
-@pytest.mark.parametrize("name", catalogue.CLASSES)
+@pytest.mark.parametrize("name", registry.CLASSES)
 def test_every_optimizer_of_tensorflow_1_can_be_measured_by_its_name(name):
-    entry, made = catalogue.entry(name), problem.make_tensors(TINY)
-    optimizer = problem.make_optimizer(entry)
+    entry, made = registry.entry(name), workload.make_tensors(TINY)
+    optimizer = workload.make_optimizer(entry)
     assert type(optimizer) is by_class()[name].cls
     assert len(optimizer._choose_rule().element_slots) == entry.slots
     before = [var.detach().clone() for var in made.variables]
-    problem.thalweg_step(entry, made)()
+    workload.thalweg_step(entry, made)()
     assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
 
 
 def test_the_names_of_tensorflow_1_are_all_there():
-    assert set(catalogue.CLASSES) == {name for name in by_class() if ":" in name}
+    assert set(registry.CLASSES) == {name for name in by_class() if ":" in name}
 
 
 def test_a_measured_adagrad_da_counts_its_steps():
     seen = []
-    entry, made = catalogue.entry("v1:AdagradDAOptimizer"), problem.make_tensors(TINY)
-    optimizer = problem.make_optimizer(entry)
+    entry, made = registry.entry("v1:AdagradDAOptimizer"), workload.make_tensors(TINY)
+    optimizer = workload.make_optimizer(entry)
     for _ in range(3):
         applied(optimizer)(zip(made.gradients, made.variables, strict=True))
         seen.append(int(optimizer._global_step))
@@ -213,7 +213,7 @@ def test_a_measured_adagrad_da_counts_its_steps():
 
 def test_norms_are_streams_of_their_own(monkeypatch):
     monkeypatch.setattr(memory, "extra_bytes", lambda step: 0)
-    rows = compare.compare("LARS", catalogue.entry("LARS"), TINY, (), rounds=3)
+    rows = compare.compare("LARS", registry.entry("LARS"), TINY, (), rounds=3)
     ours, limit = rows
     assert limit.of_roofline == 1
     shares = [7 / 5 * b / a for a, b in zip(ours.rounds_ms, limit.rounds_ms, strict=True)]
@@ -222,18 +222,18 @@ def test_norms_are_streams_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize("form", peers.TORCH_FORMS)
 def test_torch_steps_move_the_shared_variables(form):
-    made = problem.make_tensors(TINY)
+    made = workload.make_tensors(TINY)
     before = [var.detach().clone() for var in made.variables]
-    step = peers.torch_step(catalogue.entry("Adam"), made, form)
+    step = peers.torch_step(registry.entry("Adam"), made, form)
     assert step is not None
     step()
     assert not any(torch.equal(a, b) for a, b in zip(before, made.variables, strict=True))
 
 
 def test_a_rule_that_torch_lacks_has_no_torch_step():
-    made = problem.make_tensors(TINY)
-    assert peers.torch_step(catalogue.entry("Ftrl"), made, "foreach") is None
-    assert peers.torch_step(catalogue.entry("Nadam"), made, "fused") is None
+    made = workload.make_tensors(TINY)
+    assert peers.torch_step(registry.entry("Ftrl"), made, "foreach") is None
+    assert peers.torch_step(registry.entry("Nadam"), made, "fused") is None
 
 
 def test_rounds_are_interleaved_and_counted():
@@ -270,7 +270,9 @@ def test_the_verdict_on_noise(seconds, others, verdict):
 
 
 def row(verdict, others=0.0, contender="thalweg"):
-    return compare.Row("Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,))
+    return compare.BenchmarkRow(
+        "Adam", contender, 1.0, 1.0, 1.0, 1.0, 1, 8.0, others, verdict, (1.0,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_a_row_whose_ratio_spreads_is_marked(monkeypatch, noisy, verdict):
         return timing.Timings(own | {compare.ANCHOR: anchor}, [0.0] * 6)
 
     monkeypatch.setattr(compare, "measure", measured)
-    rows = compare.compare("Adam", catalogue.entry("Adam"), TINY, ())
+    rows = compare.compare("Adam", registry.entry("Adam"), TINY, ())
     assert {each.verdict for each in rows} == {verdict}
     assert {each.quiet_rounds for each in rows} == {6}
 
@@ -434,8 +436,8 @@ def test_strange_arguments_of_rules_are_refused(run, given, said):
 
 
 def test_a_rate_is_an_argument_too():
-    for each in (catalogue.entry("Adam"), catalogue.own(rules.ADAM)):
-        made = problem.make_optimizer(each, {"learning_rate": 0.5})
+    for each in (registry.entry("Adam"), registry.own(rules.ADAM)):
+        made = workload.make_optimizer(each, {"learning_rate": 0.5})
         assert float(made.learning_rate) == 0.5
 
 
@@ -479,7 +481,7 @@ def test_rules_of_rows_and_columns_are_measured(run):
     [("optim:Adafactor", 0, 3), ("optim:SM3", 0, 1), ("optim:AdamW", 2, 0)],
 )
 def test_what_a_rule_of_rows_reads_counts(name, slots, read):
-    entry = catalogue.entry(name)
+    entry = registry.entry(name)
     assert (entry.slots, entry.norms) == (slots, read)
 
 
@@ -496,10 +498,10 @@ def test_rules_of_the_user_are_measured_beside_the_others(run, own):
 
 
 def test_a_step_of_a_rule_of_the_user_is_its_own():
-    made, entry = problem.make_tensors(TINY), catalogue.own(rules.MOMENTUM)
+    made, entry = workload.make_tensors(TINY), registry.own(rules.MOMENTUM)
     assert entry.slots == 1
-    problem.thalweg_step(entry, made)()
-    assert problem.make_optimizer(entry).rule is rules.MOMENTUM
+    workload.thalweg_step(entry, made)()
+    assert workload.make_optimizer(entry).rule is rules.MOMENTUM
     for form in peers.TORCH_FORMS:
         assert peers.torch_step(entry, made, form) is None
     assert peers.keras_step(entry, made) is None
@@ -597,7 +599,7 @@ def test_what_does_not_fit_into_memory_is_not_begun(run, monkeypatch):
 
 
 def test_a_narrow_terminal_gets_fewer_columns():
-    figures = compare.Row(
+    figures = compare.BenchmarkRow(
         rule="v1:RMSPropOptimizer", contender="torch-foreach", ms=1.0, ratio=1.0, gbps=1.0,
         of_roofline=1.0, extra_bytes=10, state_bytes=8.0, disturbance=0.0, verdict="quiet",
         rounds_ms=(1.0,),

@@ -29,10 +29,10 @@ from thalweg import (
     NotFoundError,
     ThalwegError,
     Variable,
+    _graph,
     checkpoint,
-    graph,
 )
-from thalweg.catalogue import applied, by_class, by_rule
+from thalweg._cli.registry import applied, by_class, by_rule
 from thalweg.checkpoint import tensorflow
 from thalweg.keras.optimizers import SGD, Adam, Nadam, RMSprop, RuleOptimizer, schedules
 from thalweg.openseq2seq import from_config
@@ -551,7 +551,7 @@ def test_what_cannot_be_saved(
 
 
 def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
-    from thalweg.storage import container
+    from thalweg._formats import container
 
     for kind, said in (
         ("other", "`thalweg inspect` shows what is in it"),
@@ -588,7 +588,7 @@ def test_a_file_of_another_kind_is_no_training(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    from thalweg.storage import container
+    from thalweg._formats import container
 
     w, optimizer = Variable([1.0], name="w"), Adam(0.1)
     optimizer.apply_gradients([([1.0], w)])
@@ -602,7 +602,7 @@ def test_hostile_documents_are_refused(change: dict[str, Any], tmp_path: Path) -
 
 
 def test_what_a_part_of_a_file_should_be_is_told(tmp_path: Path) -> None:
-    from thalweg.storage import container
+    from thalweg._formats import container
 
     checkpoint.save(tmp_path / "run", variables=[w := Variable([1.0], name="w")])
     contents = container.read(tmp_path / "run")
@@ -850,8 +850,8 @@ def test_children_that_are_one_tensor_are_given_one_value(tmp_path: Path) -> Non
 def test_children_that_are_one_variable_of_a_graph_are_given_one_value(tmp_path: Path) -> None:
     one, other = thalweg.Variable([1.0]), thalweg.Variable([2.0])
     path = train.Checkpoint(a=one, b=other).save(str(tmp_path / "run"))
-    with graph.Graph().as_default():
-        tied = graph.Variable([0.0])
+    with _graph.Graph().as_default():
+        tied = _graph.Variable([0.0])
         with pytest.raises(CheckpointMismatchError, match="are one variable here, and are given"):
             train.Checkpoint(a=tied, b=tied).restore(path)
 

@@ -13,9 +13,9 @@ import torch
 
 import thalweg
 from thalweg import CheckpointWarning, ThalwegError, Variable, checkpoint
+from thalweg._formats import container, header
 from thalweg.checkpoint import CheckpointManager
 from thalweg.keras.optimizers import SGD
-from thalweg.storage import container, header
 
 
 class Clock:

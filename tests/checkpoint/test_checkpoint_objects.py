@@ -13,6 +13,8 @@ import torch
 
 import thalweg.v1 as tf
 from thalweg import CheckpointMismatchError, Variable
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.errors import (
     CheckpointWriteError,
     DataLossError,
@@ -24,8 +26,6 @@ from thalweg.errors import (
 )
 from thalweg.keras import optimizers as keras
 from thalweg.schedules import ExponentialDecay
-from thalweg.storage import container
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 from thalweg.v1.train import Checkpoint, CheckpointManager, latest_checkpoint
 

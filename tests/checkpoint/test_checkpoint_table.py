@@ -20,7 +20,8 @@ from thalweg import (
     checkpoint,
     schedules,
 )
-from thalweg.catalogue import by_class
+from thalweg._cli.registry import by_class
+from thalweg._formats import container
 from thalweg.keras.optimizers import SGD
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers import lr_policies
@@ -28,7 +29,6 @@ from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossSc
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
-from thalweg.storage import container
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 

@@ -11,7 +11,7 @@ import torch
 
 from thalweg import Variable
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.steps import power_after, steps_of
+from thalweg.checkpoint.step_inference import power_after, steps_of
 from thalweg.v1.train import AdamOptimizer
 
 

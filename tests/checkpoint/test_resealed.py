@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from thalweg import CheckpointMismatchError, InvalidConfigError, Variable, checkpoint, optim
+from thalweg._formats import bundle, container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import CheckpointManager, tensorflow
-from thalweg.checkpoint.tensorflow.sorting.numbers import as_count
-from thalweg.checkpoint.tensorflow.writing.objects import _Graph
+from thalweg.checkpoint.tensorflow.detection.scalars import as_count
+from thalweg.checkpoint.tensorflow.export.object_checkpoint import _Graph
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle, container
-from thalweg.storage.stored import of_tensor
 
 PARTS = ("variables", "metrics", "state", "rates")
 VALUES: tuple[Any, ...] = (

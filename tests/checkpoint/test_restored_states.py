@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from thalweg import CheckpointMismatchError, checkpoint, optim
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.optim import tensorflow
-from thalweg.storage import container
-from thalweg.storage.stored import of_tensor
 
 CASES: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "AdamW": (optim, "AdamW", {}, "exp_avg"),

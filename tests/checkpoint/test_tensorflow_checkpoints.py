@@ -26,7 +26,7 @@ from tensorflow_files import (
     values_of,
 )
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers.lr_policies import fixed_lr
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad

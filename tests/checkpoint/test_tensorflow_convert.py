@@ -19,11 +19,11 @@ from thalweg import (
     UnsupportedCheckpointError,
     optim,
 )
+from thalweg._formats import bundle, container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import restore, save, tensorflow
 from thalweg.errors import OptionError
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import bundle, container
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 
 SAVERS = [name for name in TRAINED if tensorflow.load(prefix_of(name)).kind == "saver"]

@@ -27,15 +27,15 @@ from thalweg import (
     ThalwegError,
     UnsupportedCheckpointError,
 )
+from thalweg._formats import container
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
+from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.objects import sorted_objects
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
+from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.keras.optimizers import Adam
-from thalweg.storage import container
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.keras_files import KerasFile
-from thalweg.storage.stored import ITEM_BYTES, Stored
 from thalweg.v1 import train
 
 PARTS = [
@@ -61,12 +61,12 @@ def contents(size: int) -> Any:
 
 
 @st.composite
-def named(draw: Any, lists: Any) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+def named(draw: Any, lists: Any) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
     for name in draw(lists):
         dtype, shape = draw(KINDS), draw(SHAPES)
         size = ITEM_BYTES[dtype] * math.prod(shape)
-        found[name] = Stored(dtype, shape, memoryview(draw(contents(size))))
+        found[name] = StoredTensor(dtype, shape, memoryview(draw(contents(size))))
     return found
 
 
@@ -111,7 +111,7 @@ def cases(count: int, of: Any) -> Callable[[Callable[[Any], None]], None]:
 @counted
 def test_any_names_of_a_saver(count: int) -> None:
     @cases(count, tensors(paths))
-    def _(found: dict[str, Stored]) -> None:
+    def _(found: dict[str, StoredTensor]) -> None:
         with contextlib.suppress(ThalwegError):
             _tried(sorted_names("m", found))
 
@@ -132,14 +132,14 @@ def parts_of_nodes(count: int, names: int) -> Any:
 
 
 @st.composite
-def graphs(draw: Any) -> tuple[dict[str, Stored], ObjectGraph]:
+def graphs(draw: Any) -> tuple[dict[str, StoredTensor], ObjectGraph]:
     """Tensors, and a graph that may or may not fit them."""
     found, count = draw(TENSORS), draw(COUNTS)
     names = [*found, "missing"]
     nodes = []
     for _ in range(count):
         children, attributes, slots = draw(parts_of_nodes(count, len(names)))
-        own = tuple(Attribute(kind, path, names[name]) for kind, path, name in attributes)
+        own = tuple(SavedAttribute(kind, path, names[name]) for kind, path, name in attributes)
         nodes.append(Node(children, own, slots))
     return found, ObjectGraph(tuple(nodes))
 
@@ -147,7 +147,7 @@ def graphs(draw: Any) -> tuple[dict[str, Stored], ObjectGraph]:
 @counted
 def test_any_object_graph(count: int) -> None:
     @cases(count, graphs())
-    def _(drawn: tuple[dict[str, Stored], ObjectGraph]) -> None:
+    def _(drawn: tuple[dict[str, StoredTensor], ObjectGraph]) -> None:
         with contextlib.suppress(ThalwegError):
             _tried(sorted_objects("m", *drawn))
 
@@ -185,7 +185,7 @@ def test_any_file_of_keras(count: int) -> None:
 
 
 def test_numbers_beyond_float32_are_compared() -> None:
-    slots = {"optimizer/vars/0": Stored("F32", (), memoryview(bytes(4)))}
+    slots = {"optimizer/vars/0": StoredTensor("F32", (), memoryview(bytes(4)))}
     file = KerasFile("keras", "SGD", {"momentum": 1e39}, slots, {})
     given = {"learning_rate": 0.1, "momentum": 0.9}
     with pytest.raises(CheckpointMismatchError, match=r"momentum is 1e\+39 in the file, not 0\.9"):
@@ -193,7 +193,7 @@ def test_numbers_beyond_float32_are_compared() -> None:
 
 
 def test_names_without_end_take_no_time() -> None:
-    small = Stored("F32", (), memoryview(bytes(4)))
+    small = StoredTensor("F32", (), memoryview(bytes(4)))
     names = [
         "/" * 500_000 + "Adam",
         "a" * 1_000_000,
@@ -212,7 +212,7 @@ def test_names_without_end_take_no_time() -> None:
 
 
 def test_many_names_that_fit_nothing_take_no_time() -> None:
-    small = Stored("F32", (), memoryview(bytes(4)))
+    small = StoredTensor("F32", (), memoryview(bytes(4)))
     file = sorted_names("m", {f"net/layer{index}/kernel": small for index in range(5_000)})
     model = torch.nn.ParameterDict({f"layer{index}": torch.zeros(()) for index in range(1000)})
     start = time.process_time()
@@ -223,8 +223,8 @@ def test_many_names_that_fit_nothing_take_no_time() -> None:
 
 
 def test_a_slot_of_what_is_no_variable() -> None:
-    small = Stored("F32", (), memoryview(bytes(4)))
-    value = Attribute("VARIABLE_VALUE", "", "m")
+    small = StoredTensor("F32", (), memoryview(bytes(4)))
+    value = SavedAttribute("VARIABLE_VALUE", "", "m")
     nodes = (Node({"optimizer": 1}, (), (SlotVariable(1, "m", 2),)), Node(), Node({}, (value,)))
     with pytest.raises(DataLossError, match="node 1 has a slot, but is no variable"):
         sorted_objects("run", {"m": small}, ObjectGraph(nodes))

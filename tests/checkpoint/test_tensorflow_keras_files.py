@@ -16,14 +16,14 @@ import thalweg
 from golden_files import FOLDER
 from replay import distances
 from thalweg import InvalidConfigError, NumericsWarning, UnsupportedCheckpointError, checkpoint
+from thalweg._formats import keras_files
+from thalweg._formats.keras_files import KerasFile, config
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.keras_config import momentum_product
-from thalweg.checkpoint.tensorflow.sorting.keras_names import sorted_file
-from thalweg.checkpoint.tensorflow.sorting.keras_order import trained_in
+from thalweg.checkpoint.tensorflow.detection.keras_config import momentum_product
+from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
+from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
 from thalweg.keras import optimizers
-from thalweg.storage import keras_files
-from thalweg.storage.keras_files import KerasFile, config
-from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.experimental import DynamicLossScale, FixedLossScale
 
 HOME = FOLDER / "keras_files"
@@ -264,7 +264,7 @@ def test_what_a_configuration_says_is_taken_over() -> None:
 
 def _file(
     kind: str = "keras", class_name: str | None = "Adam", **config: Any
-) -> tuple[KerasFile, dict[str, Stored]]:
+) -> tuple[KerasFile, dict[str, StoredTensor]]:
     """A file with one layer, and its variables."""
     variables = {
         "dense/kernel": of_tensor(torch.ones(2, 3)),

@@ -13,13 +13,13 @@ import torch
 import thalweg
 from golden_files import FOLDER
 from thalweg import checkpoint
+from thalweg._formats import bundle
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.writing.objects import _Graph
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.export.object_checkpoint import _Graph
 from thalweg.errors import OptionError
 from thalweg.keras.optimizers import SGD, Adam
-from thalweg.storage import bundle
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 from thalweg.v1.train.experimental import DynamicLossScale, MixedPrecisionLossScaleOptimizer
 

@@ -11,11 +11,11 @@ import torch
 import thalweg
 from tensorflow_files import RULES, Network, prefix_of
 from thalweg import CheckpointMismatchError, InvalidConfigError, MissingFileError
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.placing.rules import AXES, Place, Rules, parse
-from thalweg.checkpoint.tensorflow.placing.targets import Targets
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
-from thalweg.storage.stored import of_tensor
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.mapping.mapping_rules import AXES, Place, Rules, parse
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.v1 import train
 
 ADAM = "ckpt_v1/adam"
@@ -165,7 +165,7 @@ def _file(**shapes: tuple[int, ...]) -> tensorflow.TensorFlowCheckpoint:
 
 
 def _filled(variables: Any) -> list[str]:
-    own = Targets.of(variables).tensors
+    own = TargetTensors.of(variables).tensors
     return [name for name, tensor in own.items() if tensor.detach().min() == 1]
 
 

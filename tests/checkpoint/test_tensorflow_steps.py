@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.steps import beta_of, power_after, steps_and_betas, steps_of
+from thalweg.checkpoint.step_inference import beta_of, power_after, steps_and_betas, steps_of
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 100, 700])

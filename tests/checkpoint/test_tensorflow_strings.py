@@ -11,11 +11,11 @@ import torch
 import thalweg
 from bundle_files import entry, write
 from thalweg import v1
-from thalweg.checkpoint import files, restore, tensorflow
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, object_graph
+from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.checksum import mask_checksum
+from thalweg.checkpoint import inspection, restore, tensorflow
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, object_graph
-from thalweg.storage.bundle.strings import encoded_strings
-from thalweg.storage.checksum import mask_checksum
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 STRING = 7  # DT_STRING
@@ -30,7 +30,7 @@ def write_checkpoint(
     """Write an object checkpoint with a variable "w", a string "note", and nodes of these names."""
     nodes = [Node(children={name: place for place, name in enumerate(names, 1)})]
     nodes += [
-        Node(attributes=(Attribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names
+        Node(attributes=(SavedAttribute("VARIABLE_VALUE", name, name + SUFFIX),)) for name in names
     ]
     weights = struct.pack("<2f", 1.0, 2.0)
     texts, checksum = encoded_strings([b"hello"] * torch.Size(shape).numel())
@@ -63,7 +63,7 @@ def test_strings_and_variants_are_skipped_by_name(
     w.data.zero_()
     restore(tmp_path / "out", variables={"w": w})
     assert w.tolist() == [1, 2]
-    listing = files.list_file(path)
+    listing = inspection.list_file(path)
     assert [(each.name, each.shape) for each in listing.tensors][1:] == [
         (f"note{SUFFIX}", shape), (f"w{SUFFIX}", (2,)),
     ]  # fmt: skip

@@ -12,9 +12,9 @@ import torch
 
 import thalweg
 from thalweg import v1
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import tensorflow
-from thalweg.checkpoint.tensorflow.sorting.saver_names import sorted_names
-from thalweg.storage.stored import of_tensor
+from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
 from thalweg.v1.contrib import opt as contrib
 from thalweg.v1.train.experimental import (
     DynamicLossScale,

@@ -16,9 +16,9 @@ from golden_files import FOLDER
 from tensorflow_files import RULES as READING
 from tensorflow_files import TRAINED, Network, counter, held, prefix_of, values_of
 from thalweg import CheckpointMismatchError, CheckpointWriteError, InvalidTypeError
+from thalweg._formats import bundle
 from thalweg.checkpoint import tensorflow
 from thalweg.keras import optimizers as keras
-from thalweg.storage import bundle
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 from written_cases import CASES, SEQUENTIAL_RULES, step, turned, variables, write

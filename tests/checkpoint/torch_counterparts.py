@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.catalogue import applied
+from thalweg._cli.registry import applied
 from thalweg.keras import optimizers as keras
 from thalweg.keras.optimizers import RuleOptimizer
 from thalweg.rules import ADAM

@@ -15,8 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from thalweg.cli import options
-from thalweg.cli.main import main
+from thalweg._cli import options
+from thalweg._cli.main import main
 
 RULE = """
 from thalweg import Hyper, Rule, sign
@@ -98,7 +98,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_stdlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.race.problems import stdlib_text
+    from thalweg._cli.race.problems import stdlib_text
 
     monkeypatch.setattr(stdlib_text, "PACKAGES", "argparse ast json collections typing")
     monkeypatch.setattr(stdlib_text, "FEWEST_TOKENS", 10_000)
@@ -167,7 +167,7 @@ def test_race_on_the_standard_library() -> None:
 
 
 def test_embedding_table_is_large_and_its_gradients_sparse() -> None:
-    from thalweg.race.problems.stdlib_text import FEATURES, NextToken
+    from thalweg._cli.race.problems.stdlib_text import FEATURES, NextToken
 
     model = NextToken()
     assert model.table.num_embeddings >= 50_000
@@ -177,7 +177,7 @@ def test_embedding_table_is_large_and_its_gradients_sparse() -> None:
 
 
 def test_standard_library_without_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.race.problems import stdlib_text
+    from thalweg._cli.race.problems import stdlib_text
 
     monkeypatch.setattr(stdlib_text, "root", lambda: Path("nowhere"))
     result = invoke("race", "--problem", "stdlib")
@@ -266,9 +266,9 @@ def test_optimizers_of_tensorflow_1_on_sparse_gradients() -> None:
 
 
 def test_every_optimizer_has_a_rate_for_every_problem() -> None:
-    from thalweg.catalogue import by_torch, names
-    from thalweg.race.contestants import line_up
-    from thalweg.race.problems import PROBLEMS
+    from thalweg._cli.race.contestants import line_up
+    from thalweg._cli.race.problems import PROBLEMS
+    from thalweg._cli.registry import by_torch, names
 
     for problem in PROBLEMS:
         racing = line_up([*names(), *by_torch()], {}, problem)
@@ -276,8 +276,8 @@ def test_every_optimizer_has_a_rate_for_every_problem() -> None:
 
 
 def test_a_rule_of_tensorflow_1_races_through_its_optimizer() -> None:
-    from thalweg.catalogue import by_rule
-    from thalweg.race.contestants import line_up
+    from thalweg._cli.race.contestants import line_up
+    from thalweg._cli.registry import by_rule
     from thalweg.rules import OPENSEQ2SEQ_RULES, V1_RULES
 
     for rule in (*V1_RULES, *OPENSEQ2SEQ_RULES):
@@ -349,7 +349,7 @@ class Interrupting:
 
     @classmethod
     def after(cls, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-        from thalweg.race import run
+        from thalweg._cli.race import run
 
         cls.steps, advance = steps, run.applied
 
@@ -394,7 +394,7 @@ def test_ctrl_c_before_all_have_taken_a_step(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_ctrl_c_before_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.race.problems import PROBLEMS
+    from thalweg._cli.race.problems import PROBLEMS
 
     def load(seed: int) -> None:
         raise KeyboardInterrupt
@@ -423,7 +423,7 @@ def refuse_to_load(seed: int) -> None:
 def test_outputs_are_tried_before_the_race(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thalweg.race.problems import PROBLEMS
+    from thalweg._cli.race.problems import PROBLEMS
 
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
     Path("taken/race.png").mkdir(parents=True)
@@ -435,7 +435,7 @@ def test_outputs_are_tried_before_the_race(
 @pytest.fixture
 def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody at a terminal, who gives the answers."""
-    from thalweg.cli import outputs as command
+    from thalweg._cli import output_paths as command
 
     class Terminal:
         def isatty(self) -> bool:
@@ -458,7 +458,7 @@ def test_a_folder_that_is_not_there_is_made_if_somebody_agrees() -> None:
 
 @pytest.mark.usefixtures("somebody")
 def test_a_folder_that_nobody_wants_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.race.problems import PROBLEMS
+    from thalweg._cli.race.problems import PROBLEMS
 
     monkeypatch.setitem(PROBLEMS, "digits", refuse_to_load)
     done = CliRunner().invoke(main, ["race", "--out", "a/b"], input="n\n")
@@ -478,7 +478,7 @@ def test_a_result_in_the_way_is_replaced_as_a_whole() -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644], ids=oct)
 def test_a_result_is_closed_to_whom_the_old_one_was(mode: int) -> None:
-    from thalweg.race.report import whole
+    from thalweg._cli.race.report import whole
 
     before = os.umask(0o022)
     try:
@@ -519,10 +519,10 @@ def test_the_table_says_how_it_ranks() -> None:
 def test_the_picture_holds_its_title_and_all_names() -> None:
     from dataclasses import replace
 
-    from thalweg.race import plot
-    from thalweg.race.contestants import line_up
-    from thalweg.race.problems import PROBLEMS
-    from thalweg.race.run import run
+    from thalweg._cli.race import plot
+    from thalweg._cli.race.contestants import line_up
+    from thalweg._cli.race.problems import PROBLEMS
+    from thalweg._cli.race.run import run
 
     made = run(PROBLEMS["digits"](0), line_up(["SGD"], {}, "digits"), epochs=1)
     made.problem = replace(made.problem, description="many words " * 20)
@@ -540,10 +540,10 @@ def test_the_picture_holds_its_title_and_all_names() -> None:
 def test_live_table_on_a_terminal() -> None:
     from rich.console import Console
 
-    from thalweg.cli.live import watch_race
-    from thalweg.race.contestants import line_up
-    from thalweg.race.outcome import race_seeds
-    from thalweg.race.problems import PROBLEMS
+    from thalweg._cli.race.contestants import line_up
+    from thalweg._cli.race.outcome import race_seeds
+    from thalweg._cli.race.problems import PROBLEMS
+    from thalweg._cli.race_progress import watch_race
 
     screen = Console(file=io.StringIO(), force_terminal=True, width=80)
     with watch_race(screen, "digits") as progress:
@@ -679,7 +679,7 @@ def test_no_color() -> None:
 
 
 def test_rules_lists_every_rule() -> None:
-    from thalweg.cli.rules import sparse_words
+    from thalweg._cli.commands.rules import sparse_words
     from thalweg.rules import RULES
 
     result = invoke("rules")
@@ -742,8 +742,8 @@ def test_show_prints_rules_of_torch() -> None:
 
 def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
     from thalweg import optim
-    from thalweg.catalogue import by_torch
-    from thalweg.cli.class_facts import sparse_words
+    from thalweg._cli.class_facts import sparse_words
+    from thalweg._cli.registry import by_torch
 
     shown = json.loads(invoke("show", "optim:AdamW", "--json").stdout)
     hypers = {hyper["name"]: hyper["default"] for hyper in shown["hypers"]}
@@ -864,7 +864,7 @@ def test_help_and_version() -> None:
 def test_a_rule_of_the_users_is_beside_no_other_of_its_name() -> None:
     from dataclasses import replace
 
-    from thalweg.cli.rules import _of_torch
+    from thalweg._cli.commands.rules import _of_torch
     from thalweg.rules import ADAM
 
     assert _of_torch(ADAM) is not None

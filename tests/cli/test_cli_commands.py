@@ -18,9 +18,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from thalweg import Variable, checkpoint, optim
-from thalweg.cli import bench, progress, race, target
-from thalweg.cli.console import make_console
-from thalweg.cli.main import main
+from thalweg._cli import progress, race_target
+from thalweg._cli.commands import bench, race
+from thalweg._cli.console import make_console
+from thalweg._cli.main import main
 from thalweg.conform import atlas
 from thalweg.keras.optimizers import Adam
 from thalweg.optim.diagnostics import Diagnostics, JsonLines
@@ -152,11 +153,11 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(race, "_run_race", note("race"))
     monkeypatch.setattr(race, "launch_ranks", note("race"))
-    monkeypatch.setattr(target, "race_to_targets", note("race"))
+    monkeypatch.setattr(race_target, "race_to_targets", note("race"))
     monkeypatch.setattr(bench, "_measure_all", note("bench", []))
     monkeypatch.setattr(bench, "_print_table", note("bench"))
-    monkeypatch.setattr("thalweg.bench.table.judge_noise", lambda rows: {"message": ""})
-    monkeypatch.setattr("thalweg.bench.table.plot", note("bench"))
+    monkeypatch.setattr("thalweg._cli.bench.table.judge_noise", lambda rows: {"message": ""})
+    monkeypatch.setattr("thalweg._cli.bench.table.plot", note("bench"))
     monkeypatch.setattr(atlas, "survey", survey)
     return called
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import other_optimizers as others
-from thalweg.cli.main import main
+from thalweg._cli.main import main
 
 PLAIN, SIGN = f"{others.__file__}:Plain", f"{others.__file__}:SIGN"
 

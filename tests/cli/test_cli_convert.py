@@ -9,8 +9,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
+from thalweg._cli.main import main
 from thalweg.checkpoint import tensorflow
-from thalweg.cli.main import main
 from thalweg.keras.optimizers import Adam
 
 SAVER = Path(__file__).parents[1] / "goldens/checkpoints/ckpt_v1/adam/model.ckpt-5"

@@ -11,10 +11,10 @@ import torch
 from click.testing import CliRunner
 
 import thalweg
-from thalweg.cli import doctor
-from thalweg.cli.main import main
-from thalweg.engines.cpu import launch, team
-from thalweg.engines.cuda import available
+from thalweg._cli.commands import doctor
+from thalweg._cli.main import main
+from thalweg._engines.cpu import launch, team
+from thalweg._engines.cuda import available
 
 
 def run(*arguments):

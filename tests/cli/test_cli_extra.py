@@ -16,11 +16,14 @@ from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
 # What these show is made of rich's tables; nobody imports them but the command and benchmarks.
-SHOWN = {SOURCE / name for name in ("ground/tables.py", "race/report.py", "bench/table.py")}
+SHOWN = {
+    SOURCE / name
+    for name in ("_base/terminal_tables.py", "_cli/race/report.py", "_cli/bench/table.py")
+}
 OTHERS = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
-    if path not in SHOWN and not path.is_relative_to(SOURCE / "cli")
+    if path not in SHOWN and not path.is_relative_to(SOURCE / "_cli")
 ]
 RUN = {
     "script": "from thalweg.__main__ import main; main()",
@@ -63,7 +66,7 @@ def test_with_the_extra_the_command_runs(code: str) -> None:
 def test_the_library_trains_without_the_extra() -> None:
     done = run_without(
         "click rich",
-        "import thalweg, thalweg.tf, thalweg.race.run, thalweg.bench.compare\n"
+        "import thalweg, thalweg.tf, thalweg._cli.race.run, thalweg._cli.bench.compare\n"
         "w = thalweg.Variable([1.0])\n"
         "thalweg.keras.optimizers.SGD(0.5).apply_gradients([([1.0], w)])\n"
         "print(w.item())",

@@ -14,12 +14,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from thalweg import Variable, checkpoint
-from thalweg.checkpoint.files import compare_tensors
-from thalweg.cli import files
-from thalweg.cli.main import main
+from thalweg._cli.commands import files
+from thalweg._cli.main import main
+from thalweg._formats import bundle, container
+from thalweg._formats.stored_tensor import of_tensor
+from thalweg.checkpoint.inspection import compare_tensors
 from thalweg.keras.optimizers import Adam, schedules
-from thalweg.storage import bundle, container
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 
 

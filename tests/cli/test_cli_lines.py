@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from thalweg.cli import files, lines, live
-from thalweg.cli.lines import Lines
-from thalweg.race.contestants import line_up
-from thalweg.race.outcome import race_seeds
-from thalweg.race.problems import PROBLEMS
+from thalweg._cli import log_progress, race_progress
+from thalweg._cli.commands import files
+from thalweg._cli.log_progress import ProgressLines
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.outcome import race_seeds
+from thalweg._cli.race.problems import PROBLEMS
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from thalweg.race.problems import PROBLEMS
 )
 def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) -> None:
     now = [0.0]
-    told = Lines(lambda: now[0])
+    told = ProgressLines(lambda: now[0])
     for step in range(1000):
         now[0] = seconds * step / 1000
         told.tell(step / 1000, lambda: "so far")
@@ -35,7 +36,7 @@ def test_lines_of_work_that_takes_so_long(seconds: int, count: int, capfd: Any) 
 
 def test_the_time_of_a_line(capfd: Any) -> None:
     now = [0.0]
-    told = Lines(lambda: now[0])
+    told = ProgressLines(lambda: now[0])
     for second in (62.4, 3723):
         now[0] = second
         told.tell(second / 4000, lambda: "x")
@@ -44,12 +45,12 @@ def test_the_time_of_a_line(capfd: Any) -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "SOONEST", 0.0)
+    monkeypatch.setattr(log_progress, "SOONEST", 0.0)
 
 
 @pytest.mark.usefixtures("often")
 def test_a_race_without_a_terminal(capfd: Any) -> None:
-    with live.watch_race(Console(file=io.StringIO()), "digits") as progress:
+    with race_progress.watch_race(Console(file=io.StringIO()), "digits") as progress:
         race_seeds(PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[0], epochs=1,
             progress=progress)  # fmt: skip
     found = capfd.readouterr().err.splitlines()

@@ -17,16 +17,16 @@ import torch
 
 import other_optimizers as others
 from thalweg import optim
-from thalweg.conform import ConformError, Outcome, Side, compare
+from thalweg.conform import Candidate, ConformError, Outcome, compare
 from thalweg.conform import atlas as atlases
-from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, Cell, Column, Row
-from thalweg.conform.closing import list_trials
-from thalweg.conform.ours import find_like, find_rule
-from thalweg.conform.picture import COLORS, _list_values, draw
-from thalweg.conform.theirs import load_class
+from thalweg.conform.argument_search import list_trials
+from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, AtlasRow, Cell, Column
+from thalweg.conform.external_optimizers import load_class
+from thalweg.conform.svg import COLORS, _list_values, draw
+from thalweg.conform.thalweg_optimizers import find_like, find_rule
 from thalweg.rules.modern import MODERN_RULES
 
-SIGN = Side(partial(optim.RuleOptimizer, rule=others.SIGN), "SignSGD")
+SIGN = Candidate(partial(optim.RuleOptimizer, rule=others.SIGN), "SignSGD")
 MODERN = {f"optim:{rule.name}" for rule in MODERN_RULES}
 FILE = str(Path(others.__file__))
 
@@ -69,26 +69,26 @@ def test_an_argument_closes_it() -> None:
     assert (found.verdict, found.closed_by) == ("parts", ["theirs double=False"])
     assert set(found.closed_by) <= set(found.tried)
     assert beside_sign(others.Doubled, search=False).tried == []
-    plain = Side(others.Doubled, "Doubled").with_arguments(double=False)
+    plain = Candidate(others.Doubled, "Doubled").with_arguments(double=False)
     assert beside_sign(plain).verdict == "bits"
 
 
 def test_arguments_are_given_to_both() -> None:
-    sgd = Side(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
+    sgd = Candidate(torch.optim.SGD, "SGD").with_arguments(momentum=0.5, nesterov=True)
     assert compare(sgd, optim.SGD).agrees
-    other = Side(optim.SGD, "SGD").with_arguments(nesterov=False)
+    other = Candidate(optim.SGD, "SGD").with_arguments(nesterov=False)
     found = compare(sgd, other)
     assert found.closed_by == ["theirs nesterov=False", "ours nesterov=True"]
 
 
 def test_a_mark_in_place_of_a_default_takes_the_value_of_the_other() -> None:
     required: Any = object()
-    ours = Side(lambda params, lr=required: others.Plain(params, lr), "ours")
+    ours = Candidate(lambda params, lr=required: others.Plain(params, lr), "ours")
     assert compare(others.Plain, ours).verdict == "bits"
 
 
 def test_how_a_step_is_computed_is_not_shared() -> None:
-    adam = Side(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
+    adam = Candidate(torch.optim.Adam, "Adam").with_arguments(maximize=True, foreach=True)
     found = compare(adam, optim.Adam)
     assert found.agrees
     assert (found.theirs["foreach"], found.ours["maximize"]) == (True, True)
@@ -96,15 +96,15 @@ def test_how_a_step_is_computed_is_not_shared() -> None:
 
 
 def test_values_of_the_other_and_of_the_table_are_tried() -> None:
-    one = Side(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
-    other = Side(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
+    one = Candidate(lambda params, eps=1e-3, amsgrad=True, foreach=False: None, "one")
+    other = Candidate(lambda params, eps=1e-8, weight_decay=0.1: None, "other")
     names = [name for name, _, _ in list_trials(one, other)]
     assert names[:2] == ["theirs eps=1e-08", "theirs eps=1e-16"]
     assert "theirs amsgrad=False" in names
     assert "ours eps=0.001" in names
     assert not [name for name in names if "foreach" in name or "both" in name]
     assert len(names) == len(set(names))
-    decayed = Side(lambda params, weight_decay=0.1: None, "decayed")
+    decayed = Candidate(lambda params, weight_decay=0.1: None, "decayed")
     assert [name for name, _, _ in list_trials(decayed, decayed)] == ["both weight_decay=0.0"]
 
 
@@ -112,7 +112,7 @@ def test_values_of_the_other_and_of_the_table_are_tried() -> None:
     ("theirs", "way"),
     [
         (others.NeedsClosure, "list, closure"),
-        (Side(others.OfGroups, "OfGroups", group={"lr": 0.01}), "groups"),
+        (Candidate(others.OfGroups, "OfGroups", group={"lr": 0.01}), "groups"),
         (others.OfModel, "model"),
         (others.WantsToBeTold, "list"),
         (others.OfMatrices, "list, matrices only"),
@@ -157,9 +157,9 @@ def test_values_that_are_not_finite_part() -> None:
 
 def test_arguments_that_are_not_there() -> None:
     with pytest.raises(ConformError, match=r"no argument 'ep'\. Did you mean 'eps'\?"):
-        Side(torch.optim.Adam, "Adam").with_arguments(ep=1)
+        Candidate(torch.optim.Adam, "Adam").with_arguments(ep=1)
     with pytest.raises(ConformError, match=r"no argument 'x'\. It takes lr, scale\."):
-        Side(others.Plain, "Plain").with_arguments(x=1)
+        Candidate(others.Plain, "Plain").with_arguments(x=1)
 
 
 def test_random_numbers_go_on_as_before() -> None:
@@ -182,7 +182,7 @@ def test_ours_of_torchs_kind_agrees_with_itself(name: str) -> None:
 @pytest.mark.parametrize("name", ["Adam", "v1:MomentumOptimizer", "Nesterov"])
 def test_ours_of_tensorflows_kind_is_driven(name: str) -> None:
     ours = find_rule(name)
-    plain = Side(torch.optim.SGD, "SGD").with_arguments(
+    plain = Candidate(torch.optim.SGD, "SGD").with_arguments(
         lr=0.01, momentum=0.9, nesterov=name == "Nesterov"
     )
     assert compare(plain, ours, search=False).agrees == (name != "Adam")
@@ -203,7 +203,7 @@ def test_ours_of_the_same_name() -> None:
 
 
 def test_a_class_by_package_and_name() -> None:
-    assert load_class("torch.optim:Adam") == (Side(torch.optim.Adam, "Adam"), "")
+    assert load_class("torch.optim:Adam") == (Candidate(torch.optim.Adam, "Adam"), "")
     assert load_class(f"{FILE}:Plain")[0].name == "Plain"
 
 
@@ -266,7 +266,7 @@ def test_nothing_is_left_of_a_package_that_fails(
 
 def table(*cells: Cell) -> Atlas:
     columns = [Column(f"package {place}", "module", "1.0") for place in range(len(cells))]
-    row = Row("LAMB", "optim:LAMB", {"lr": 0.01}, list(cells))
+    row = AtlasRow("LAMB", "optim:LAMB", {"lr": 0.01}, list(cells))
     return Atlas(columns, [row], 1.0, 20, {"thalweg": "0"})
 
 

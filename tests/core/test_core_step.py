@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
-from thalweg.core.checks import check_pairs
-from thalweg.core.columns import derived
-from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg.core.hooks import Hooks
-from thalweg.core.plan_cache import PlanCache
-from thalweg.core.step import take
-from thalweg.engines import Selection
-from thalweg.engines.cpu.launch import Compiled
+from thalweg._core.checks import check_pairs
+from thalweg._core.columns import derived
+from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
+from thalweg._core.hooks import Hooks
+from thalweg._core.plan_cache import PlanCache
+from thalweg._core.step import take
+from thalweg._engines import Selection
+from thalweg._engines.cpu.launch import Compiled
 from thalweg.formula import narrow
 from thalweg.rules import ADAM, MOMENTUM
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thalweg import Variable, v1
-from thalweg.core import derivation
-from thalweg.core.columns import derived
-from thalweg.core.derivation import RuleScalars, program_of
-from thalweg.engines import probe
-from thalweg.engines.cpu import program, store
+from thalweg._base.scalars import POWF
+from thalweg._core import derivation
+from thalweg._core.columns import derived
+from thalweg._core.derivation import RuleScalars, program_of
+from thalweg._engines import probe
+from thalweg._engines.cpu import program, store
 from thalweg.formula import Rule
-from thalweg.ground.scalars import POWF
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM, RULES, SGD

@@ -11,8 +11,8 @@ import pytest
 
 import fresh
 from thalweg import NotFoundError, Variable, checkpoint
-from thalweg.core import described
-from thalweg.core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names
+from thalweg._core import described
+from thalweg._core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names
 from thalweg.keras.optimizers import SGD
 from thalweg.openseq2seq.micro_batches import MicroBatchStep
 from thalweg.openseq2seq.optimizers import lr_policies

@@ -21,7 +21,7 @@ from attack.states import MAKE, everything, keras_trained, same, v1_trained, wra
 from interrupting import interrupted_at
 from keras_table import pair, train
 from thalweg import CheckpointMismatchError, Variable
-from thalweg.core import section, state
+from thalweg._core import section, state
 from thalweg.keras.optimizers import SGD, Adam, Nadam
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer

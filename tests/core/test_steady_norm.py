@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import Variable, optim
-from thalweg.engines import probe
-from thalweg.engines.cpu import look
-from thalweg.engines.cpu.snapshot import Snapshot
+from thalweg._engines import probe
+from thalweg._engines.cpu import look
+from thalweg._engines.cpu.snapshot import Snapshot
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
 

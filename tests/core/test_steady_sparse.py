@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from thalweg import IndexedSlices, Variable
-from thalweg.core import step as core_step
-from thalweg.engines import Dispatcher
-from thalweg.engines.cpu import sparse as sparse_engine
+from thalweg._core import step as core_step
+from thalweg._engines import Dispatcher
+from thalweg._engines.cpu import sparse as sparse_engine
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Optimizer
 
 ROWS, WIDTH = 12, 5
@@ -315,7 +315,7 @@ def test_a_table_given_twice_is_updated_twice():
 def test_a_gradient_of_too_many_entries_is_left_to_the_reference(monkeypatch):
     trainings = [Training(Adagrad(0.1), engine) for engine in ("cpu", "reference")]
     monkeypatch.setattr(sparse_engine, "ENTRIES", 3)
-    monkeypatch.setattr("thalweg.engines.dispatcher.ENTRIES", 3)
+    monkeypatch.setattr("thalweg._engines.dispatcher.ENTRIES", 3)
     for training in trainings:
         for number in range(4):
             training.step(number, coo)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.core.symbols import Program
-from thalweg.engines.cpu import program, store
+from thalweg._core.symbols import Program
+from thalweg._engines.cpu import program, store
 from thalweg.formula import Rule, maximum, narrow, power, sqrt, where
 from thalweg.rules import LARS
 from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, MARS, STABLE_ADAMW

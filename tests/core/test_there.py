@@ -15,14 +15,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from thalweg import Rule, rules
-from thalweg.core import norms
-from thalweg.core.columns import processed
-from thalweg.core.gradient_stats import known_of
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.levels import per_variable
-from thalweg.core.there import along, columns_there, derived_there
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.selection import Selection
+from thalweg._core import norms
+from thalweg._core.columns import processed
+from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.levels import per_variable
+from thalweg._core.there import along, columns_there, derived_there
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.selection import Selection
 from thalweg.formula import Formula
 from thalweg.optim.columns import STEP
 from thalweg.optim.columns_there import DeviceColumn

@@ -15,7 +15,7 @@ import torch
 
 import thalweg.v1 as tf
 from thalweg import CheckpointMismatchError, Variable
-from thalweg.core.trackable import Trackable, TrackableSlots
+from thalweg._core.trackable import Trackable, TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotConsumedError
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +17,35 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = importlib.util.find_spec("triton") is None
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the first test of each file that cannot run here, and deselect the others of it."""
+    is_missing = importlib.util.find_spec("triton") is None
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    skipped_files: set[Path] = set()
     for item in items:
-        if "/tests/cuda/" not in item.path.as_posix():
+        reason = _reason_to_skip(item.path, is_missing)
+        if reason and item.path in skipped_files:
+            deselected.append(item)
             continue
-        if missing:
-            item.add_marker(pytest.mark.skip(reason="needs Triton"))
-        elif ("interpreted" in item.path.stem) != INTERPRETED:
-            reason = (
-                "runs without TRITON_INTERPRET=1" if INTERPRETED else "needs TRITON_INTERPRET=1"
-            )
+        if reason:
+            skipped_files.add(item.path)
             item.add_marker(pytest.mark.skip(reason=reason))
+        selected.append(item)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = selected
+
+
+def _reason_to_skip(path: Path, is_missing: bool) -> str:
+    """Return why the tests of a file cannot run, empty if they can."""
+    if "/tests/cuda/" not in path.as_posix():
+        return ""
+    if is_missing:
+        return "needs Triton"
+    if ("interpreted" in path.stem) != INTERPRETED:
+        return "runs without TRITON_INTERPRET=1" if INTERPRETED else "needs TRITON_INTERPRET=1"
+    return ""
 
 
 @pytest.fixture(scope="session", autouse=True)

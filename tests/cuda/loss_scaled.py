@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg
-from thalweg.core import vectors
+from thalweg._core import vectors
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from thalweg.engines.cuda import launch, mirror, sparse
+from thalweg._engines.cuda import launch, mirror, sparse
 
 
 class Graph(TorchDispatchMode):

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from rulebook import DTYPES, FIRST, KINDS, label, slow_unless
-from thalweg.engines.codegen import Update
-from thalweg.engines.cpu.sparse import from_zero
-from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import WARP, WIDTH, generate_update
-from thalweg.engines.cuda.codegen_blocks import generate_blocks
-from thalweg.engines.cuda.codegen_kept import Measuring
-from thalweg.engines.cuda.codegen_lines import generate_lines
-from thalweg.engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
-from thalweg.engines.cuda.codegen_rows import generate_rows, generate_untouched
-from thalweg.engines.cuda.codegen_short import generate_short
-from thalweg.engines.cuda.layouts import Layout
-from thalweg.engines.cuda.sparse import threads_for
-from thalweg.engines.splitting import split_rule
-from thalweg.engines.transcribe import FUNCTION_PREFIX
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.codegen import Update
+from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.cuda import launch
+from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
+from thalweg._engines.cuda.codegen_blocks import generate_blocks
+from thalweg._engines.cuda.codegen_kept import Measuring
+from thalweg._engines.cuda.codegen_lines import generate_lines
+from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
+from thalweg._engines.cuda.codegen_rows import generate_rows, generate_untouched
+from thalweg._engines.cuda.codegen_short import generate_short
+from thalweg._engines.cuda.layouts import Layout
+from thalweg._engines.cuda.sparse import threads_for
+from thalweg._engines.splitting import split_rule
+from thalweg._engines.transcribe import FUNCTION_PREFIX
 from thalweg.formula import exp, gradient_squares, log, variable_squares
-from thalweg.ground.passes import Measure
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thalweg.engines.cuda import driver
+from thalweg._engines.cuda import driver
 
 HANDLE, STREAM, CONTEXT = 11, 12, 13
 LAUNCH = CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), c_void_p)

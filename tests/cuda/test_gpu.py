@@ -22,10 +22,10 @@ from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, 
 from test_lines import EVERY, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
-from thalweg.engines import Dispatcher
-from thalweg.engines.codecs import OF_SLOTS
-from thalweg.engines.draws import scalars_of
-from thalweg.engines.engine import Columns, Request
+from thalweg._engines import Dispatcher
+from thalweg._engines.codecs import OF_SLOTS
+from thalweg._engines.draws import scalars_of
+from thalweg._engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
 from thalweg.optim import tensorflow
@@ -424,7 +424,7 @@ def test_a_step_between_measured_ones_does_not_wait(make):
 @by(OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_state_on_the_cpu(make, clip, monkeypatch):
-    monkeypatch.setattr("thalweg.engines.offload.RUN", 1000)
+    monkeypatch.setattr("thalweg._engines.offload.RUN", 1000)
     own = Training(make, state_device="cpu", clip_grad_norm=clip)
     other = Training(make, "cpu", clip_grad_norm=clip)
     for _ in range(3):

@@ -27,10 +27,10 @@ from rulebook import (
     take,
 )
 from thalweg import IndexedSlices, optim
-from thalweg.engines import Dispatcher, Selection
-from thalweg.engines.cuda import launch
-from thalweg.engines.cuda.codegen import CHUNK
-from thalweg.engines.engine import Columns, Request
+from thalweg._engines import Dispatcher, Selection
+from thalweg._engines.cuda import launch
+from thalweg._engines.cuda.codegen import CHUNK
+from thalweg._engines.engine import Columns, Request
 from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
 from thalweg.indexed_slices import assert_in_range
 from thalweg.keras.optimizers import Adam

@@ -24,8 +24,8 @@ from rulebook import (
     take,
 )
 from thalweg import optim
-from thalweg.engines.codecs import CODECS, OF_SLOTS
-from thalweg.engines.splitting import split_rule
+from thalweg._engines.codecs import CODECS, OF_SLOTS
+from thalweg._engines.splitting import split_rule
 from thalweg.optim import tensorflow
 from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 

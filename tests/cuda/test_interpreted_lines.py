@@ -11,7 +11,7 @@ import thalweg
 from rulebook import assert_same
 from test_lines import EVERY, after, numbers, without_payload
 from thalweg import optim
-from thalweg.engines.cuda import launch
+from thalweg._engines.cuda import launch
 from waiting import counting_and_waiting_for_nothing
 
 SHAPES = (

@@ -14,8 +14,8 @@ import thalweg
 from replayed import captured
 from rulebook import assert_same
 from thalweg import optim, rules
-from thalweg.engines.cuda.mirror import Mirror
-from thalweg.engines.cuda.scalars import Rows
+from thalweg._engines.cuda.mirror import Mirror
+from thalweg._engines.cuda.scalars import Rows
 from thalweg.optim import fitting, tensorflow
 from thalweg.optim.step_options import FOUND_INF
 from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
@@ -143,11 +143,11 @@ def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
     assert not fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) is None
     monkeypatch.setattr(fitting, "takes_device", lambda device, name: device.type == name == "meta")
-    monkeypatch.setattr(fitting, "current", lambda: thalweg.engines.Selection("meta"))
+    monkeypatch.setattr(fitting, "current", lambda: thalweg._engines.Selection("meta"))
     assert fitting.fits(pairs, {}, ())
     assert fitting.device_of([param]) == param.device
     assert fitting.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
-    monkeypatch.setattr(fitting, "current", thalweg.engines.Selection)
+    monkeypatch.setattr(fitting, "current", thalweg._engines.Selection)
     assert not fitting.fits(pairs, {}, ())
 
 

@@ -12,8 +12,8 @@ import narrow
 from replayed import captured
 from rulebook import FLUSH, KEEP, Engines, Problem, assert_same, case, label, slow_unless
 from thalweg import optim
-from thalweg.engines.draws import scalars_of
-from thalweg.engines.engine import Request
+from thalweg._engines.draws import scalars_of
+from thalweg._engines.engine import Request
 from thalweg.optim import tensorflow
 from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 

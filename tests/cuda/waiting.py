@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thalweg
-from thalweg.engines.cuda import launch
+from thalweg._engines.cuda import launch
 
 _WAITING = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "__bool__", "__float__",
             "__int__", "__index__", "__array__")  # fmt: skip

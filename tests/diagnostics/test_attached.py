@@ -21,13 +21,13 @@ import torch
 import thalweg
 from many import many
 from sessions import initialized
-from thalweg import IndexedSlices, Variable, diagnostics, graph, keras, optim, v1
-from thalweg.core.steady_apply import SteadyApply
+from thalweg import IndexedSlices, Variable, _graph, diagnostics, keras, optim, v1
+from thalweg._core.steady_apply import SteadyApply
+from thalweg._engines.diagnostic_sums import sums_of_products
+from thalweg._engines.measuring import combine_leaves
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
-from thalweg.diagnostics.measuring import StepWatch
-from thalweg.diagnostics.reading import Reader
-from thalweg.engines.diagnostic_sums import sums_of_products
-from thalweg.engines.measuring import combine_leaves
+from thalweg.diagnostics.jsonl_reader import JsonLinesReader
+from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer
@@ -75,9 +75,9 @@ def eager(optimizer: Any) -> Training:
 
 def in_session(make: Callable[[], Any], wraps: bool = False) -> Training:
     """With `wraps`, the optimizer is made by `optimize_loss`, which `make` is the rate of."""
-    with graph.Graph().as_default():
-        fed = [graph.placeholder(torch.float32, shape) for shape in SHAPES]
-        own = [graph.Variable(torch.tensor(each), name=f"w{k}") for k, each in enumerate(STARTS)]
+    with _graph.Graph().as_default():
+        fed = [_graph.placeholder(torch.float32, shape) for shape in SHAPES]
+        own = [_graph.Variable(torch.tensor(each), name=f"w{k}") for k, each in enumerate(STARTS)]
         loss = sum((x * w).sum() for x, w in zip(fed, own, strict=True))
         if wraps:
             op = optimize_loss(loss, "Momentum", {"momentum": 0.9}, make, summaries=[])
@@ -344,8 +344,8 @@ class Decayed(keras.optimizers.SGD):
 @many("make", [lambda: Begun(0.1), lambda: Decayed(0.1, momentum=0.5)])
 @many("is_first", [False, True])
 def test_hooks_that_a_graph_calls_once_are_refused(make: Callable[[], Any], is_first: bool) -> None:
-    with graph.Graph().as_default():
-        w, optimizer = graph.Variable(torch.ones(2), name="w"), make()
+    with _graph.Graph().as_default():
+        w, optimizer = _graph.Variable(torch.ones(2), name="w"), make()
         if is_first:
             attach(optimizer)
         else:
@@ -461,8 +461,8 @@ def test_copies_tell_nothing_and_states_are_as_ever(make: Callable[[], Any]) -> 
 
 
 def test_sessions_share_a_table() -> None:
-    with graph.Graph().as_default():
-        w = graph.Variable(torch.ones(2), name="w")
+    with _graph.Graph().as_default():
+        w = _graph.Variable(torch.ones(2), name="w")
         optimizer = v1.train.AdamOptimizer()
         op = optimizer.apply_gradients([(torch.ones(2), w)])
         both = [initialized(), initialized()]
@@ -533,7 +533,7 @@ def test_losses_and_files(tmp_path: Path) -> None:
     told.close()
     lines = map(json.loads, path.read_text().splitlines())
     assert [each["names"] for each in lines if "names" in each] == [[], ["w0:0"]]
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         found = [(each.step, each.loss, bool(each.rows)) for each in reader.read_all()]
     assert found == [(1, 10, False), (2, 20, True), (3, 30, False), (4, None, True), (4, 40, False)]
 

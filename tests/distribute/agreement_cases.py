@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg import Variable, optim, v1
+from thalweg._graph import Graph, Session
 from thalweg.distribute import Strategy, current_replica
-from thalweg.graph import Graph, Session
 from thalweg.keras.optimizers import SGD
 from thalweg.v1 import train
 

@@ -28,6 +28,7 @@ import sharding_cases
 import thalweg
 import thalweg.tf as tf
 from thalweg import IndexedSlices, Variable, checkpoint, diagnostics, optim, v1
+from thalweg._graph import Graph, Session
 from thalweg.distribute import (
     ReduceOp,
     Strategy,
@@ -40,8 +41,7 @@ from thalweg.distribute import (
     scale_loss_for_estimator,
 )
 from thalweg.distribute.buckets import Bucket
-from thalweg.distribute.ranks import Ranks
-from thalweg.graph import Graph, Session
+from thalweg.distribute.process_group import Ranks
 from thalweg.keras.optimizers import SGD, Adam, schedules
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train

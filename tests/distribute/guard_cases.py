@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from thalweg import checkpoint, optim
-from thalweg.distribute.message import Message
+from thalweg.distribute.handshake import RankMessage
 from thalweg.keras.optimizers import Adam
 from thalweg.v1.contrib.opt import LARSOptimizer
 
@@ -29,6 +29,9 @@ PATIENCE, TIMEOUT = 120.0, 5.0  # seconds, of steps before the one in question a
 SHAPES = ((6, 4), (5, 3), (8, 8), (7,))
 AT = 3  # the steps before the one in which a rank differs
 GRID = (2, 2)  # of a mesh of two dimensions
+# Cases in which a rank is lost: the other ranks wait for it until their timeout.
+LOST = ("raise", "skip", "extra")
+LOST_AT_ONCE = 3
 
 Made = Callable[[list[Any]], Any]
 
@@ -158,18 +161,18 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
         training.step()
     training.differentiate(AT)
     distributed.barrier()
-    if case in ("skip", "raise", "extra"):
+    if case in LOST:
         for dim in range(training.mesh.ndim):
             limit = timedelta(seconds=TIMEOUT)
             distributed.distributed_c10d._set_pg_timeout(limit, training.mesh.get_group(dim))
     sent: list[int] = []
-    begin: Any = Message.__init__
+    begin: Any = RankMessage.__init__
 
     def counted(*args: Any, **keywords: Any) -> None:
         sent.append(1)
         begin(*args, **keywords)
 
-    Message.__init__ = counted
+    RankMessage.__init__ = counted
     before, begun, notes = training.kept(), time.monotonic(), list[str]()
     try:
         said = tried(training, case, folder)
@@ -190,34 +193,72 @@ def run(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, 
     return found
 
 
-def forked(name: str, case: str, rank: int, count: int, folder: Path) -> dict[str, Any]:
-    """What a case finds on this rank, or how its process ended."""
-    own = folder / f"{name}-{case}"
-    own.mkdir(exist_ok=True)
-    told = own / f"rank-{rank}.json"
+def fork_case(name: str, case: str, rank: int, count: int, folder: Path) -> tuple[int, Path]:
+    """Start a case in a fork.
+
+    Returns:
+        The id of the process, and the file that it writes its result to.
+    """
+    case_folder = folder / f"{name}-{case}"
+    case_folder.mkdir(exist_ok=True)
+    result = case_folder / f"rank-{rank}.json"
     child = os.fork()
     if not child:
         distributed.init_process_group(
             "gloo",
-            init_method=f"file://{own / 'store'}",
+            init_method=f"file://{case_folder / 'store'}",
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=PATIENCE),
         )
-        told.write_text(json.dumps(run(name, case, rank, count, own)))
-        time.sleep(TIMEOUT * (case == "raise"))  # nobody is to find out by an end of this process
+        result.write_text(json.dumps(run(name, case, rank, count, case_folder)))
+        # The end of this process must not tell the other ranks that it is lost.
+        time.sleep(TIMEOUT * (case == "raise"))
         os._exit(0)
+    return child, result
+
+
+def read_result(child: int, result: Path) -> dict[str, Any]:
+    """Wait for a fork; return its result, or how its process ended."""
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return json.loads(told.read_text()) if status == 0 else {"said": f"ended with {status}"}
+    return json.loads(result.read_text()) if status == 0 else {"said": f"ended with {status}"}
+
+
+def run_cases(
+    pairs: list[tuple[str, str]], rank: int, count: int, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Run cases one after another, except that those in `LOST` wait while others run.
+
+    Args:
+        pairs: The case and the optimizer of each.
+        rank: The rank of this process.
+        count: How many ranks there are.
+        folder: A folder that all ranks share.
+
+    Returns:
+        The results by "case:optimizer".
+    """
+    found: dict[str, dict[str, Any]] = {}
+    lost = [pair for pair in pairs if pair[0] in LOST]
+    others = [pair for pair in pairs if pair[0] not in LOST]
+    parts = max(1, -(-len(lost) // LOST_AT_ONCE))
+    for part in range(parts):
+        waiting = {
+            f"{case}:{name}": fork_case(name, case, rank, count, folder)
+            for case, name in lost[part::parts]
+        }
+        for case, name in others[part::parts]:
+            found[f"{case}:{name}"] = read_result(*fork_case(name, case, rank, count, folder))
+        found |= {title: read_result(*started) for title, started in waiting.items()}
+    return found
 
 
 def main() -> None:
     rank, store, count = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    pairs = [tuple(each.split(":")) for each in sys.argv[4:]]
-    found = {f"{c}:{n}": forked(n, c, rank, count, store.parent) for c, n in pairs}
-    sys.stdout.write(json.dumps(found))
+    pairs = [(case, name) for case, name in (each.split(":") for each in sys.argv[4:])]
+    sys.stdout.write(json.dumps(run_cases(pairs, rank, count, store.parent)))
 
 
 if __name__ == "__main__":

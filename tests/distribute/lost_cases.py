@@ -16,12 +16,12 @@ import torch
 from torch import distributed
 
 from thalweg import ReplicaLostError, Variable, checkpoint
+from thalweg._engines.measuring import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import Bucket
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.sharding import step as shared_step
-from thalweg.distribute.sharding.scattering import Scatter
-from thalweg.engines.measuring import LEAF
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding import sharded_step as shared_step
+from thalweg.distribute.sharding.reduce_scatter import Scatter
 from thalweg.keras.optimizers import Adam
 
 PATIENCE = 60.0  # seconds, of steps in which nobody is lost, however busy the machine is

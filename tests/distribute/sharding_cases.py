@@ -14,11 +14,11 @@ from torch import Tensor
 
 import thalweg
 from thalweg import Hyper, IndexedSlices, Rule, Slot, Variable, checkpoint
+from thalweg._engines.measuring import LEAF
 from thalweg.distribute import Strategy
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.sharding.scattering import Scatter
-from thalweg.distribute.tree import in_pairs
-from thalweg.engines.measuring import LEAF
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.reduce_scatter import Scatter
+from thalweg.distribute.tree_reduction import in_pairs
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import SGD, Adam, RuleOptimizer

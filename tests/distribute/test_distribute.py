@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 import thalweg
-from thalweg.catalogue import by_rule
+from thalweg._cli.registry import by_rule
 from thalweg.distribute import (
     Strategy,
     get_replica_context,

@@ -16,9 +16,9 @@ from torch import distributed
 import distribute_cases
 import elastic_killed
 from test_distribute import check_resumed
-from thalweg.catalogue import by_rule
+from thalweg._cli.registry import by_rule
+from thalweg._formats import container
 from thalweg.checkpoint import latest
-from thalweg.storage import container
 from workers import told_by_ranks
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 
 import guard_cases
-from guard_cases import AT, OPTIMIZERS, TIMEOUT
+from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
 from workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,6 @@ DIFFERENT = {
     "found_inf": "at what the scaler found: 1.0 vs None.",
 }
 OTHERS = ("cut", "nan")
-LOST = ("raise", "skip", "extra")  # each of which takes a timeout
 OF_TENSORFLOW = {
     "Keras": {"shape": "at the gradient of 'Variable:0", "lr": "at learning_rate: 0.5 vs 0.0"},
     "v1": {"shape": "at the number of DTensors: 3 vs 4."},  # gradients that are None are left out

@@ -9,8 +9,8 @@ import pytest
 from torch import distributed
 
 import sharding_cases
-from thalweg.distribute.sharding.pieces import pieces_of
-from thalweg.engines.measuring import LEAF
+from thalweg._engines.measuring import LEAF
+from thalweg.distribute.sharding.shard_layout import pieces_of
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from thalweg.engines.cpu import store
+from thalweg._engines.cpu import store
 
 TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = float64(VALUE)\n"
 

@@ -11,10 +11,10 @@ import torch
 
 from coded import encode_slots, encoded_case, numbers_of, records_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
-from thalweg.engines.codecs import CODECS, OF_SLOTS
-from thalweg.engines.codecs.codec import Codec
-from thalweg.engines.codecs.records import decode_array, encode_array
-from thalweg.engines.cpu import group
+from thalweg._engines.codecs import CODECS, OF_SLOTS
+from thalweg._engines.codecs.codec import Codec
+from thalweg._engines.codecs.records import decode_array, encode_array
+from thalweg._engines.cpu import group
 
 EVERY = [*OF_SLOTS.values()]
 by_codec = pytest.mark.parametrize("codec", EVERY, ids=lambda codec: codec.name)

@@ -11,7 +11,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import Hyper, Rule, Slot, optim
-from thalweg.formula import Around, moved
+from thalweg.formula import WrappedStepFormula, moved
 
 RATE, DECAY = Hyper("learning_rate", 0.125), Hyper("weight_decay", 0.25)
 
@@ -95,6 +95,7 @@ def scaled(var, grad, scale, *, learning_rate, weight_decay):
 def test_names_are_free_in_a_wrapper(how: Any, update: Any) -> None:
     hypers = (RATE, DECAY, *[Hyper("scale", 0.25)] * (how is by_scale))
     found = [
-        trained(replace(PLAIN, update=Around(each, how), hypers=hypers)) for each in (plain, update)
+        trained(replace(PLAIN, update=WrappedStepFormula(each, how), hypers=hypers))
+        for each in (plain, update)
     ]
     assert_same(*found)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from many import many
-from thalweg.engines.diagnostic_sums import sums_of_products
-from thalweg.engines.measuring import LEAF
+from thalweg._engines.diagnostic_sums import sums_of_products
+from thalweg._engines.measuring import LEAF
 
 SIZES = (1, 31, 512, 513, 5000, LEAF + 700)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rulebook import assert_same, bits, values
-from thalweg.core import section
-from thalweg.engines import Dispatcher, Selection, draws, philox
-from thalweg.engines.cpu import codegen_blocks, launch
-from thalweg.engines.cpu.codegen_draws import draw_for
-from thalweg.engines.engine import Columns, Request
+from thalweg._core import section
+from thalweg._engines import Dispatcher, Selection, draws, philox
+from thalweg._engines.cpu import codegen_blocks, launch
+from thalweg._engines.cpu.codegen_draws import draw_for
+from thalweg._engines.engine import Columns, Request
 from thalweg.formula import Rule, Slot
 
 # Random123's known answers (kat_vectors): counter, key, words.

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from rulebook import FIRST, FLUSH, KINDS, Case, Engines, by_rule
-from thalweg.engines.engine import Request
-from thalweg.engines.reference import NUMPY
-from thalweg.engines.transcribe import bind_formula
+from thalweg._engines.engine import Request
+from thalweg._engines.reference import NUMPY
+from thalweg._engines.transcribe import bind_formula
 
 RECORDED = Path(__file__).parent / "drift.json"
 STEPS, SIZE, NOISES = 10_000, 4096, 16

@@ -12,10 +12,11 @@ import torch
 
 import fresh
 import rulebook
-from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, slow_unless, sparse
+from many import many
+from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
-from thalweg.engines.cpu import machine_code, store
-from thalweg.engines.engine import Columns, Request
+from thalweg._engines.cpu import machine_code, store
+from thalweg._engines.engine import Columns, Request
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
@@ -84,11 +85,9 @@ SIGNATURES = _signatures()
 # In the default run each dtype of a slot beside each of a variable, each gradient and each copy.
 QUICK = [each for each in SIGNATURES if each[0] == each[1] and each[2] == each[3] and not each[4]]
 QUICK += [(F32, F16, F32, F32, BF16), (F32, BF16, F32, F32, F16), (F64, F64, F16, F64, BF16)]
-ROWS = [
-    slow_unless(case in OWN and signature in QUICK, case, signature)
-    for case in [*OWN, *FIRST]
-    for signature in SIGNATURES
-]
+# Of a signature: variable and gradient, and what comes after them.
+PAIRS = list(dict.fromkeys(each[:2] for each in SIGNATURES))
+OTHERS = list(dict.fromkeys(each[2:] for each in SIGNATURES))
 FORMS: dict[str, tuple[tuple[int, ...], torch.dtype | None]] = {
     "dense": ((130,), None),
     "rows": ((9, 3), torch.int32),
@@ -109,12 +108,29 @@ def _made(case: Case, signature: tuple[Any, ...], form: str) -> Problem:
     return Problem([variable], [own], [sparse(values, rows, variable, kind)])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("case", "signature"), ROWS, ids=label)
+by_form = pytest.mark.parametrize("form", FORMS)
+by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
+
+
+@by_form
+@pytest.mark.parametrize("case", OWN, ids=label)
+@many("signature", QUICK, ids=label)
 def test_steps_have_the_bits_of_the_reference(
     case: Case, signature: tuple[Any, ...], form: str
 ) -> None:
     equal_steps(case, signature, form, "cpu")
+
+
+@pytest.mark.slow
+@by_form
+@by_pair
+@pytest.mark.parametrize("case", [*OWN, *FIRST], ids=label)
+@many("others", OTHERS, ids=label)
+def test_steps_of_all_dtypes_have_the_bits_of_the_reference(
+    case: Case, pair: tuple[Any, ...], others: tuple[Any, ...], form: str
+) -> None:
+    if (*pair, *others) in SIGNATURES:
+        equal_steps(case, (*pair, *others), form, "cpu")
 
 
 def equal_steps(case: Case, signature: tuple[Any, ...], form: str, other: str) -> None:
@@ -141,12 +157,21 @@ def equal_steps(case: Case, signature: tuple[Any, ...], form: str, other: str) -
         assert_same(found[0], found[1])
 
 
-@pytest.mark.parametrize(
-    "signature", [slow_unless(each in QUICK, each) for each in SIGNATURES], ids=label
-)
-@pytest.mark.parametrize("form", FORMS)
+@by_form
+@many("signature", QUICK, ids=label)
 def test_measures_have_the_bits_of_the_reference(signature: tuple[Any, ...], form: str) -> None:
     equal_measures(signature, form, "cpu")
+
+
+@pytest.mark.slow
+@by_form
+@by_pair
+@many("others", OTHERS, ids=label)
+def test_measures_of_all_dtypes_have_the_bits_of_the_reference(
+    pair: tuple[Any, ...], others: tuple[Any, ...], form: str
+) -> None:
+    if (*pair, *others) in SIGNATURES:
+        equal_measures((*pair, *others), form, "cpu")
 
 
 def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:

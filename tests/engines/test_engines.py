@@ -39,8 +39,8 @@ from rulebook import (
 )
 from shared_examples import check_examples
 from thalweg import optim, sign, where
-from thalweg.engines import Selection, current
-from thalweg.engines.cpu import group, machine_code, store, team
+from thalweg._engines import Selection, current
+from thalweg._engines.cpu import group, machine_code, store, team
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -77,9 +77,9 @@ def equal_reference(case, dtypes, budget):
         got = take(case, problem, selection, steps=2)
         assert_same(got.written(), wanted.written(), f"{case.rule.name} seed {seed}")
 
-    # As many for each rule, whatever the number of its configurations.
-    count = budget // sum(other.row is case.row for other in CASES)
-    check_examples(check, count, examples_of(dtypes))
+    # The configurations of a rule share its examples out.
+    siblings = [other for other in CASES if other.row is case.row]
+    check_examples(check, budget, examples_of(dtypes), siblings.index(case), len(siblings))
 
 
 @by_rule_and_dtypes(CASES)
@@ -90,7 +90,8 @@ def test_fused_equals_reference(case, dtypes):
 @pytest.mark.slow
 @by_rule()
 def test_fused_equals_reference_in_many_examples(case):
-    equal_reference(case, DTYPES, 2000)
+    # 1000 have more than 99 % of the pairs of special values in each dtype, and 500 have 92 %.
+    equal_reference(case, DTYPES, 1000)
 
 
 @pytest.mark.parametrize(
@@ -487,8 +488,8 @@ def _flags():
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_adam_is_vectorised(dtype):
-    from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate_update
+    from thalweg._engines.codegen import Update
+    from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.adam import ADAM
 
     kernel = generate_update(Update(ADAM.update, (dtype,) * 4), "float32")
@@ -523,8 +524,8 @@ def added(argument):
 
 
 def test_what_does_not_divide_is_not_prefetched():
-    from thalweg.engines.codegen import Update
-    from thalweg.engines.cpu.codegen import generate_update
+    from thalweg._engines.codegen import Update
+    from thalweg._engines.cpu.codegen import generate_update
     from thalweg.rules.gradient_descent import SGD
 
     kernel = generate_update(Update(SGD.update, ("float32",) * 2), "float32")

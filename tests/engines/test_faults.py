@@ -29,8 +29,8 @@ from rulebook import (
     take,
 )
 from thalweg import absolute, maximum, where
-from thalweg.engines.cpu import team
-from thalweg.engines.denormals import is_flushing, set_denormals
+from thalweg._engines.cpu import team
+from thalweg._engines.denormals import is_flushing, set_denormals
 
 pytestmark = pytest.mark.timeout(90)  # a child that waits for lost threads waits for ever
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")

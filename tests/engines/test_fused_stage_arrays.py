@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rulebook import assert_same
-from thalweg.engines.fused_stage import bind_stage
-from thalweg.engines.layout import compute_dtype
+from thalweg._engines.fused_stage import bind_stage
+from thalweg._engines.layout import compute_dtype
 from thalweg.formula import (
     absolute,
     like_update,

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rulebook import KEEP, Engines, Problem, assert_same, case, take
 from thalweg import IndexedSlices
-from thalweg.engines import dispatcher as gate
-from thalweg.engines import layout
-from thalweg.engines.composite import CompositeStep
-from thalweg.engines.engine import Request
-from thalweg.engines.reference import ReferencePart
+from thalweg._engines import dispatcher as gate
+from thalweg._engines import layout
+from thalweg._engines.composite import CompositeStep
+from thalweg._engines.engine import Request
+from thalweg._engines.reference import ReferencePart
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, PerformanceWarning
 
 HALF, WIDE = torch.float16, torch.float32

@@ -21,8 +21,8 @@ import fresh
 from kernels import forget, made
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg.engines.cpu import codegen, codegen_measure, machine_code, snapshot
-from thalweg.engines.cpu.loops import Loop
+from thalweg._engines.cpu import codegen, codegen_measure, machine_code, snapshot
+from thalweg._engines.cpu.loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
 
@@ -490,7 +490,7 @@ STEPS = {
     "successive": SPARSE.format(optimizer="SGD"),
     "untouched rows": SPARSE.format(optimizer="Adam"),
 }
-WITHOUT = "\nsys.exit('thalweg.engines.cpu.compiler' in sys.modules)"
+WITHOUT = "\nsys.exit('thalweg._engines.cpu.compiler' in sys.modules)"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from kernels import forget, made
 from thalweg import PerformanceWarning
-from thalweg.engines.cpu import private
+from thalweg._engines.cpu import private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
 

@@ -6,9 +6,9 @@ import pytest
 
 import fresh
 from many import many
-from thalweg.engines.codegen import Update
-from thalweg.engines.cpu import codegen, launch, machine_code
-from thalweg.engines.cpu.tuning import Tuning, tuning_of
+from thalweg._engines.codegen import Update
+from thalweg._engines.cpu import codegen, launch, machine_code
+from thalweg._engines.cpu.tuning import Tuning, tuning_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.rules.adam import ADAM
 

@@ -25,7 +25,7 @@ from rulebook import (
     take,
 )
 from thalweg import LayoutError, PerformanceWarning
-from thalweg.engines import layout
+from thalweg._engines import layout
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 ADAM = next(case for case in FIRST if case.rule.name == "Adam")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg import Variable
-from thalweg.engines import metadata_guard as likeness
-from thalweg.engines import plan
-from thalweg.engines.metadata_guard import Likeness
+from thalweg._engines import metadata_guard as likeness
+from thalweg._engines import plan
+from thalweg._engines.metadata_guard import Likeness
 from thalweg.keras.optimizers import Adam
 
 OTHERS: dict[str, Callable[[], Any]] = {

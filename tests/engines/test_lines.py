@@ -17,7 +17,7 @@ from line_rules import FIRST, SECOND, below, beside, gradients, keep_first, prod
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import Hyper, Measure, Pass, Rule, RuleError, Slot, Stage, check_rule, optim
-from thalweg.engines.lines import TILE_COLUMNS, TILE_ROWS, reduce_lines
+from thalweg._engines.lines import TILE_COLUMNS, TILE_ROWS, reduce_lines
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 # Around tiles of 64 rows and 1,024 columns.
@@ -39,7 +39,7 @@ def numbers(shape: Any, seed: int = 0) -> Tensor:
     return values * 10.0 ** torch.randint(-8, 9, shape, generator=dice)
 
 
-# The order, written as `engines/lines.py` says it, one number after the other
+# The order, written as `_engines/lines.py` says it, one number after the other
 
 
 def in_pairs(values: list[float], join: Any) -> float:

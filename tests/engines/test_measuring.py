@@ -10,14 +10,14 @@ from torch import Tensor
 from rulebook import slow_unless
 from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
 from thalweg import engine as use_engine
-from thalweg.engines import Dispatcher, Selection, Tensors
-from thalweg.engines.cpu import launch
-from thalweg.engines.cpu.measure import Leaves, sums_of
-from thalweg.engines.cpu.offsets import Offsets
-from thalweg.engines.denormals import set_denormals
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.layout import STORAGE_NAMES, compute_dtype
-from thalweg.engines.measuring import (
+from thalweg._engines import Dispatcher, Selection, Tensors
+from thalweg._engines.cpu import launch
+from thalweg._engines.cpu.measure import Leaves, sums_of
+from thalweg._engines.cpu.offsets import Offsets
+from thalweg._engines.denormals import set_denormals
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.layout import STORAGE_NAMES, compute_dtype
+from thalweg._engines.measuring import (
     LANES,
     LEAF,
     Tree,
@@ -25,11 +25,11 @@ from thalweg.engines.measuring import (
     leaf_counts,
     leaves_of,
 )
-from thalweg.engines.reference import numpy_formula
+from thalweg._engines.reference import numpy_formula
 from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
 from thalweg.keras.optimizers import SGD
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
-from thalweg.rules.modern.arithmetic import ones
+from thalweg.rules.modern.common import ones
 
 NO_COLUMNS = Columns({}, {})
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

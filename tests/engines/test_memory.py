@@ -16,8 +16,8 @@ from torch import Tensor
 
 from keras_table import both_engines
 from thalweg import IndexedSlices, Variable, keras, v1
-from thalweg.core.slots import SlotStore
-from thalweg.engines.storage_guard import StorageGuard
+from thalweg._core.slots import SlotStore
+from thalweg._engines.storage_guard import StorageGuard
 from thalweg.errors import LayoutError
 from thalweg.openseq2seq.optimizers import optimize_loss
 

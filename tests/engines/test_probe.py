@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
 
 IS_TESTED = sys.platform == "linux" and platform.python_implementation() == "CPython"
 

@@ -11,9 +11,9 @@ import torch
 
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
-from thalweg.engines import reference, saturated
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.layout import compute_dtype
+from thalweg._engines import reference, saturated
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.layout import compute_dtype
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 

@@ -14,8 +14,8 @@ import thalweg
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import FusedStage, Hyper, Measure, Rule, RuleError, Slot, Stage, check_rule, optim
-from thalweg.engines.cpu import find_short
-from thalweg.engines.cpu.codegen_lanes import LANES
+from thalweg._engines.cpu import find_short
+from thalweg._engines.cpu.codegen_lanes import LANES
 from thalweg.formula import (
     absolute,
     exp,
@@ -214,7 +214,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[list[bool]]:
         answers.append(find_short(*given))
         return answers[-1]
 
-    monkeypatch.setattr("thalweg.engines.cpu.find_short", asked, raising=False)
+    monkeypatch.setattr("thalweg._engines.cpu.find_short", asked, raising=False)
     return answers
 
 

@@ -24,7 +24,7 @@ from rulebook import (
     take,
 )
 from shared_examples import check_examples
-from thalweg.engines.cpu import sparse as sparse_engine
+from thalweg._engines.cpu import sparse as sparse_engine
 
 INDICES = st.integers(1, 20).flatmap(
     lambda rows: st.tuples(st.just(rows), st.lists(st.integers(0, rows - 1), max_size=50))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from thalweg import Rule, Slot, check_rule
-from thalweg.engines.codecs.records import encode_tensor, lower_of, split_tensor
-from thalweg.engines.codecs.split8 import SPLIT8, join_numbers, lower_beside, split_numbers
+from thalweg._engines.codecs.records import encode_tensor, lower_of, split_tensor
+from thalweg._engines.codecs.split8 import SPLIT8, join_numbers, lower_beside, split_numbers
 from thalweg.errors import RuleError
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)  # all bfloat16

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rulebook import label, slow_unless
 from thalweg import IndexedSlices, Variable
-from thalweg.core.gradient_stats import GradientStats
-from thalweg.core.gradient_transforms import Decision, GradientTransforms
-from thalweg.engines import Tensors
-from thalweg.engines.engine import Columns
-from thalweg.engines.reference import saturated
+from thalweg._core.gradient_stats import GradientStats
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._engines import Tensors
+from thalweg._engines.engine import Columns
+from thalweg._engines.reference import saturated
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad

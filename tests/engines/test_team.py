@@ -12,7 +12,7 @@ import torch
 
 import fresh
 from thalweg import PerformanceWarning, optim
-from thalweg.engines.cpu import team
+from thalweg._engines.cpu import team
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP library is GNU's on Linux")
@@ -28,7 +28,7 @@ builtins.open = refused
 def torch_is_the_systems(path):
     import pathlib, torch
     return "dist-packages" in torch.__file__ and re.search(r"^/usr/lib/.*/libgomp\\.so", path)
-from thalweg.engines.cpu import team
+from thalweg._engines.cpu import team
 address = ctypes.cast(team.gomp_parallel(), ctypes.c_void_p).value
 assert address == team.parallel_address() != 0
 lines = [line.split() for line in real("/proc/self/maps")]

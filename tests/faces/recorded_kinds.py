@@ -16,9 +16,9 @@ import torch
 
 import thalweg
 from thalweg import IndexedSlices, Variable, errors, optim
-from thalweg.catalogue import applied, by_class, by_rule
+from thalweg._base.static_shape import Shape
+from thalweg._cli.registry import applied, by_class, by_rule
 from thalweg.distribute import ReduceOp
-from thalweg.ground.static_shape import Shape
 from thalweg.keras import optimizers as keras
 from thalweg.keras.optimizers import schedules
 from thalweg.openseq2seq.optimizers import lr_policies

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from thalweg import Variable, schedules
-from thalweg.engines import probe
+from thalweg._engines import probe
 from thalweg.keras import backend, optimizers
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.v1 import train

@@ -12,7 +12,7 @@ import torch
 
 import thalweg
 from thalweg import v1
-from thalweg.ground import tracing
+from thalweg._base import tracing
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.schedules import ExponentialDecay

@@ -20,12 +20,12 @@ import torch
 
 import thalweg
 from forks import TIMEOUT, Stop, told
-from thalweg import graph as tf
+from thalweg import _graph as tf
 from thalweg import optim, v1
-from thalweg.core import norms
-from thalweg.engines.cpu import store, team
-from thalweg.graph import Graph, Session, by_reference, operation
-from thalweg.ground.locks import Lock
+from thalweg._base.locks import Lock
+from thalweg._core import norms
+from thalweg._engines.cpu import store, team
+from thalweg._graph import Graph, Session, by_reference, operation
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1.train.rendezvous import Rendezvous
@@ -337,7 +337,7 @@ def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr("thalweg.ground.locks._PATIENCE", 0.2)
+    monkeypatch.setattr("thalweg._base.locks._PATIENCE", 0.2)
     stop = Stop()
 
     def hold() -> None:
@@ -642,16 +642,16 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
 
 
 def test_kernels_with_locking_go_on_in_the_child():
-    from thalweg.v1 import kernels
+    from thalweg.v1 import training_kernels
 
     stop = Stop()
 
     def hold() -> None:
-        with kernels._LOCK:
+        with training_kernels._LOCK:
             stop()
 
     with stop.reached_by(hold):
-        assert told(lambda: kernels._LOCK.acquire(blocking=False))
+        assert told(lambda: training_kernels._LOCK.acquire(blocking=False))
 
 
 def test_every_lock_of_the_package_is_one_that_forks_renew():
@@ -660,9 +660,9 @@ def test_every_lock_of_the_package_is_one_that_forks_renew():
     lock = re.compile(r"threading\.(R?Lock|Condition|Semaphore|Event)\(|cached_property")
     found = {path for path in folder.rglob("*.py") if lock.search(path.read_text())}
     assert {path.relative_to(folder).as_posix() for path in found} == {
-        "graph/locks.py",  # `ReadWriteLock.renew`
-        "ground/lazily.py",
-        "ground/locks.py",
+        "_graph/locks.py",  # `ReadWriteLock.renew`
+        "_base/lazy.py",
+        "_base/locks.py",
         "v1/train/coordinator.py",  # `Coordinator._renew`
         "v1/train/queues.py",  # a condition over a `Lock`
         "v1/train/rendezvous.py",  # the same

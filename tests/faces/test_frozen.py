@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import thalweg
-import thalweg.graph as tf
+import thalweg._graph as tf
 from sessions import initialized
 from thalweg import rules
 from thalweg.keras.optimizers import SGD, RuleOptimizer

@@ -18,8 +18,8 @@ from many import many
 from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
 from shared_examples import check_examples
 from thalweg import IndexedSlices, Variable
-from thalweg.catalogue import applied, by_rule
-from thalweg.engines.selection import DENORMALS
+from thalweg._cli.registry import applied, by_rule
+from thalweg._engines.selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))
@@ -57,8 +57,9 @@ def examples_of(dtypes: tuple[torch.dtype, ...]) -> Any:
     return st.tuples(tensors, st.integers(0, 2**32), special, st.sampled_from(DENORMALS))
 
 
+# Pairs of special values, and the formulas of rules, are for `test_engines.py`.
 @pytest.mark.parametrize(
-    "budget", [6, pytest.param(200, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["quick", "long"]
 )
 @each_rule
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:

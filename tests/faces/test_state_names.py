@@ -16,7 +16,7 @@ from many import many
 from openseq2seq_small import stepping
 from openseq2seq_steps import PARAMS, RULES
 from thalweg import CheckpointMismatchError, Variable
-from thalweg.catalogue import applied, by_class, by_rule, named
+from thalweg._cli.registry import applied, by_class, by_rule, named
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thalweg import Variable, keras, v1
-from thalweg.engines.plan import DensePlan
+from thalweg._engines.plan import DensePlan
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers import optimize_loss
 

@@ -13,9 +13,10 @@ import torch
 
 import thalweg.tf as tf
 from sessions import initialized
-from thalweg import FailedPreconditionError, InvalidArgumentError, graph
-from thalweg.core.nest import leaves_of
-from thalweg.ground.static_shape import UNKNOWN
+from thalweg import FailedPreconditionError, InvalidArgumentError
+from thalweg import _graph as graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import leaves_of
 from workers import together
 
 v1 = tf.compat.v1

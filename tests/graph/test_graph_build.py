@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-import thalweg.graph as tf
+import thalweg._graph as tf
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg._base.execution_context import eagerly
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import NotFoundError
-from thalweg.ground.running import eagerly
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.v1 import train
 
 F = torch.nn.functional

@@ -10,8 +10,8 @@ import pytest
 
 import fresh
 import thalweg.tf.compat.v1 as tf
-from thalweg.graph import Graph, Session
-from thalweg.ground.running import process
+from thalweg._base.execution_context import process
+from thalweg._graph import Graph, Session
 from thalweg.v1 import train
 
 MAKERS: dict[str, Callable[..., Any]] = {

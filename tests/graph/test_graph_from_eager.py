@@ -11,8 +11,8 @@ import torch
 
 import thalweg.v1 as tf
 from thalweg import GradientTape, Variable
-from thalweg.graph import Graph, Operation, Session, global_variables_initializer
-from thalweg.graph import Variable as GraphVariable
+from thalweg._graph import Graph, Operation, Session, global_variables_initializer
+from thalweg._graph import Variable as GraphVariable
 from thalweg.keras import optimizers
 from thalweg.keras.optimizers import SGD
 from thalweg.v1 import train

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import thalweg.graph as tf
+import thalweg._graph as tf
 from sessions import initialized
 from thalweg import GradientTape, IndexedSlices, InvalidArgumentError
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import thalweg.graph as tf
-from thalweg.ground.running import eagerly
+import thalweg._graph as tf
+from thalweg._base.execution_context import eagerly
 
 
 class Passing(nn.Module):

@@ -13,8 +13,8 @@ import torch
 
 import thalweg.v1 as tf
 from sessions import initialized
-from thalweg.graph import leaves
-from thalweg.ground.running import executing_eagerly, thread
+from thalweg._base.execution_context import executing_eagerly, thread
+from thalweg._graph import variable_store
 
 
 def in_time(work: Callable[[], Any]) -> None:
@@ -120,7 +120,7 @@ def test_a_variable_has_a_value_once_its_memory_is_known(
     def interrupted(_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(leaves, "_addresses_of", interrupted)
+    monkeypatch.setattr(variable_store, "_addresses_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.run(w.initializer)
     assert not session.is_initialized(w)

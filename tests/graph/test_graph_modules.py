@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import thalweg.graph as tf
+import thalweg._graph as tf
 from sessions import initialized
 from thalweg import Variable, named_variables
 from workers import together

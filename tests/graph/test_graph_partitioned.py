@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import thalweg.graph as tf
+import thalweg._graph as tf
 import thalweg.tf as facade
 from sessions import initialized
+from thalweg._base.execution_context import eagerly
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.running import eagerly
 from thalweg.v1 import train
 
 VALUES = np.arange(10, dtype=np.float32).reshape(5, 2)

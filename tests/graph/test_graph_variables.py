@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg
-import thalweg.graph as tf
+import thalweg._graph as tf
 from sessions import initialized
 from thalweg import (
     FailedPreconditionError,
@@ -21,8 +21,8 @@ from thalweg import (
     OutOfRangeError,
     v1,
 )
-from thalweg.ground.running import eagerly
-from thalweg.ground.static_shape import UNKNOWN
+from thalweg._base.execution_context import eagerly
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 pytestmark = pytest.mark.usefixtures("graph")
@@ -540,7 +540,7 @@ def test_an_initializer_without_arguments_has_the_shape() -> None:
 def test_trainable_may_be_left_open() -> None:
     made = [tf.Variable(1.0, None), tf.get_variable("v", [], trainable=None)]
     assert tf.trainable_variables() == made
-    with thalweg.ground.running.eagerly():
+    with thalweg._base.execution_context.eagerly():
         assert tf.Variable(1.0, None).requires_grad
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import graph as tf1
+from thalweg import _graph as tf1
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras import optimizers
 

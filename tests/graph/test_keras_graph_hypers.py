@@ -11,7 +11,7 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
-from thalweg import graph as tf1
+from thalweg import _graph as tf1
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras import backend, optimizers
 from thalweg.keras.optimizers import schedules

@@ -15,7 +15,7 @@ import torch
 
 import thalweg.tf as facade
 import thalweg.tf.compat.v1 as tf
-from thalweg.ground.running import eagerly
+from thalweg._base.execution_context import eagerly
 
 # name: (what is computed of a number, the number, TensorFlow as written, TensorFlow rewritten)
 VALUES: dict[str, tuple[Callable[[Any], Any], float, float, float]] = {

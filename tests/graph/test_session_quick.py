@@ -12,10 +12,10 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
-from thalweg.graph import by_reference, operation, placeholder
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
+from thalweg._graph import by_reference, operation, placeholder
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 

@@ -39,7 +39,7 @@ from matrix_inputs import SHAPES  # noqa: E402
 from rank_cases import refused, whole  # noqa: E402
 from thalweg import Hyper, Pass, Rule, Slot, Stage, Variable, optim  # noqa: E402
 from thalweg.distribute import Strategy  # noqa: E402
-from thalweg.distribute.ranks import Ranks  # noqa: E402
+from thalweg.distribute.process_group import Ranks  # noqa: E402
 from thalweg.errors import ReplicaLostError  # noqa: E402
 from thalweg.keras.optimizers import RuleOptimizer  # noqa: E402
 

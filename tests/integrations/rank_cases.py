@@ -38,7 +38,7 @@ from torch.distributed.tensor import (  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from thalweg import optim  # noqa: E402
-from thalweg.diagnostics.measuring import StepWatch  # noqa: E402
+from thalweg.diagnostics.step_watch import StepWatch  # noqa: E402
 from thalweg.errors import NumericsWarning  # noqa: E402
 from thalweg.optim.diagnostics import COLUMNS  # noqa: E402
 from training import data, loss_of, model, numbers  # noqa: E402

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from fresh import Fresh
-from workers import told_by_ranks
+from workers import shared_folder, told_once
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
@@ -33,8 +33,8 @@ Told = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.slow),
                                         pytest.param(4, marks=pytest.mark.slow)])  # fmt: skip
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    folder = tmp_path_factory.mktemp("matrices")
-    return told_by_ranks(SCRIPT, folder, request.param, str(folder), *CASES)
+    folder = shared_folder(request.config, tmp_path_factory, f"matrices-{request.param}")
+    return told_once(folder, SCRIPT, request.param, str(folder), *CASES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,7 +134,7 @@ def test_a_rank_that_is_lost_leaves_the_others_as_before(at: int, tmp_path: Path
 
 
 def test_work_is_spread_evenly() -> None:
-    from thalweg.distribute.sharding.matrices import spread
+    from thalweg.distribute.sharding.gathered_matrices import spread
 
     draw = random.Random(0)
     for count in (1, 2, 3, 8):

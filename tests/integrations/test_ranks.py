@@ -21,7 +21,7 @@ from rank_cases import (
 )
 from thalweg import optim
 from training import assert_same_training, data, model, numbers
-from workers import told_by_ranks
+from workers import shared_folder, told_by_ranks, told_once
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")
 Told = list[dict[str, Any]]
@@ -29,8 +29,8 @@ Told = list[dict[str, Any]]
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    folder = tmp_path_factory.mktemp("ranks")
-    found = told_by_ranks(SCRIPT, folder, request.param, str(folder))
+    folder = shared_folder(request.config, tmp_path_factory, f"shares-{request.param}")
+    found = told_once(folder, SCRIPT, request.param, str(folder))
     return [{**each, "folder": str(folder)} for each in found]
 
 

@@ -39,7 +39,7 @@ assert not [name for name in loaded for each in beyond if f"{name}.".startswith(
 """
 
 LATER = """
-import thalweg.graph as tg
+import thalweg._graph as tg
 
 for opt in opts:
     with tg.Graph().as_default():
@@ -65,7 +65,7 @@ except FailedPreconditionError as error:
     assert "Import what makes them first" in str(error)
 else:
     raise AssertionError
-import thalweg.graph as tg
+import thalweg._graph as tg
 assert keras.backend.get_session().graph is tg.get_default_graph()
 """
 
@@ -84,7 +84,7 @@ for opt in opts:
     else:
         raise AssertionError
 assert [each.iterations.item() - 1 for each in opts] == before
-assert not any(name.startswith("thalweg.graph") for name in sys.modules)
+assert not any(name.startswith("thalweg._graph") for name in sys.modules)
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import thalweg
 import thalweg.tf as tf
-from thalweg import graph as tf1
+from thalweg import _graph as tf1
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras import backend, optimizers
 

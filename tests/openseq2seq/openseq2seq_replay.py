@@ -10,7 +10,7 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import float32
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import (
     get_regularization_loss,
     lr_policies,
@@ -155,16 +155,16 @@ def trained_eagerly(case: Case, as_shipped: bool) -> Iterator[Observed]:
 def trained_in_a_session(case: Case, as_shipped: bool) -> Iterator[Observed]:
     """What there is after each step."""
     config = case["config"]
-    with graph.Graph().as_default(), graph.Session() as session:
-        own = {name: graph.Variable(value, name=name) for name, value in initial(case).items()}
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        own = {name: _graph.Variable(value, name=name) for name, value in initial(case).items()}
         feeds = {
-            name: graph.placeholder(torch.float32, value.shape)
+            name: _graph.placeholder(torch.float32, value.shape)
             for name, value in data_of(case["steps"][0]).items()
         }
         for penalty in penalties(case, own):
-            graph.add_to_collection(graph.GraphKeys.REGULARIZATION_LOSSES, penalty)
+            _graph.add_to_collection(_graph.GraphKeys.REGULARIZATION_LOSSES, penalty)
         loss = loss_of(case, own, feeds) + get_regularization_loss()
-        skip, peers, writer = graph.placeholder(torch.bool, ()), Peers(), Writer()
+        skip, peers, writer = _graph.placeholder(torch.bool, ()), Peers(), Writer()
         step = optimize_loss(
             loss,
             **arguments(case, own, as_shipped),
@@ -173,18 +173,18 @@ def trained_in_a_session(case: Case, as_shipped: bool) -> Iterator[Observed]:
             summary_writer=writer,
         )
         shown: dict[str, Any] = {"vars": own, "global_step": named("global_step")}
-        masters = graph.get_collection("FP32_MASTER_COPIES")
+        masters = _graph.get_collection("FP32_MASTER_COPIES")
         if config["dtype"] == "mixed":
             shown["master"] = {each.op.name.split("/")[-1]: each for each in masters}
         if config.get("iter_size", 1) > 1:
             shown["accum"] = {
                 each.op.name.split("/")[-2]: each
-                for each in graph.global_variables()
+                for each in _graph.global_variables()
                 if each.op.name.endswith("/gradient_sum")
             }
         if config["dtype"] == "mixed" and isinstance(config.get("loss_scaling"), str):
             shown["loss_scale"] = named("Scaler/scale")
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for recorded in case["steps"]:
             feed = {feeds[name]: value for name, value in data_of(recorded).items()}
             feed[skip] = recorded.get("skip_update", False)
@@ -197,7 +197,7 @@ def trained_in_a_session(case: Case, as_shipped: bool) -> Iterator[Observed]:
 
 
 def named(ending: str) -> Any:
-    (found,) = [x for x in graph.global_variables() if x.op.name.endswith(ending)]
+    (found,) = [x for x in _graph.global_variables() if x.op.name.endswith(ending)]
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from openseq2seq_replay import Writer
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq import optimizers as package
 from thalweg.openseq2seq.optimizers import get_regularization_loss, mp_wrapper, optimizers
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -32,7 +32,7 @@ from thalweg.v1.contrib.opt import AdamWOptimizer
 from workers import told_by_ranks
 
 INF, NAN = math.inf, math.nan
-LOSSES = graph.GraphKeys.REGULARIZATION_LOSSES
+LOSSES = _graph.GraphKeys.REGULARIZATION_LOSSES
 W = Variable([0.0, 0.0], name="w")
 SCALAR = Variable(0.0, name="s")
 
@@ -181,17 +181,17 @@ def test_t_list_must_be_a_sequence(given: Any) -> None:
 
 
 def test_a_graph_clips_rows_and_tensors() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        table = graph.Variable([[1.0], [2.0]], name="table")
-        w = graph.Variable([1.0, 1.0], name="w")
-        x = graph.placeholder(torch.float32, ())
-        loss = graph.embedding_lookup(table, [1, 1]).sum() * x + (3.0 * w).sum() * x
-        pairs = list(zip(graph.gradients(loss, [table, w]), [table, w], strict=True))
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        table = _graph.Variable([[1.0], [2.0]], name="table")
+        w = _graph.Variable([1.0, 1.0], name="w")
+        x = _graph.placeholder(torch.float32, ())
+        loss = _graph.embedding_lookup(table, [1, 1]).sum() * x + (3.0 * w).sum() * x
+        pairs = list(zip(_graph.gradients(loss, [table, w]), [table, w], strict=True))
         made = _clip_gradients_by_norm(pairs, 2.0)
         norm = _global_norm_with_cast(pairs)
-        assert isinstance(made[0][0], graph.SymbolicSlices)
+        assert isinstance(made[0][0], _graph.SymbolicSlices)
         assert made[1][0].shape == (2,)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         size, (rows, dense) = session.run([norm, [grad for grad, _ in made]], {x: 2.0})
         assert size == pytest.approx(math.sqrt(80))
         np.testing.assert_allclose(rows.values, 2 * np.full((2, 1), 2.0) / size, rtol=1e-6)
@@ -413,7 +413,7 @@ def test_ranks_take_the_mean_and_skip_together(tmp_path: Path) -> None:
 
 def test_items_of_the_collection_are_called_anew() -> None:
     w = Variable([1.0, 2.0], name="w")
-    kept = graph.get_collection_ref(LOSSES)
+    kept = _graph.get_collection_ref(LOSSES)
     kept += [lambda: (w * w).sum(), torch.tensor(1.5, dtype=torch.float16)]
     try:
         first = get_regularization_loss()
@@ -427,18 +427,18 @@ def test_items_of_the_collection_are_called_anew() -> None:
 
 
 def test_a_scope_chooses_among_the_losses() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
+    with _graph.Graph().as_default(), _graph.Session() as session:
         for scope, value in (("encoder", 1.0), ("decoder", 2.0)):
-            with graph.name_scope(scope):
-                graph.add_to_collection(LOSSES, graph.constant(value, name="penalty"))
+            with _graph.name_scope(scope):
+                _graph.add_to_collection(LOSSES, _graph.constant(value, name="penalty"))
         assert session.run(get_regularization_loss("decoder")) == 2.0
         assert session.run(get_regularization_loss()) == 3.0
         assert session.run(get_regularization_loss("none")) == 0.0
 
 
 def test_a_sum_in_a_graph_can_be_named() -> None:
-    with graph.Graph().as_default():
-        graph.add_to_collection(LOSSES, graph.constant(1.0))
+    with _graph.Graph().as_default():
+        _graph.add_to_collection(LOSSES, _graph.constant(1.0))
         assert get_regularization_loss().name == "total_regularization_loss:0"
-        graph.add_to_collection(LOSSES, graph.constant(1.0))
+        _graph.add_to_collection(LOSSES, _graph.constant(1.0))
         assert get_regularization_loss(name="sum").name == "sum:0"

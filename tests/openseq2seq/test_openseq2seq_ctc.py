@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.race.problems import lines
+from thalweg._cli.race.problems import digit_lines
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
@@ -59,20 +59,20 @@ class Record:
 
 
 @pytest.fixture(scope="module")
-def small() -> lines.Lines:
-    return lines.load(0, train_lines=1536, test_lines=256)
+def small() -> digit_lines.DigitLines:
+    return digit_lines.load(0, train_lines=1536, test_lines=256)
 
 
 def test_no_image_of_a_test_line_is_in_a_training_line(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[bytes]] = []
-    real = lines.lines
+    real = digit_lines.lines
 
     def spied(images: np.ndarray, *others: Any) -> Any:
         seen.append({image.tobytes() for image in images})
         return real(images, *others)
 
-    monkeypatch.setattr(lines, "lines", spied)
-    lines.load(0, train_lines=1, test_lines=1)
+    monkeypatch.setattr(digit_lines, "lines", spied)
+    digit_lines.load(0, train_lines=1, test_lines=1)
     train, test = seen
     assert len(test) == 359
     assert not train & test
@@ -80,7 +80,7 @@ def test_no_image_of_a_test_line_is_in_a_training_line(monkeypatch: pytest.Monke
 
 def test_lines_hold_the_images_of_their_labels_in_order() -> None:
     images = np.stack([np.full((8, 8), digit + 1, np.float32) for digit in range(10)])
-    made = lines.lines(images, np.arange(10), 50, np.random.default_rng(0))
+    made = digit_lines.lines(images, np.arange(10), 50, np.random.default_rng(0))
     for frames, classes in zip(made.inputs.numpy(), made.targets.tolist(), strict=True):
         assert (frames == frames[0]).all()
         columns = frames[0][frames[0] > 0]
@@ -103,28 +103,30 @@ def test_lines_hold_the_images_of_their_labels_in_order() -> None:
     ],
 )
 def test_edit_distance(one: list[int], other: list[int], edits: int) -> None:
-    assert lines.distance(one, other) == edits
+    assert digit_lines.distance(one, other) == edits
 
 
 def test_reading_drops_repeats_and_blanks() -> None:
     best = torch.tensor([[0, 3, 3, 0, 3, 4, 4, 0], [0] * 8])
-    scores = torch.nn.functional.one_hot(best, lines.CLASSES).permute(0, 2, 1).float()
-    assert lines.read(scores) == [[3, 3, 4], []]
+    scores = torch.nn.functional.one_hot(best, digit_lines.CLASSES).permute(0, 2, 1).float()
+    assert digit_lines.read(scores) == [[3, 3, 4], []]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_model_keeps_batch_normalization_in_float32(dtype: torch.dtype, small: lines.Lines) -> None:
-    model = lines.LineReader(dtype)
+def test_model_keeps_batch_normalization_in_float32(
+    dtype: torch.dtype, small: digit_lines.DigitLines
+) -> None:
+    model = digit_lines.LineReader(dtype)
     kinds = {name.split(".")[0]: each.dtype for name, each in model.named_parameters()}
     assert kinds == {"convolutions": dtype, "norms": torch.float32, "classes": dtype}
     scores = model(small.train.inputs[:4])
-    assert (scores.dtype, scores.shape) == (torch.float32, (4, 11, lines.FRAMES // 2))
-    lines.line_loss(scores, small.train.targets[:4]).backward()
+    assert (scores.dtype, scores.shape) == (torch.float32, (4, 11, digit_lines.FRAMES // 2))
+    digit_lines.line_loss(scores, small.train.targets[:4]).backward()
     assert all(each.grad is not None for each in model.parameters())
 
 
 def test_trains_with_larc_in_mixed_precision_as_in_float32(
-    example: ModuleType, small: lines.Lines
+    example: ModuleType, small: digit_lines.DigitLines
 ) -> None:
     config = {**example.CONFIGS["larc"], "num_epochs": 3}
     record = Record()

@@ -24,7 +24,7 @@ from openseq2seq_steps import (
     way,
 )
 from rulebook import label, slow_unless
-from thalweg import graph
+from thalweg import _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
@@ -406,9 +406,9 @@ def test_runs_that_only_add_up_touch_nothing_else(way: str) -> None:
 
 
 def test_a_bad_run_in_a_session_drops_its_window() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.ones(3).half(), name="w")
-        factor, skip = graph.placeholder(torch.float32, ()), graph.placeholder(torch.bool, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.ones(3).half(), name="w")
+        factor, skip = _graph.placeholder(torch.float32, ()), _graph.placeholder(torch.bool, ())
         op = optimize_loss(
             (w.float() * factor).sum(),
             "Momentum",
@@ -420,8 +420,8 @@ def test_a_bad_run_in_a_session_drops_its_window() -> None:
             on_horovod=True,
             **SCALINGS["Backoff"],
         )
-        session.run(graph.global_variables_initializer())
-        kept = [each for each in graph.global_variables() if "Scaler" not in each.name]
+        session.run(_graph.global_variables_initializer())
+        kept = [each for each in _graph.global_variables() if "Scaler" not in each.name]
         session.run(op, {factor: 1.0, skip: True})
         session.run(op, {factor: 1.0, skip: False})
         before = session.run(kept)

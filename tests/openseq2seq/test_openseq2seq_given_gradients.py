@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openseq2seq_small import stepping
 from thalweg import Variable
-from thalweg.graph import Graph
+from thalweg._graph import Graph
 from thalweg.openseq2seq import from_config
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.lr_policies import fixed_lr

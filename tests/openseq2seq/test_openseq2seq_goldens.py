@@ -20,7 +20,7 @@ from openseq2seq_replay import (
     trained_eagerly,
     trained_in_a_session,
 )
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import (
     automatic_loss_scaler,
     get_regularization_loss,
@@ -31,7 +31,7 @@ from thalweg.openseq2seq.optimizers import (
 
 Train = Callable[[Case, bool], Iterator[Observed]]
 each_way = pytest.mark.parametrize("train", [trained_eagerly, trained_in_a_session])
-LOSSES = graph.GraphKeys.REGULARIZATION_LOSSES
+LOSSES = _graph.GraphKeys.REGULARIZATION_LOSSES
 
 # Where OpenSeq2Seq's numbers are those of a defect that is not computed by default.
 DEFECTS = (
@@ -91,8 +91,8 @@ def test_clipping_is_the_recorded_one(case: Case) -> None:
 
 @by_case("clip/")
 def test_clipping_in_a_session_is_the_recorded_one(case: Case) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        given = [None if each is None else graph.constant(float32(each)) for each in case["grads"]]
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        given = [None if each is None else _graph.constant(float32(each)) for each in case["grads"]]
         made, norm = optimizers._clip_by_global_norm(given, case["clip_norm"], as_shipped=True)
         assert_close(session.run(norm), case["expected"]["norm"], case)
         for got, wanted in zip(made, case["expected"]["clipped"], strict=True):
@@ -113,12 +113,12 @@ def test_larc_is_the_recorded_one(case: Case, as_shipped: bool) -> None:
 
 @by_case("larc/")
 def test_larc_in_a_session_is_the_recorded_one(case: Case) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        pair = graph.constant(float32(case["grad"])), graph.Variable(float32(case["var"]))
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        pair = _graph.constant(float32(case["grad"])), _graph.Variable(float32(case["var"]))
         ((got, _),) = optimizers.post_process_gradients(
             [pair], [], case["lr"], None, case["larc_params"], as_shipped=True
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         assert_close(session.run(got), case["expected"]["scaled_grad"], case)
 
 
@@ -126,12 +126,12 @@ def test_larc_in_a_session_is_the_recorded_one(case: Case) -> None:
 @by_case("regularization_loss/")
 def test_the_regularization_loss_is_the_recorded_one(case: Case, is_deferred: bool) -> None:
     if is_deferred:
-        with graph.Graph().as_default(), graph.Session() as session:
+        with _graph.Graph().as_default(), _graph.Session() as session:
             for value, dtype in case["losses"]:
-                graph.add_to_collection(LOSSES, graph.constant(np.dtype(dtype).type(value)))
+                _graph.add_to_collection(LOSSES, _graph.constant(np.dtype(dtype).type(value)))
             got = session.run(get_regularization_loss())
     else:
-        kept = graph.get_collection_ref(LOSSES)
+        kept = _graph.get_collection_ref(LOSSES)
         kept += [torch.tensor(value, dtype=getattr(torch, d)) for value, d in case["losses"]]
         got = get_regularization_loss().numpy()
         kept.clear()
@@ -147,13 +147,13 @@ def table_steps(case: Case, is_deferred: bool) -> Iterator[tuple[Any, float]]:
     rate = {"learning_rate_decay_fn": lambda step: config["lr"], "optimizer_params": {}}
     tag = "Loss_Optimization/global_gradient_norm"
     if is_deferred:
-        with graph.Graph().as_default(), graph.Session() as session:
-            table = graph.Variable(float32(case["init"]), name="table")
-            values = graph.placeholder(torch.float32, (None, 2))
-            indices = graph.placeholder(torch.int64, (None,))
-            loss = (graph.embedding_lookup(table, indices) * values).sum()
+        with _graph.Graph().as_default(), _graph.Session() as session:
+            table = _graph.Variable(float32(case["init"]), name="table")
+            values = _graph.placeholder(torch.float32, (None, 2))
+            indices = _graph.placeholder(torch.int64, (None,))
+            loss = (_graph.embedding_lookup(table, indices) * values).sum()
             step = optimize_loss(loss, config["optimizer"], **rate, **given)
-            session.run(graph.global_variables_initializer())
+            session.run(_graph.global_variables_initializer())
             for each in case["steps"]:
                 session.run(step, {values: float32(each["values"]), indices: each["indices"]})
                 yield session.run(table), writer.scalars[tag]

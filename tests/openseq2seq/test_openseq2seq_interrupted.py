@@ -15,7 +15,7 @@ from fuse import NOT_TAKEN, Fuse, errors
 from interrupting import interrupted_at
 from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
 from thalweg.v1 import train
@@ -359,8 +359,8 @@ def test_an_interruption_by_the_writer_comes_before_other_errors() -> None:
 
 def in_session(site: str, fuse: Fuse) -> tuple[Callable[[], Any], Callable[[], list[Any]]]:
     """A run of a step, and the values of all variables."""
-    w = graph.Variable(torch.ones(3).half(), name="w")
-    b = graph.Variable([1.0], name="b")
+    w = _graph.Variable(torch.ones(3).half(), name="w")
+    b = _graph.Variable([1.0], name="b")
     hooked = site in ("_prepare", "_finish")
     op = optimize_loss(
         w.float().sum() * 2 + (b * b).sum(),
@@ -374,15 +374,15 @@ def in_session(site: str, fuse: Fuse) -> tuple[Callable[[], Any], Callable[[], l
         all_reduce=(lambda grad: fuse(grad)) if site == "all_reduce" else None,
         summary_writer=FailingWriter(fuse, site),
     )
-    session = graph.Session()
-    session.run(graph.global_variables_initializer())
-    return lambda: session.run(op), lambda: session.run(graph.global_variables())
+    session = _graph.Session()
+    session.run(_graph.global_variables_initializer())
+    return lambda: session.run(op), lambda: session.run(_graph.global_variables())
 
 
 @errors
 @pytest.mark.parametrize("site", ["all_reduce", *AFTERWARDS])
 def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
-    with graph.Graph().as_default():
+    with _graph.Graph().as_default():
         fuse = Fuse(error)
         run, values = in_session(site, fuse)
         run()
@@ -392,7 +392,7 @@ def test_a_step_in_a_session_is_taken_as_a_whole(site: str, error: Any) -> None:
             run()
         failed, fuse.lit = values(), False
     assert AFTERWARDS.get(site, NOT_TAKEN) in raised.value.__notes__
-    with graph.Graph().as_default():
+    with _graph.Graph().as_default():
         run, values = in_session(site, Fuse(error))
         run()
         if site in AFTERWARDS:

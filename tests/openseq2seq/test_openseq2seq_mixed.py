@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import thalweg
-from thalweg import IndexedSlices, Variable, graph, v1
+from thalweg import IndexedSlices, Variable, _graph, v1
 from thalweg.errors import (
     CheckpointMismatchError,
     FailedPreconditionError,
@@ -322,30 +322,30 @@ def test_penalties_of_other_variables_are_returned() -> None:
 
 
 def test_get_variable_hands_penalties_to_the_wrapper() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        start = graph.constant_initializer(0.25)
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        start = _graph.constant_initializer(0.25)
         penalty = mp_regularizer_wrapper(l2)
-        w = graph.get_variable("w", (2,), torch.float16, start, penalty)
-        v = graph.get_variable("v", (2,), torch.float32, start, penalty)
-        assert len(graph.get_collection(graph.GraphKeys.REGULARIZATION_LOSSES)) == 1
+        w = _graph.get_variable("w", (2,), torch.float16, start, penalty)
+        v = _graph.get_variable("v", (2,), torch.float32, start, penalty)
+        assert len(_graph.get_collection(_graph.GraphKeys.REGULARIZATION_LOSSES)) == 1
         ((grad, master), (_, var)) = wrapped(128.0).compute_gradients(
             w.float().sum() + v.sum(), [w, v]
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         assert session.run(grad).tolist() == [1.125, 1.125]
-        assert graph.get_collection("FP32_MASTER_COPIES") == [master]
+        assert _graph.get_collection("FP32_MASTER_COPIES") == [master]
         assert var is v
-        assert graph.trainable_variables() == [w, v]
+        assert _graph.trainable_variables() == [w, v]
 
 
 def test_parameters_of_modules_have_penalties_in_graphs() -> None:
     module = torch.nn.Linear(1, 1, bias=False).half()
     torch.nn.init.constant_(module.weight, 0.25)
-    with graph.Graph().as_default(), graph.Session() as session:
+    with _graph.Graph().as_default(), _graph.Session() as session:
         assert mp_regularizer_wrapper(l2)(module.weight) is None
-        x = graph.placeholder(torch.float16, (1, 1))
+        x = _graph.placeholder(torch.float16, (1, 1))
         ((grad, _),) = wrapped(128.0).compute_gradients(module(x).float().sum())
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         assert session.run(grad, {x: [[1.0]]}).item() == 1.125
 
 
@@ -368,13 +368,13 @@ def test_a_session_takes_the_steps_of_eager_mode(
     for factor in factors:
         opt.minimize(lambda f=factor: (w.float() ** 2).sum() * f + b.sum(), var_list=[w, b])
         seen.append([w.float().tolist(), b.tolist(), opt.get_master(w).tolist()])
-    with graph.Graph().as_default(), graph.Session() as session:
-        w_, b_ = graph.Variable(half([1.0, -2.0], dtype=dtype)), graph.Variable([3.0])
-        f = graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w_, b_ = _graph.Variable(half([1.0, -2.0], dtype=dtype)), _graph.Variable([3.0])
+        f = _graph.placeholder(torch.float32, ())
         opt_ = wrapped(scaled_by(scale))
-        step = graph.Variable(np.int64(0), trainable=False)
+        step = _graph.Variable(np.int64(0), trainable=False)
         op = opt_.minimize((w_.float() ** 2).sum() * f + b_.sum(), step, [w_, b_])
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for factor, wanted in zip(factors, seen, strict=True):
             session.run(op, {f: factor})
             got = session.run([w_.float(), b_, opt_.get_master(w_)])
@@ -386,8 +386,8 @@ def test_a_session_takes_the_steps_of_eager_mode(
 
 
 def test_a_graph_takes_no_optimizer_that_wraps_another() -> None:
-    with graph.Graph().as_default():
-        w = graph.Variable(half([1.0]))
+    with _graph.Graph().as_default():
+        w = _graph.Variable(half([1.0]))
         opt = wrapped(None, MovingAverageOptimizer(train.GradientDescentOptimizer(0.1)))
         with pytest.raises(TypeError, match="MovingAverageOptimizer wraps another optimizer"):
             opt.minimize(w.float().sum())

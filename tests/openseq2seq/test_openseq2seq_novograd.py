@@ -14,8 +14,8 @@ import torch
 from golden_files import Case
 from openseq2seq_goldens import by_case, float32
 from oracle_arrays import Array, Gradient, given, starts
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.plan_cache import Plans
+from thalweg import IndexedSlices, Variable, _graph
+from thalweg._core.plan_cache import Plans
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -136,28 +136,28 @@ def test_steps_are_the_oracles(config: str, dtype: Any, engine: Any) -> None:
 @each_config
 def test_steps_in_a_graph_are_the_oracles(config: str, dtype: Any) -> None:
     kind = torch.float64 if dtype is np.float64 else torch.float32
-    with graph.Graph().as_default(), graph.Session() as session:
-        rate = graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        rate = _graph.placeholder(torch.float32, ())
         own = {
-            name: graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
+            name: _graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
         }
         opt = NovoGrad(rate, **CONFIGS[config])
         feeds = {
             name: (
-                graph.placeholder(kind, (9, 3) if name == "table" else SHAPES[name]),
-                graph.placeholder(torch.int64, (9,)),
+                _graph.placeholder(kind, (9, 3) if name == "table" else SHAPES[name]),
+                _graph.placeholder(torch.int64, (9,)),
             )
             for name in own
         }
         pairs = {
-            name: graph.SymbolicSlices(*feeds[name]) if name == "table" else feeds[name][0]
+            name: _graph.SymbolicSlices(*feeds[name]) if name == "table" else feeds[name][0]
             for name in own
         }
         train_all = opt.apply_gradients([(pairs[name], var) for name, var in own.items()])
         without_b = opt.apply_gradients(
             [(pairs[name], var) for name, var in own.items() if name != "b"]
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for number, wanted, grads in zip(
             RATES, expected(config, dtype), gradients(dtype), strict=True
         ):

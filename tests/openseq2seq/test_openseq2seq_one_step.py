@@ -12,7 +12,7 @@ import torch
 
 import openseq2seq_small
 from openseq2seq_steps import Training, differing
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss, update
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import (
@@ -145,17 +145,17 @@ class Overriding(train.MomentumOptimizer):
 
 
 def in_a_session(optimizer: Any) -> list[Any]:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.ones(3).half(), name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.ones(3).half(), name="w")
         op = optimize_loss(
             (w.float() ** 2).sum(), optimizer, {"momentum": 0.5},
             lambda step: 0.25 / (1.0 + step.to(torch.float32)),
             dtype="mixed", loss_scaling="Backoff", clip_gradients=1.0,
         )  # fmt: skip
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for _ in range(3):
             session.run(op)
-        return session.run([w, *graph.global_variables()])
+        return session.run([w, *_graph.global_variables()])
 
 
 def test_an_override_of_apply_gradients_has_a_session_s_learning_rate() -> None:
@@ -263,12 +263,12 @@ def test_an_interruption_after_gradients_were_added_up_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training("Adam", HALF, iter_size=2, skip_update_ph=True)
-    from thalweg.openseq2seq.optimizers import process
+    from thalweg.openseq2seq.optimizers import gradient_pipeline
 
     def interrupted(*given: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process, "told", interrupted)
+    monkeypatch.setattr(gradient_pipeline, "told", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         training.step()
     assert raised.value.__notes__ == ["The run added its gradients up."]
@@ -301,6 +301,6 @@ def test_a_static_scale_takes_its_step_without_looking_at_gradients(
         seen.append(how)
         return own(optimizer, backward, how, *others)
 
-    monkeypatch.setattr("thalweg.openseq2seq.optimizers.process.update", watched)
+    monkeypatch.setattr("thalweg.openseq2seq.optimizers.gradient_pipeline.update", watched)
     stepping([Variable(torch.ones(2, dtype=HALF))]).apply_gradients([torch.ones(2, dtype=HALF)])
     assert seen[0].measured == ()

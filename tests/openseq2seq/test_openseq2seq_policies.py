@@ -12,7 +12,7 @@ import torch
 
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.v1 import train
@@ -44,12 +44,12 @@ def test_a_variable_is_read_anew(case: Case) -> None:
 
 @by_case("lr/")
 def test_numbers_of_sessions_are_the_recorded_bits(case: Case) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
+    with _graph.Graph().as_default(), _graph.Session() as session:
         step = train.get_or_create_global_step()
         rate = policy(case, step)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for number, recorded in zip(case["steps"], case["expected"], strict=True):
-            got = session.run(rate, {step: number}) if graph.is_symbolic(rate) else rate
+            got = session.run(rate, {step: number}) if _graph.is_symbolic(rate) else rate
             assert_bits(got, recorded, f"step {number}")
 
 
@@ -165,8 +165,8 @@ def test_policies_have_the_bits_of_default_sessions(
 def test_the_result_is_a_float32_tensor(case: Case) -> None:
     rate = policy(case, 3)()
     assert (rate.dtype, rate.shape) == (torch.float32, ())
-    with graph.Graph().as_default():
-        rate = policy(case, graph.placeholder(torch.int64, ()))
+    with _graph.Graph().as_default():
+        rate = policy(case, _graph.placeholder(torch.int64, ()))
     assert (rate.dtype, rate.shape) == (torch.float32, ())
 
 
@@ -191,8 +191,8 @@ def test_an_inverse_polynomial_begins_where_it_is_told(begin: int) -> None:
         assert torch.equal(rate(), expected)
         if step == begin + 20:
             np.testing.assert_allclose(rate(), 0.01, rtol=1e-6)
-    with graph.Graph().as_default(), graph.Session() as session:
-        fed = graph.placeholder(torch.int64, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        fed = _graph.placeholder(torch.int64, ())
         rate = lr_policies.inv_poly_decay(fed, **given, begin_decay_at=begin)
         for step, expected in zip(steps, wanted, strict=True):
             assert_bits(session.run(rate, {fed: step}), expected, f"step {step}")
@@ -332,10 +332,10 @@ def test_a_policy_may_be_built_on_another(name: str, decay: Any) -> None:
     for number in (0, 3, 7, 12):
         step.assign(number)
         eager[number] = rate()
-    with graph.Graph().as_default(), graph.Session() as session:
+    with _graph.Graph().as_default(), _graph.Session() as session:
         symbolic_step = train.get_or_create_global_step()
         symbolic = policy(symbolic_step)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for number, wanted in eager.items():
             assert_bits(wanted, session.run(symbolic, {symbolic_step: number}), f"step {number}")
 

@@ -14,9 +14,9 @@ import torch
 import thalweg
 import thalweg.v1 as tf
 from thalweg import GradientTape, Variable
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.v1 import train
 

@@ -16,10 +16,10 @@ import torch
 from golden_files import Case
 from openseq2seq_goldens import assert_bits, by_case
 from openseq2seq_small import stepping
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.section import run
+from thalweg import IndexedSlices, Variable, _graph
+from thalweg._base.scalars import log, power
+from thalweg._core.section import run
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
-from thalweg.ground.scalars import log, power
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 
 INF, NAN = math.inf, math.nan
@@ -68,11 +68,11 @@ def test_states_that_tensors_move_are_the_recorded_bits(case: Case) -> None:
 @by_case("scaler/")
 def test_states_of_sessions_are_the_recorded_bits(case: Case) -> None:
     events = [(*event[:2], event[2]) for event in case["events"]][:12]
-    with graph.Graph().as_default(), graph.Session() as session:
+    with _graph.Graph().as_default(), _graph.Session() as session:
         scaler = AutomaticLossScaler(case["algorithm"], case["params"], as_shipped=True)
-        has_nan, amax = graph.placeholder(torch.bool, ()), graph.placeholder(torch.float32, ())
+        has_nan, amax = _graph.placeholder(torch.bool, ()), _graph.placeholder(torch.float32, ())
         update = scaler.update_op(has_nan, amax)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         check(session.run(scaler.variables), case["expected"][0], "nothing")
         for event, recorded in zip(events, case["expected"][1:], strict=False):
             for _ in range(event[2]):
@@ -211,13 +211,13 @@ def test_overflow_patterns_give_the_algorithms_scales(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 @as_shipped_or_meant
 @each_algorithm
-def test_5000_overflow_patterns_give_the_algorithms_scales(
+def test_1000_overflow_patterns_give_the_algorithms_scales(
     algorithm: str, as_shipped: bool, part: int
 ) -> None:
-    follow_patterns(algorithm, by_formula, as_shipped, range(part * 1250, (part + 1) * 1250))
+    follow_patterns(algorithm, by_formula, as_shipped, range(part * 500, (part + 1) * 500))
 
 
 # Defects of OpenSeq2Seq, and what is done instead
@@ -318,16 +318,16 @@ def test_there_must_be_a_gradient(given: Any) -> None:
 
 
 def test_a_graph_checks_its_gradients() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        table = graph.Variable([[1.0], [2.0]], name="table")
-        w, x = graph.Variable([1.0, -3.0], name="w"), graph.placeholder(torch.float32, ())
-        rows = graph.embedding_lookup(table, [1, 1])
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        table = _graph.Variable([[1.0], [2.0]], name="table")
+        w, x = _graph.Variable([1.0, -3.0], name="w"), _graph.placeholder(torch.float32, ())
+        rows = _graph.embedding_lookup(table, [1, 1])
         loss = (rows * x).sum() + (w * w).sum()
         scaler = AutomaticLossScaler("Backoff", {"scale_max": 8.0})
-        pairs = list(zip(graph.gradients(loss, [table, w]), [table, w], strict=True))
+        pairs = list(zip(_graph.gradients(loss, [table, w]), [table, w], strict=True))
         has_nan, amax = scaler.check_grads([*pairs, (None, w)])
         update = scaler.update_op(has_nan, amax)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         assert session.run([has_nan, amax], {x: 1.0}) == [False, 6.0]
         assert session.run([has_nan, amax], {x: -9.0}) == [False, 9.0]
         assert session.run(update, {x: INF}) == 1
@@ -428,10 +428,10 @@ def test_a_state_that_does_not_fit_is_refused(algorithm: str, changes: Any, text
 
 
 def test_the_state_of_a_graph_is_in_its_sessions() -> None:
-    with graph.Graph().as_default() as built:
+    with _graph.Graph().as_default() as built:
         scaler = AutomaticLossScaler()
-        assert set(scaler.variables.values()) <= set(graph.global_variables())
-        assert not graph.trainable_variables()
+        assert set(scaler.variables.values()) <= set(_graph.global_variables())
+        assert not _graph.trainable_variables()
         for call in (scaler.state_dict, lambda: scaler.load_state_dict({})):
             with pytest.raises(FailedPreconditionError, match="session"):
                 call()

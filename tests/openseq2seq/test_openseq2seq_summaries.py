@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from openseq2seq_steps import each_way, process_before, way
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.errors import FailedPreconditionError
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.optimizers import (
@@ -103,16 +103,16 @@ def eagerly(folder: Path, options: dict[str, Any]) -> Told:
 
 
 def in_a_session(folder: Path, options: dict[str, Any]) -> Told:
-    with graph.Graph().as_default(), graph.Session() as session, SummaryWriter(folder) as writer:
-        w = graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
-        b = graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
-        feeds = {name: graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
+    with _graph.Graph().as_default(), _graph.Session() as session, SummaryWriter(folder) as writer:
+        w = _graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
+        b = _graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
+        feeds = {name: _graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
         op = optimize_loss(
             (w.float() * feeds["w"]).sum() + (b * feeds["b"]).sum(),
             **arguments(writer, options),
             var_list=[w, b],
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for run in RUNS:
             session.run(op, {feeds[name]: x.astype(np.float32) for name, x in run.items()})
     return read(folder)
@@ -269,15 +269,15 @@ def collected(given: bytes) -> Told:
 def merged(folder: Path, options: dict[str, Any], **more: Any) -> tuple[list[bytes], Told]:
     """What `merge_all` gives in each run, alone and beside the step; and what the writer got."""
     alone, beside = [], []
-    with graph.Graph().as_default(), graph.Session() as session, SummaryWriter(folder) as writer:
-        w = graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
-        b = graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
-        feeds = {name: graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
+    with _graph.Graph().as_default(), _graph.Session() as session, SummaryWriter(folder) as writer:
+        w = _graph.Variable(torch.tensor(START["w"], dtype=torch.float16), name="w")
+        b = _graph.Variable(torch.tensor(START["b"], dtype=torch.float32), name="b")
+        feeds = {name: _graph.placeholder(torch.float32, x.shape) for name, x in START.items()}
         loss = (w.float() * feeds["w"]).sum() + (b * feeds["b"]).sum()
         given = {**arguments(writer, options), "var_list": [w, b], **more}
         op = optimize_loss(loss, **given)
         summaries = summary.merge_all()
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for run in RUNS:
             fed = {feeds[name]: x.astype(np.float32) for name, x in run.items()}
             if "all_reduce" not in more:
@@ -308,12 +308,12 @@ def test_merge_all_gives_what_a_writer_gets(
 
 
 def test_the_graphs_summaries_by_default() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([3.0, 4.0], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([3.0, 4.0], name="w")
         optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5, summaries=[])
         assert summary.merge_all() is None
         op = optimize_loss((w * w).sum(), "SGD", {}, lambda step: 0.5)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         _, given = session.run([op, summary.merge_all()])
     scope = "Loss_Optimization_1/"  # the second one
     numbers = {"learning_rate": 0.5, f"{scope}loss": 25.0, f"{scope}global_gradient_norm": 10.0}
@@ -321,24 +321,24 @@ def test_the_graphs_summaries_by_default() -> None:
 
 
 def test_summaries_of_averaged_gradients_are_run_with_the_step() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([3.0, 4.0], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([3.0, 4.0], name="w")
         optimize_loss(
             (w * w).sum(), "SGD", {}, lambda step: 0.5, on_horovod=True, all_reduce=lambda g: g
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         with pytest.raises(FailedPreconditionError, match="together with what optimize_loss"):
             session.run(summary.merge_all())
         assert session.run(w).tolist() == [3.0, 4.0]
 
 
 def test_post_processed_gradients_are_in_the_collection() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([0.0, 0.0], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([0.0, 0.0], name="w")
         pairs = post_process_gradients(
-            [(graph.convert_to_tensor([3.0, 4.0]), w)], None, 0.1, 1.0, None
+            [(_graph.convert_to_tensor([3.0, 4.0]), w)], None, 0.1, 1.0, None
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         given = session.run(summary.merge_all())
         np.testing.assert_allclose(session.run(pairs[0][0]), [0.6, 0.8], rtol=1e-6)
     norms = {"global_gradient_norm": 5.0, "global_clipped_gradient_norm": 1.0}
@@ -351,10 +351,10 @@ def test_without_tensorboard_summaries_are_in_the_collection(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     given = {"optimizer": "SGD", "optimizer_params": {}, "learning_rate_decay_fn": lambda step: 0.5}
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([3.0, 4.0], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([3.0, 4.0], name="w")
         train = optimize_loss((w * w).sum(), **given, summaries=named)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         merged = summary.merge_all()
         assert (merged is None) == (named == [])
         fetched = session.run([train] if merged is None else [train, merged])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -129,10 +129,10 @@ def test_threads_that_share_a_wrapped_optimizer_lose_nothing(threads: int) -> No
 
 
 def test_threads_that_run_one_operation_lose_nothing() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.zeros(SIZE).half(), name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.zeros(SIZE).half(), name="w")
         op = optimize_loss(-w.float().sum(), **options())
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
 
         def work() -> None:
             for _ in range(RUNS // 2):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
@@ -80,11 +80,11 @@ def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
         factor.fill_(value)
         loss = step().numpy()
         seen.append((loss, w.numpy(), b.numpy(), step.global_step.item()))
-    with graph.Graph().as_default(), graph.Session() as session:
-        w_, b_ = map(graph.Variable, starts)
-        fed = graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w_, b_ = map(_graph.Variable, starts)
+        fed = _graph.placeholder(torch.float32, ())
         op = optimize_loss(loss_of(w_, b_, fed), **given)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for value, wanted in zip(factors, seen, strict=True):
             loss = session.run(op, {fed: value})
             got = loss, *session.run([w_, b_, train.get_global_step()])
@@ -95,7 +95,7 @@ def test_a_session_takes_the_steps_of_eager_mode(name: str, dtype: Any) -> None:
 def test_a_step_of_eager_mode_is_taken_in_eager_mode() -> None:
     w, b = variables()
     step = optimize_loss(lambda: loss_of(w, b), "SGD", {}, fixed(0.1))
-    with graph.Graph().as_default(), pytest.raises(FailedPreconditionError, match="eager mode"):
+    with _graph.Graph().as_default(), pytest.raises(FailedPreconditionError, match="eager mode"):
         step()
     assert step.global_step.item() == 0
 
@@ -170,11 +170,11 @@ def test_each_step_has_a_global_step_of_its_own_unless_given() -> None:
 
 
 def test_a_graph_has_one_global_step_and_names_masters_below_the_scope() -> None:
-    with graph.Graph().as_default():
-        w = graph.Variable(torch.ones(2).half(), name="w")
+    with _graph.Graph().as_default():
+        w = _graph.Variable(torch.ones(2).half(), name="w")
         for _ in range(2):
             optimize_loss(w.float().sum(), "Momentum", {"momentum": 0.9}, fixed(0.1), dtype="mixed")
-        names = [var.op.name for var in graph.global_variables()]
+        names = [var.op.name for var in _graph.global_variables()]
     assert names.count("global_step") == 1
     assert f"{SCOPE}FP32-master-copy/w" in names
     assert len(graph_train_ops := [name for name in names if "Momentum" in name]) == 2
@@ -183,18 +183,18 @@ def test_a_graph_has_one_global_step_and_names_masters_below_the_scope() -> None
 
 @pytest.mark.parametrize("factor", [1.0, INF])
 def test_update_ops_run_with_every_step(factor: float) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.ones(2).half(), name="w")
-        runs = graph.Variable(0.0, trainable=False)
-        graph.add_to_collection(graph.GraphKeys.UPDATE_OPS, runs.assign_add(1.0))
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.ones(2).half(), name="w")
+        runs = _graph.Variable(0.0, trainable=False)
+        _graph.add_to_collection(_graph.GraphKeys.UPDATE_OPS, runs.assign_add(1.0))
         op = optimize_loss(
             w.float().sum() * factor, "SGD", {}, fixed(0.1), dtype="mixed", loss_scaling="Backoff"
         )
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(op)
         assert session.run(runs) == 1.0
         assert session.run(train.get_global_step()) == (factor == 1.0)
-        assert graph.get_collection(graph.GraphKeys.TRAIN_OP) == [op.op]
+        assert _graph.get_collection(_graph.GraphKeys.TRAIN_OP) == [op.op]
 
 
 # What is not as shipped
@@ -231,11 +231,11 @@ def test_the_decay_of_adam_w_is_the_same_in_eager_mode_and_in_a_graph(
     eager = Variable(first, name="w", dtype=torch.float32)
     step = optimize_loss(lambda: (eager * eager).sum(), "AdamW", params, fixed(rate))
     step(), step()
-    with graph.Graph().as_default():
-        w = graph.Variable(first, name="w", dtype=torch.float32)
+    with _graph.Graph().as_default():
+        w = _graph.Variable(first, name="w", dtype=torch.float32)
         train_op = optimize_loss((w * w).sum(), "AdamW", params, fixed(rate))
-        with graph.Session() as session:
-            session.run(graph.global_variables_initializer())
+        with _graph.Session() as session:
+            session.run(_graph.global_variables_initializer())
             session.run(train_op), session.run(train_op)
             assert session.run(w).tobytes() == eager.numpy().tobytes()
 
@@ -335,11 +335,11 @@ def test_rows_are_added_up_too() -> None:
 
 
 def test_a_session_adds_up_and_sets_back_to_zero() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([1.0], name="w")
-        skip = graph.placeholder(torch.bool, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([1.0], name="w")
+        skip = _graph.placeholder(torch.bool, ())
         op = optimize_loss(w.sum(), "SGD", {}, fixed(1.0), iter_size=2, skip_update_ph=skip)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         seen = []
         for flag in (True, False, False):
             session.run(op, {skip: flag})
@@ -405,8 +405,8 @@ def test_an_error_changes_nothing() -> None:
 
 
 def test_an_error_in_a_session_changes_nothing() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.ones(2).half(), name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.ones(2).half(), name="w")
         op = optimize_loss(
             w.float().sum(),
             "Adam",
@@ -417,11 +417,11 @@ def test_an_error_in_a_session_changes_nothing() -> None:
             on_horovod=True,
             all_reduce=lambda grad: torch.ones(3),
         )
-        session.run(graph.global_variables_initializer())
-        before = session.run(graph.global_variables())
+        session.run(_graph.global_variables_initializer())
+        before = session.run(_graph.global_variables())
         with pytest.raises(ValueError, match="has shape"):
             session.run(op)
-        after = session.run(graph.global_variables())
+        after = session.run(_graph.global_variables())
         assert all(map(np.array_equal, before, after))
 
 
@@ -479,10 +479,10 @@ def told_of(writer: Writer, is_deferred: bool, **given: Any) -> None:
     if not is_deferred:
         optimize_loss(lambda: loss_of(w, b), **arguments)()
         return
-    with graph.Graph().as_default(), graph.Session() as session:
-        w_, b_ = graph.Variable(w.detach(), name="w"), graph.Variable(b.detach(), name="b")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w_, b_ = _graph.Variable(w.detach(), name="w"), _graph.Variable(b.detach(), name="b")
         op = optimize_loss(loss_of(w_, b_), **arguments)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(op)
 
 
@@ -571,10 +571,10 @@ def test_default_summaries_need_all_gradients() -> None:
 def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
     w, b = variables()
     if is_deferred:
-        with graph.Graph().as_default(), graph.Session() as session:
-            w_, b_ = graph.Variable([1.0, -2.0]), graph.Variable([3.0])
+        with _graph.Graph().as_default(), _graph.Session() as session:
+            w_, b_ = _graph.Variable([1.0, -2.0]), _graph.Variable([3.0])
             op = optimize_loss((w_ * w_).sum(), "SGD", {}, fixed(0.1), [w_, b_], summaries=[])
-            session.run(graph.global_variables_initializer())
+            session.run(_graph.global_variables_initializer())
             session.run(op)
             got = [each.tolist() for each in session.run([w_, b_])]
     else:
@@ -585,8 +585,8 @@ def test_without_norms_gradients_may_be_missing(is_deferred: bool) -> None:
 
 
 def test_a_graph_refuses_missing_gradients_when_it_is_built() -> None:
-    with graph.Graph().as_default():
-        w, b = graph.Variable([1.0], name="w"), graph.Variable([3.0], name="b")
+    with _graph.Graph().as_default():
+        w, b = _graph.Variable([1.0], name="w"), _graph.Variable([3.0], name="b")
         with pytest.raises(ValueError, match="'b:0' has no gradient"):
             optimize_loss(w.sum(), "SGD", {}, fixed(0.1), [w, b])
         with pytest.raises(ValueError, match=r"No gradients provided for any variable: \['b:0'\]"):
@@ -649,13 +649,13 @@ def test_a_loss_is_a_scalar(dtype: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=text):
         step()
     assert (w.tolist(), step.global_step.item()) == ([1.0, 1.0], 0)
-    with graph.Graph().as_default(), graph.Session() as session:
-        v = graph.Variable(torch.ones(2, dtype=kind), name="v")
-        open_ = graph.placeholder(torch.float32)
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        v = _graph.Variable(torch.ones(2, dtype=kind), name="v")
+        open_ = _graph.placeholder(torch.float32)
         with pytest.raises(ValueError, match=text):
             optimize_loss(v.float().sum() * torch.ones(shape), "SGD", {}, fixed(0.1), dtype=dtype)
         op = optimize_loss(v.float().sum() * open_, "SGD", {}, fixed(0.1), dtype=dtype)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         with pytest.raises(ValueError, match=text):
             session.run(op, {open_: torch.ones(shape)})
         assert session.run(v).tolist() == [1.0, 1.0]
@@ -672,8 +672,8 @@ def test_options_of_scaling_have_no_meaning_without_mixed_precision() -> None:
 
 
 def test_a_graph_refuses_what_it_cannot_run() -> None:
-    with graph.Graph().as_default():
-        w = graph.Variable([1.0], name="w")
+    with _graph.Graph().as_default():
+        w = _graph.Variable([1.0], name="w")
         with pytest.raises(TypeError, match="loss must be a tensor of the graph, not 3"):
             optimize_loss(3, "SGD", {}, fixed(0.1))
 
@@ -685,14 +685,14 @@ def test_a_graph_refuses_what_it_cannot_run() -> None:
 
 
 def test_a_symbolic_loss_decides_for_its_graph() -> None:
-    built = graph.Graph()
+    built = _graph.Graph()
     with built.as_default():
-        w = graph.Variable([1.0], name="w")
+        w = _graph.Variable([1.0], name="w")
         loss = w.sum()
     op = optimize_loss(loss, "SGD", {}, fixed(0.5))
-    with graph.Session(graph=built) as session:
+    with _graph.Session(graph=built) as session:
         with built.as_default():
-            session.run(graph.global_variables_initializer())
+            session.run(_graph.global_variables_initializer())
         assert session.run(op) == 1.0
         assert session.run(w) == 0.5
 

@@ -7,8 +7,8 @@ import pytest
 from matrix_inputs import MATRIX_CASES
 from modern_inputs import CASES
 from thalweg import optim
+from thalweg._cli.race.default_rates import DEFAULT_LEARNING_RATE, default_rate
 from thalweg.optim.kinds import HOMES, KINDS
-from thalweg.race.rates import DEFAULT_LEARNING_RATE, default_rate
 
 
 def test_every_class_is_public() -> None:

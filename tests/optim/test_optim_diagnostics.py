@@ -21,9 +21,9 @@ import thalweg
 from many import many
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.engines import diagnostics
-from thalweg.engines.diagnostic_sums import sums_of_products
-from thalweg.engines.measuring import combine_leaves
+from thalweg._engines import diagnostics
+from thalweg._engines.diagnostic_sums import sums_of_products
+from thalweg._engines.measuring import combine_leaves
 from thalweg.errors import FailedPreconditionError, NotFoundError, NumericsWarning
 from thalweg.optim import tensorflow
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
@@ -689,7 +689,7 @@ def test_tensors_of_a_device_are_added_up_alike(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_update_tells_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured beside it where there is a kernel."""
-    monkeypatch.setattr("thalweg.diagnostics.measuring.VariableDiagnostics", None)
+    monkeypatch.setattr("thalweg.diagnostics.step_watch.VariableDiagnostics", None)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         params = params_of(dtype, SHAPES[1:])
         made = optim.AdamW(params, diagnostics=1, masters=True, clip_grad_norm=1.0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg import Variable, optim
-from thalweg.core import flat_buffers
+from thalweg._core import flat_buffers
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule, variable_squares
 from thalweg.keras.optimizers import RuleOptimizer as KerasRuleOptimizer

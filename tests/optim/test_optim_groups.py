@@ -11,7 +11,7 @@ from torch import nn
 from interrupting import interrupted_at
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.engines.cpu import launch
+from thalweg._engines.cpu import launch
 from torch_inputs import give, params_of
 
 

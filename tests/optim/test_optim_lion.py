@@ -13,7 +13,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import checkpoint, optim
-from thalweg.checkpoint.of_torch import OfTorch
+from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.optim.lion import PlainLion
 from torch_inputs import ROWS, give, params_of
 
@@ -162,4 +162,7 @@ def test_rows_are_refused() -> None:
 
 
 def test_files_name_the_class_that_users_have() -> None:
-    assert OfTorch(optim.Lion([torch.zeros(1, requires_grad=True)])).title == "thalweg.optim.Lion"
+    assert (
+        TorchOptimizerAdapter(optim.Lion([torch.zeros(1, requires_grad=True)])).title
+        == "thalweg.optim.Lion"
+    )

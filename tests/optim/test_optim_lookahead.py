@@ -12,7 +12,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.core.options.lookahead import Lookahead
+from thalweg._core.options.lookahead import Lookahead
 from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from torch_inputs import ROWS, SHAPES, give, params_of

@@ -16,7 +16,7 @@ from matrix_inputs import MATRIX_CASES, MATRIX_TABLE, MatrixCase
 from modern_inputs import BESIDE, train
 from rulebook import assert_same
 from thalweg import checkpoint, optim
-from thalweg.engines import layout
+from thalweg._engines import layout
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, InvalidTypeError
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "matrices.npz"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thalweg
+from many import many
 from modern_inputs import BESIDE, CASES, TABLE, Case, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
@@ -165,9 +166,9 @@ def steps(case: Case, dtype: torch.dtype, count: int = 4, **options: Any) -> Any
     return params, made
 
 
-@pytest.mark.parametrize("options", BESIDE, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_case
+@many("options", BESIDE)
 def test_engines_agree_under_every_option(
     case: Case, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:

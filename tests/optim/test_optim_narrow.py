@@ -12,7 +12,7 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.engines import saturated
+from thalweg._engines import saturated
 from thalweg.errors import CheckpointWarning
 from thalweg.optim import tensorflow
 from thalweg.rules.lars import LARS, NESTEROV_LARS

@@ -12,7 +12,7 @@ from torch import Tensor
 import thalweg
 from rulebook import assert_same
 from thalweg import optim
-from thalweg.core.common_factor import Norm, factor_of
+from thalweg._core.common_factor import Norm, factor_of
 from thalweg.optim import tensorflow
 from thalweg.rules import ADAM
 

@@ -16,11 +16,11 @@ from torch.nn import Parameter
 
 from quick_twins import OPTIONS, SHAPES, differences, everything, give, norm_of, params, same, taken
 from thalweg import optim
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
+from thalweg._base.locks import Mark
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.locks import Mark
 from thalweg.optim import tensorflow
 
 pytestmark = pytest.mark.skipif(

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from many import many
 from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
 from thalweg import optim
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
 from thalweg.rules import LARS, NESTEROV_LARS, NOVOGRAD
 
 pytestmark = pytest.mark.skipif(
@@ -101,9 +102,9 @@ def compare(
     return taken(sides[0][0])
 
 
-@pytest.mark.parametrize(("around", "calls"), OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
+@many("around,calls", OPTIONS)
 def test_every_option_has_them(
     name: str, dtype: torch.dtype, around: dict[str, Any], calls: int
 ) -> None:

@@ -17,8 +17,8 @@ from torch.nn import Parameter
 
 from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
 from thalweg import optim
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.optim import tensorflow
 from thalweg.rules.torch import TORCH_ADAM

@@ -12,10 +12,10 @@ from torch.nn import Parameter
 
 from quick_twins import OPTIONS, SHAPES, differences, everything, give, params, same, taken
 from thalweg import optim
-from thalweg.core import steady
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
+from thalweg._core import steady
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"

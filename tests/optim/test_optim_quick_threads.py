@@ -12,8 +12,8 @@ from torch.nn import Parameter
 from forks import told
 from quick_twins import OPTIONS, differences, give, params, taken
 from thalweg import optim
-from thalweg.engines import probe
-from thalweg.engines.cpu import look, snapshot, team
+from thalweg._engines import probe
+from thalweg._engines.cpu import look, snapshot, team
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.skipif(

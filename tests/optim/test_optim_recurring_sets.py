@@ -24,7 +24,7 @@ from quick_twins import (
     taken,
 )
 from thalweg import optim
-from thalweg.engines import probe
+from thalweg._engines import probe
 
 pytestmark = pytest.mark.skipif(
     isinstance(probe.layout(), str), reason="torch's objects cannot be read here"

@@ -17,7 +17,7 @@ import thalweg
 from quick_twins import taken
 from rulebook import assert_same, slow_unless
 from thalweg import checkpoint, optim
-from thalweg.core.options.rounding import Rounding
+from thalweg._core.options.rounding import Rounding
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
 from thalweg.optim.drawing import places_of

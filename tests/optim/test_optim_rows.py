@@ -329,7 +329,7 @@ def test_steps_are_repeated(name, monkeypatch):
     for seed in range(4):
         give(params, seed, sparse=True)
         if seed == 1:
-            monkeypatch.setattr("thalweg.core.step._plan_step", None)
+            monkeypatch.setattr("thalweg._core.step._plan_step", None)
         optimizer.step()
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from thalweg import checkpoint, optim
-from thalweg.engines import engine
-from thalweg.engines.codecs.split8 import CORRECTION, join_numbers
+from thalweg._engines import engine
+from thalweg._engines.codecs.split8 import CORRECTION, join_numbers
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)
 PLAIN = EVERY[((EVERY & 0x7FFF) != 0) & ((EVERY & 0x7F80) != 0x7F80)]  # finite numbers but zeros

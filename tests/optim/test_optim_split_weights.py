@@ -14,9 +14,9 @@ import torch
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
-from thalweg.engines import engine
-from thalweg.engines.codecs.records import decode_tensor
-from thalweg.engines.codecs.split8 import SPLIT8
+from thalweg._engines import engine
+from thalweg._engines.codecs.records import decode_tensor
+from thalweg._engines.codecs.split8 import SPLIT8
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
 from thalweg.optim import tensorflow
 

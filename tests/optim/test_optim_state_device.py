@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rulebook import assert_same
 from thalweg import engine, optim
-from thalweg.checkpoint.of_torch import OfTorch
-from thalweg.engines import current, layout
-from thalweg.engines import offload as far
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.reference import ReferencePart
+from thalweg._engines import current, layout
+from thalweg._engines import offload as far
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.reference import ReferencePart
+from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow
@@ -483,7 +483,7 @@ def test_state_is_loaded_to_its_device() -> None:
             other.load_state_dict(near.state_dict())
             own = other.state[there]
         else:
-            loader = OfTorch(other)
+            loader = TorchOptimizerAdapter(other)
             own = loader._prepare_state(there, other.param_groups[0], near.state[here])
         assert name == "rule" or own.keys() == sizes.keys()
         for key, value in own.items():

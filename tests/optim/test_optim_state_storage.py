@@ -15,8 +15,8 @@ import torch
 import thalweg
 from rulebook import assert_same
 from thalweg import Rule, Slot, checkpoint, optim
-from thalweg.engines import engine
-from thalweg.engines.codecs import CODECS
+from thalweg._engines import engine
+from thalweg._engines.codecs import CODECS
 from thalweg.errors import CheckpointMismatchError, RuleError
 from thalweg.optim import tensorflow
 

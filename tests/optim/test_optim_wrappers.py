@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thalweg
+from many import many
 from modern_inputs import BESIDE, TABLE, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim
@@ -20,6 +21,7 @@ from thalweg.optim import tensorflow
 from thalweg.rules import wrappers
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "modern.npz"
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 MOVEMENT = 1e-6  # of which two orders of the same operations differ
 WRAPPERS = ("cautious", "trust_ratio", "sphere", "radial_brake", "cautious_decay")
 OWN = {  # a class for each that does the same by itself
@@ -196,13 +198,13 @@ def test_as_a_loop_around_what_measures_by_itself(
     torch.testing.assert_close(flat(params), flat(others), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("option", STACKED)
 @pytest.mark.parametrize(("name", "own"), MEASURING)
+@many("dtype", DTYPES)
 def test_engines_agree_on_what_measures_by_itself(
     name: str, own: dict[str, Any], option: str, dtype: torch.dtype
 ) -> None:
-    test_engines_agree(optim, name, own, option, dtype)
+    check_engines(optim, name, own, option, dtype)
 
 
 def floored(old: Any, step: Any, rate: float, least: float) -> Any:
@@ -248,8 +250,8 @@ def test_as_the_formula_of_its_source(option: str, name: str, share: float) -> N
     torch.testing.assert_close(flat(params), flat(others), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "own"), WITH_ROWS)
+@many("dtype", DTYPES)
 def test_engines_agree_on_floors_of_rows(
     name: str, own: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -314,11 +316,18 @@ def test_uphill(option: str) -> None:
     assert_same(*([each.detach() for each in own] for own in (params, others)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("home", "name", "own", "option"), CASES)
+@many("dtype", DTYPES)
 def test_engines_agree(
     home: Any, name: str, own: dict[str, Any], option: str, dtype: torch.dtype
 ) -> None:
+    check_engines(home, name, own, option, dtype)
+
+
+def check_engines(
+    home: Any, name: str, own: dict[str, Any], option: str, dtype: torch.dtype
+) -> None:
+    """Raise unless both engines take the same steps."""
     both: list[Any] = []
     for engine in ("cpu", "reference"):
         params = matrices(params_of(dtype), name)
@@ -330,9 +339,9 @@ def test_engines_agree(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", AROUND, ids=str)
 @pytest.mark.parametrize("option", WRAPPERS)
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.NAdam, tensorflow.AdamW], ids=str)
+@many("options", AROUND)
 def test_beside_others(kind: Any, option: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     if "cautious_decay" in (option, *options) and (kind is optim.NAdam or option == "sphere"):
         with pytest.raises(ValueError, match="no decay"):

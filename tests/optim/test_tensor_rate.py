@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
-from thalweg.engines import probe
+from thalweg._engines import probe
 from thalweg.optim.hooks import TorchHooks
 from thalweg.optim.tensor_rate import TensorRate
 from thalweg.rules.torch.adam import prepare

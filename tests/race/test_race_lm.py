@@ -12,12 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thalweg.catalogue import named
-from thalweg.catalogue.by_pairs import ByPairs
-from thalweg.cli.main import main
-from thalweg.race.contestants import line_up
-from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, lm, stdlib_text
-from thalweg.race.run import run
+from thalweg._cli.main import main
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, lm, stdlib_text
+from thalweg._cli.race.run import run
+from thalweg._cli.registry import named
+from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_without_hidden_matrices_all_of_two_dimensions_are_matrices() -> None:
 
 def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[str] = []
-    evaluated, scores = ByPairs.evaluated, lm.Problem.scores
+    evaluated, scores = ApplyGradientsAdapter.evaluated, lm.Problem.scores
 
     @contextmanager
     def told(self: Any) -> Iterator[None]:
@@ -116,7 +116,7 @@ def test_a_schedule_free_class_is_evaluated_as_its_means(monkeypatch: pytest.Mon
         inside.append("scored")
         return scores(self, model)
 
-    monkeypatch.setattr(ByPairs, "evaluated", told)
+    monkeypatch.setattr(ApplyGradientsAdapter, "evaluated", told)
     monkeypatch.setattr(lm.Problem, "scores", scored)
     names = ["optim:ScheduleFreeAdamW", "optim:AdamW"]
     run(PROBLEMS["lm"](0), line_up(names, {}, "lm"))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from thalweg.cli.main import main
-from thalweg.race.contestants import line_up
-from thalweg.race.entry import parse_entry
-from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, digits
-from thalweg.race.problems.problem import Examples, Problem
-from thalweg.race.run import run
+from thalweg._cli.main import main
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.entry import parse_entry
+from thalweg._cli.race.errors import EntryError, RaceError
+from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS, digits
+from thalweg._cli.race.problems.problem import Examples, Problem
+from thalweg._cli.race.run import run
 
 OPTIMIZERS = """
 import torch

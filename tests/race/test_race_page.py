@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from thalweg.cli.main import main
-from thalweg.race.contestants import line_up
-from thalweg.race.outcome import race_seeds
-from thalweg.race.problems import PROBLEMS
+from thalweg._cli.main import main
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.outcome import race_seeds
+from thalweg._cli.race.problems import PROBLEMS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 RULE = f"""

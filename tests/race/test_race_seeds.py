@@ -14,13 +14,13 @@ import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from thalweg.cli.main import main
-from thalweg.race import outcome as outcomes
-from thalweg.race import plot, report, run, standings, sweep
-from thalweg.race.contestants import Contestant, line_up
-from thalweg.race.problems import PROBLEMS
-from thalweg.race.problems.problem import Scores
-from thalweg.race.run import Evaluation, Lane, Race
+from thalweg._cli.main import main
+from thalweg._cli.race import outcome as outcomes
+from thalweg._cli.race import plot, report, run, standings, sweep
+from thalweg._cli.race.contestants import Contestant, line_up
+from thalweg._cli.race.problems import PROBLEMS
+from thalweg._cli.race.problems.problem import Scores
+from thalweg._cli.race.run import Evaluation, Lane, Race
 
 LONG = "v1:ProximalGradientDescentOptimizer"
 
@@ -220,7 +220,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     shares: list[float] = []
     titles: dict[str, bool] = {}
 
-    def progress(race: Race, part: outcomes.Part) -> None:
+    def progress(race: Race, part: outcomes.Fraction) -> None:
         shares.append(part.done(race))
         titles[part.title] = part.searching
 

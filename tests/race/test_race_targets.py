@@ -20,20 +20,20 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-import thalweg.cli.race
+import thalweg._cli.commands.race
 from thalweg import optim
-from thalweg.cli import target as command
-from thalweg.cli.main import main
-from thalweg.race.errors import EntryError, RaceError
-from thalweg.race.problems import PROBLEMS
-from thalweg.race.problems.problem import Examples, Problem
-from thalweg.race.target import picture, profile, running, summary, trial
-from thalweg.race.target.contestant import make_optimizer, make_schedule, rate_factor
-from thalweg.race.target.goals import GOALS, Goal
-from thalweg.race.target.halton import halton
-from thalweg.race.target.results import Plan, Results, resume
-from thalweg.race.target.spaces import DEFAULT, SPACES, Log, Space, find_spaces
-from thalweg.race.target.trial import Ran, Timed
+from thalweg._cli import race_target as command
+from thalweg._cli.main import main
+from thalweg._cli.race.errors import EntryError, RaceError
+from thalweg._cli.race.problems import PROBLEMS
+from thalweg._cli.race.problems.problem import Examples, Problem
+from thalweg._cli.race.target import picture, profile, run_trials, summary, trial
+from thalweg._cli.race.target.contestant import make_optimizer, make_schedule, rate_factor
+from thalweg._cli.race.target.goals import GOALS, Goal
+from thalweg._cli.race.target.halton import halton
+from thalweg._cli.race.target.results import Results, StudyPlan, resume
+from thalweg._cli.race.target.search_spaces import DEFAULT, SPACES, Log, Space, find_spaces
+from thalweg._cli.race.target.trial import Ran, Timed
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -114,7 +114,7 @@ def test_a_share_chooses_a_value(choice: Any, share: float, value: float) -> Non
 
 
 def test_points_of_a_list_are_taken_in_turn() -> None:
-    plan = Plan(["lm"], find_spaces(["ScheduleFreeAdamW"]), trials=5, studies=2)
+    plan = StudyPlan(["lm"], find_spaces(["ScheduleFreeAdamW"]), trials=5, studies=2)
     rates = [plan.point(key)["lr"] for key in plan.trial_keys()]
     assert rates == [0.003, 0.004, 0.005, 0.01, 0.002] * 2
 
@@ -246,7 +246,7 @@ def finished(costs: dict[str, list[list[int | None]]], problems: int = 1) -> Res
     """Results of contestants: for each study the steps of its trials."""
     names = dict(zip(costs, SPACES.values(), strict=False))
     first = next(iter(costs.values()))
-    plan = Plan([*GOALS][:problems], names, len(first[0]), len(first))
+    plan = StudyPlan([*GOALS][:problems], names, len(first[0]), len(first))
     results = Results(plan)
     for key in plan.trial_keys():
         steps = costs[key.contestant][key.study][key.trial]
@@ -326,7 +326,7 @@ SHORT = ("--trials", "2", "--studies", "2", "--problem", "lm",
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
     """Ctrl-C comes in one of the trials, or when one is timed."""
-    run, left = getattr(running, where), [count]
+    run, left = getattr(run_trials, where), [count]
 
     def stopping(*arguments: Any) -> Any:
         left[0] -= 1
@@ -334,7 +334,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, where: str, count: int) -> None:
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(running, where, stopping)
+    monkeypatch.setattr(run_trials, where, stopping)
 
 
 def numbers_of(text: str) -> Any:
@@ -394,7 +394,7 @@ ROW = {"problem": "lm", "contestant": "optim:Lion", "study": 0, "trial": 0, "ste
 
 
 def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
-    plan, path = Plan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
+    plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     settings = {"seed": 0, "trials": {}, "machine": "x" * 5000}
     path.write_text(json.dumps({"format": 1, "settings": settings, "trials": []}))
     with pytest.raises(RaceError, match="problems missing there, lm here; ") as told:
@@ -417,7 +417,7 @@ def test_settings_that_are_missing_are_told_in_a_few_words() -> None:
     ],
 )
 def test_a_file_that_is_damaged_is_refused(trials: Any, message: str) -> None:
-    plan, path = Plan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
+    plan, path = StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1), Path("target.json")
     text = trials if isinstance(trials, str) else "{" if trials is None else json.dumps(
         {"format": 1, "settings": plan.settings(), "trials": trials}
     )  # fmt: skip
@@ -445,10 +445,10 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
         def __exit__(self, *error: Any) -> None: ...
 
-    monkeypatch.setattr(running, "_open_pool", lambda jobs: Opened())
-    results = Results(Plan(["lm"], find_spaces(["Lion"]), 1, 1))
+    monkeypatch.setattr(run_trials, "_open_pool", lambda jobs: Opened())
+    results = Results(StudyPlan(["lm"], find_spaces(["Lion"]), 1, 1))
     with pytest.raises(EntryError, match="was killed, perhaps for its memory: --jobs 2"):
-        running.run_all(results, Path("target.json"), 2, lambda share, text: None)
+        run_trials.run_all(results, Path("target.json"), 2, lambda share, text: None)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_nothing_to_go_on_from() -> None:
 
 
 def test_names_are_those_of_problems_and_goals() -> None:
-    assert [*GOALS] == [*PROBLEMS] == [*thalweg.cli.race.PROBLEMS]
+    assert [*GOALS] == [*PROBLEMS] == [*thalweg._cli.commands.race.PROBLEMS]
     assert set(DEFAULT) <= set(SPACES)
     assert len(DEFAULT) == 6
 
@@ -521,7 +521,7 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
 def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command = [
-        sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "5",
+        sys.executable, "-m", "thalweg", "race", "--target", "--jobs", "2", "--trials", "3",
         "--studies", "1", "--problem", "digits", "--optimizers", "AdamW,Lion,Muon",
     ]  # fmt: skip
     path = tmp_path / "target.json"
@@ -532,10 +532,10 @@ def test_processes_end_with_ctrl_c_and_the_race_goes_on(tmp_path: Path) -> None:
         assert process.stderr is not None
         *_, said = process.stderr.read().splitlines()
     assert process.returncode == 130
-    assert re.search(r"stopped; \d+ of 15 trials are kept", said)
+    assert re.search(r"stopped; \d+ of 9 trials are kept", said)
     kept = len(json.loads(path.read_text())["trials"])
     done = subprocess.run(
         [*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 15
+    assert 0 < kept < len(json.loads(path.read_text())["trials"]) == 9

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from thalweg.cli.main import main
-from thalweg.cli.worst import elide, find_shared, rank_layers
-from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg._cli.layer_table import elide, find_shared, rank_layers
+from thalweg._cli.main import main
+from thalweg._cli.report import bins
+from thalweg._cli.report.history import History, read_history
+from thalweg._cli.report.page import TrainingReport, draw
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.spikes import Spikes
 from thalweg.errors import DataLossError, UnsupportedCheckpointError
-from thalweg.report import bins
-from thalweg.report.history import History, read_history
-from thalweg.report.page import Training, draw
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\"'"
 HEADER: dict[str, Any] = {
@@ -70,7 +70,7 @@ DAMAGED = {
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_lines_are_counted(line: str, tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER, record(1), line, record(3))
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         assert [each.step for each in reader.read_all()] == [1, 3]
         assert reader.damaged == 1
 
@@ -84,7 +84,7 @@ def test_records_in_other_forms_have_the_same_numbers(row: list[Any], tmp_path: 
     texts = [json.dumps(told), json.dumps(told, separators=(",", ":")), json.dumps(other)]
     texts += [json.dumps(told, indent=1).replace("\n", " "), json.dumps(told)]
     path = write(tmp_path / "run.jsonl", HEADER, *texts)
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         first, *others = reader.read_all()
         assert reader.damaged == 0
     assert first.rows["gradient_norm"].tolist() == [1.0, 2.0]
@@ -97,7 +97,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run.jsonl", HEADER, record(1, [None, "NaN"]), record(2, ["Infinity", 0])
     )
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         first, second = (each.rows["ratio"].tolist() for each in reader.read_all())
     assert first[0] == UNMEASURED
     assert math.isnan(first[1])
@@ -105,7 +105,7 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_growing_file_is_followed(run: Path) -> None:
-    with Reader(run) as reader, run.open("a") as file:
+    with JsonLinesReader(run) as reader, run.open("a") as file:
         assert len(list(reader.read_new())) == 30
         text = json.dumps(record(31)) + "\n"
         file.write(text[:20])
@@ -136,7 +136,7 @@ def test_files_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
 def test_files_that_begin_with_a_mark_or_blank_lines_are_read(begins: str, tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", HEADER, record(1), record(2))
     path.write_bytes(begins.encode() + path.read_bytes())
-    with Reader(path) as reader:
+    with JsonLinesReader(path) as reader:
         assert [each.step for each in reader.read_all()] == [1, 2]
         assert reader.damaged == (begins[1:] != "" and begins[0] == "\ufeff")
 
@@ -251,8 +251,8 @@ def test_several_trainings_have_one_axis(run: Path) -> None:
     longer, unmeasured = read_history(run), History()
     unmeasured.losses = dict.fromkeys(range(1, 11), 2.0)
     trainings = [
-        Training(longer, HOSTILE, "rate 1"), Training(unmeasured, "b", note="no"),
-        Training(History(), "c"),
+        TrainingReport(longer, HOSTILE, "rate 1"), TrainingReport(unmeasured, "b", note="no"),
+        TrainingReport(History(), "c"),
     ]  # fmt: skip
     page = draw(trainings, HOSTILE, HOSTILE)
     data, tags = read_page(page)
@@ -303,7 +303,7 @@ def test_a_large_page_is_small() -> None:
     for step in range(1, 10_001, 10):  # as many columns as there are at most
         row = drawn.lognormal(-6, 2, 300)
         found.rows[step] = {"ratio": row, "gradient_norm": row * 100}
-    assert len(draw([Training(found)], "large").encode()) < 3_000_000
+    assert len(draw([TrainingReport(found)], "large").encode()) < 3_000_000
 
 
 def test_the_largest_numbers_are_drawn(run: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_page_never_takes_the_place_of_its_file_or_of_a_device(run: Path) -> N
 def test_a_pipe_is_refused() -> None:
     reading, writing = os.pipe()
     with open(reading), open(writing, "w"), pytest.raises(DataLossError, match="is a pipe"):
-        Reader(f"/dev/fd/{reading}")
+        JsonLinesReader(f"/dev/fd/{reading}")
 
 
 def test_watch_prints_one_table_where_it_is_piped(run: Path) -> None:
@@ -365,7 +365,7 @@ def test_ctrl_c_ends_watch_without_a_word(
 ) -> None:
     from rich.console import Console
 
-    from thalweg.cli import watch
+    from thalweg._cli.commands import watch
 
     class Stdout(io.StringIO):
         def isatty(self) -> bool:

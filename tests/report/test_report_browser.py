@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg._cli.report.history import History
+from thalweg._cli.report.page import TrainingReport, draw
 from thalweg.diagnostics.spikes import Warned
-from thalweg.report.history import History
-from thalweg.report.page import Training, draw
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -87,13 +87,13 @@ def history() -> History:
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(width: int, several: bool, tmp_path: Path) -> None:
-    trainings = [Training(history())]
+    trainings = [TrainingReport(history())]
     if several:
         unmeasured, diverged = History(), history()
         unmeasured.losses = {step: 4.0 + step for step in range(1, 401)}
         diverged.losses |= {600: math.nan, 601: 1e300}
-        trainings = [Training(history(), HOSTILE, HOSTILE), Training(diverged, "b"),
-                     Training(unmeasured, "c" * 99, note=HOSTILE)]  # fmt: skip
+        trainings = [TrainingReport(history(), HOSTILE, HOSTILE), TrainingReport(diverged, "b"),
+                     TrainingReport(unmeasured, "c" * 99, note=HOSTILE)]  # fmt: skip
     page = draw(trainings, HOSTILE, HOSTILE).replace("</body>", f"{LOOK}</body>")
     frame = tmp_path / "frame.html"  # no window is as narrow as a telephone, but a frame in it
     look = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(page)}">'

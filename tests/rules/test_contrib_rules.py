@@ -15,8 +15,8 @@ import torch
 
 from rulebook import Engines
 from thalweg import IndexedSlices, Rule
-from thalweg.engines import Selection, prepared
-from thalweg.engines.engine import Request
+from thalweg._engines import Selection, prepared
+from thalweg._engines.engine import Request
 from thalweg.rules import (
     ADAM_V1,
     ADAM_W,

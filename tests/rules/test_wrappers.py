@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thalweg
+from many import many
 from modern_inputs import gradients_of, params_of
 from rule_trainings import KINDS, ROWS, trained
 from rulebook import DTYPES, assert_same, label
@@ -54,9 +55,14 @@ OF_ROWS = [
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=label)
 @pytest.mark.parametrize("rule", WRAPPED, ids=lambda rule: rule.name)
+@many("dtype", DTYPES, ids=label)
 def test_engines_agree(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    check_engines(rule, dtype, kind)
+
+
+def check_engines(rule: Any, dtype: torch.dtype, kind: str) -> None:
+    """Raise unless both engines take the same finite steps."""
     both: list[Any] = []
     for engine in ("cpu", "reference"):
         with thalweg.engine(engine):
@@ -95,10 +101,10 @@ def test_a_wrapped_rule_is_a_rule(rule: Rule) -> None:
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)
+@many("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
 def test_engines_agree_on_rows(rule: Any, dtype: torch.dtype, kind: str) -> None:
-    test_engines_agree(rule, dtype, kind)
+    check_engines(rule, dtype, kind)
 
 
 @pytest.mark.parametrize("rule", OF_ROWS, ids=lambda rule: rule.name)

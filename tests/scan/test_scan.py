@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 import thalweg.tf as tf
 from many import many
-from thalweg.cli.main import main
-from thalweg.scan import table
-from thalweg.scan.facade import Reached, reached, verdict
-from thalweg.scan.script import ScanError, scan
-from thalweg.scan.uses import Call, Use, uses
-from thalweg.tf.changed import CHANGED
+from thalweg._cli.main import main
+from thalweg._cli.scan import table
+from thalweg._cli.scan.facade import Reached, reached, verdict
+from thalweg._cli.scan.name_usage import CallArguments, Use, uses
+from thalweg._cli.scan.script import ScanError, scan
+from thalweg.tf.behavior_differences import CHANGED
 
 DOCS = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 
@@ -100,7 +100,7 @@ def test_lines_calls_and_what_is_caught() -> None:
         pass
     """
     assert uses(ast.parse(textwrap.dedent(script))) == [
-        Use(("a",), 4, Call(2, ("name",)), None, True),
+        Use(("a",), 4, CallArguments(2, ("name",)), None, True),
         Use(("b",), 6),
         Use(("keras", "c"), 8, None, ("keras",), True),
     ]
@@ -126,11 +126,11 @@ VERDICTS = [
     (Use(("random", "normal"), 1), "changed", "random numbers are torch's"),
     (Use(("compat", "v1", "random_normal"), 1), "changed", "random numbers are torch's"),
     (Use(("cast",), 1), "there", ""),
-    (Use(("square",), 1, Call(0, ("x", "name"))), "there", ""),
-    (Use(("square",), 1, Call(0, ("x", "nome"))), "missing", "takes no argument 'nome'"),
-    (Use(("square",), 1, Call(5, ())), "missing", "takes 2 arguments by position, not 5"),
-    (Use(("train", "AdamOptimizer"), 1, Call(1, ("beta1",))), "there", ""),
-    (Use(("train", "MonitoredTrainingSession"), 1, Call(0, ("master", "config", "hooks"))),
+    (Use(("square",), 1, CallArguments(0, ("x", "name"))), "there", ""),
+    (Use(("square",), 1, CallArguments(0, ("x", "nome"))), "missing", "takes no argument 'nome'"),
+    (Use(("square",), 1, CallArguments(5, ())), "missing", "takes 2 arguments by position, not 5"),
+    (Use(("train", "AdamOptimizer"), 1, CallArguments(1, ("beta1",))), "there", ""),
+    (Use(("train", "MonitoredTrainingSession"), 1, CallArguments(0, ("master", "config", "hooks"))),
      "changed", "ignores 'master', 'config'"),
 ]  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_a_script_for_tensorflow_1_has_its_names(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(tf, "of_both", newer, raising=False)
     monkeypatch.setattr(tf.compat.v1, "of_both", older, raising=False)
-    use = Use(("of_both",), 1, Call(1, ("keep_dims",)))
+    use = Use(("of_both",), 1, CallArguments(1, ("keep_dims",)))
     reached.cache_clear()
     try:
         assert verdict(use, False).words == "takes no argument 'keep_dims'"

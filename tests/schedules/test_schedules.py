@@ -19,8 +19,8 @@ import torch
 
 from files import through_a_file
 from thalweg import CheckpointMismatchError, schedules
-from thalweg.graph import Graph, Session, placeholder
-from thalweg.ground import scalars
+from thalweg._base import scalars
+from thalweg._graph import Graph, Session, placeholder
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -506,7 +506,7 @@ def test_float32_functions_are_the_c_librarys(function):
 
 
 MODULES = [
-    "ground.scalars",
+    "_base.scalars",
     "schedules.base",
     "schedules.cosine",
     "schedules.exponential",

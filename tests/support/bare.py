@@ -1,4 +1,4 @@
-"""Programs with `thalweg.storage` but without torch: what the package imports is left out."""
+"""Programs with `thalweg._formats` but without torch: what the package imports is left out."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.stored import Stored
+from thalweg._formats import bundle, stored_tensor
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
+from thalweg._formats.stored_tensor import StoredTensor
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 SLOT = ".OPTIMIZER_SLOT/optimizer"
@@ -35,7 +35,7 @@ TENSORFLOW = {
 BITS = [0.0, -0.0, 1e-40, float("inf"), -float("inf"), float("nan"), 3.4e38, 0.1]
 
 
-def by_name() -> dict[str, Stored]:
+def by_name() -> dict[str, StoredTensor]:
     """Tensors of all dtypes, as of `tf.train.Saver`."""
     made: dict[str, Tensor] = {
         "layer/kernel": torch.arange(12.0).reshape(3, 4),
@@ -48,10 +48,10 @@ def by_name() -> dict[str, Stored]:
     }
     for key, dtype in DTYPES.items():
         made[f"dtypes/{key}"] = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
-    return {name: stored.of_tensor(tensor) for name, tensor in made.items()}
+    return {name: stored_tensor.of_tensor(tensor) for name, tensor in made.items()}
 
 
-def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
+def as_objects() -> tuple[dict[str, StoredTensor], ObjectGraph]:
     """A model of two variables with Adam's slots and powers, as of `tf.train.Checkpoint`."""
     names = {
         "step": "step",
@@ -66,7 +66,7 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
         f"model/b/{SLOT}/v": "b/Adam_1",
     }
     shapes = {"w": (3, 2), "b": (1,)}
-    made: dict[str, Stored] = {}
+    made: dict[str, StoredTensor] = {}
     leaves: list[Node] = []
     for place, (path, name) in enumerate(names.items()):
         shape = shapes.get(name.split("/")[0], ())
@@ -75,8 +75,8 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
             value = torch.tensor(2**40 + place)
         elif shape:
             value = value + torch.arange(float(value.numel())).reshape(shape) / 3
-        made[f"{path}/{VALUE}"] = stored.of_tensor(value)
-        leaves.append(Node(attributes=(Attribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
+        made[f"{path}/{VALUE}"] = stored_tensor.of_tensor(value)
+        leaves.append(Node(attributes=(SavedAttribute("VARIABLE_VALUE", name, f"{path}/{VALUE}"),)))
     root = Node({"model": 1, "optimizer": 2, "step": 3, "save_counter": 4})
     model = Node({"w": 5, "b": 6})
     slots = tuple(
@@ -87,7 +87,7 @@ def as_objects() -> tuple[dict[str, Stored], ObjectGraph]:
     return made, ObjectGraph((root, model, optimizer, *leaves))
 
 
-def kept(tensor: Stored) -> list[Any]:
+def kept(tensor: StoredTensor) -> list[Any]:
     """A tensor as the JSON of recorded values has it."""
     return [TENSORFLOW[tensor.dtype], list(tensor.shape), tensor.data.hex()]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from thalweg.storage import bundle, stored
-from thalweg.storage.bundle.messages import Entry, Header
-from thalweg.storage.bundle.proto import encode_varint
-from thalweg.storage.bundle.table import encoded_table
-from thalweg.storage.checksum import crc32c, mask_checksum
+from thalweg._formats import bundle, stored_tensor
+from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
+from thalweg._formats.bundle.proto import encode_varint
+from thalweg._formats.bundle.table import encoded_table
+from thalweg._formats.checksum import crc32c, mask_checksum
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
 RECORDED = GOLDENS / "bundles"
@@ -83,7 +83,9 @@ def pairs(items: Mapping[bytes, bytes]) -> list[Pair]:
     return [(0, key, value) for key, value in items.items()]
 
 
-def entry(data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **changed: Any) -> Entry:
+def entry(
+    data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **changed: Any
+) -> BundleEntry:
     """The entry of some data, as it should be but for what is changed."""
     found = {
         "dtype": dtype,
@@ -93,14 +95,14 @@ def entry(data: bytes, offset: int = 0, dtype: int = 1, shape: Any = None, **cha
         "checksum": mask_checksum(crc32c(data)),
         **changed,
     }
-    return Entry(**found)
+    return BundleEntry(**found)
 
 
 def write(
     prefix: Path,
-    entries: Mapping[bytes, Entry | bytes],
+    entries: Mapping[bytes, BundleEntry | bytes],
     data: bytes = b"",
-    header: Header | bytes = Header(1),  # noqa: B008
+    header: BundleHeader | bytes = BundleHeader(1),  # noqa: B008
 ) -> Path:
     """A bundle of these entries, whatever they say."""
     items = {b"": header, **entries}
@@ -108,7 +110,7 @@ def write(
         key: each if isinstance(each, bytes) else each.encode_message()
         for key, each in items.items()
     }
-    shards = header.shards if isinstance(header, Header) else 1
+    shards = header.shards if isinstance(header, BundleHeader) else 1
     Path(f"{prefix}.index").write_bytes(encoded_table(sorted(made.items())))
     Path(f"{prefix}.data-00000-of-{shards:05d}").write_bytes(data)
     return prefix
@@ -117,8 +119,8 @@ def write(
 def small(prefix: Path) -> Path:
     """A bundle of two tensors."""
     tensors = {
-        "dec/bias": stored.of_tensor(torch.arange(3.0)),
-        "dec/kernel": stored.of_tensor(torch.arange(6).reshape(2, 3)),
+        "dec/bias": stored_tensor.of_tensor(torch.arange(3.0)),
+        "dec/kernel": stored_tensor.of_tensor(torch.arange(6).reshape(2, 3)),
     }
     bundle.write(prefix, tensors)
     return prefix

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from thalweg.core import repeated_pairs
-from thalweg.core.steady import stands
+from thalweg._core import repeated_pairs
+from thalweg._core.steady import stands
 from thalweg.optim import steady
 
 DISAGREES = "the look takes a step that the careful look does not find to be the one before"
@@ -21,8 +21,8 @@ DISAGREES = "the look takes a step that the careful look does not find to be the
 
 def check_steps() -> None:
     """From now on fail where both do not agree."""
-    from thalweg.keras.optimizers import steady as of_keras
-    from thalweg.v1.train import steady as of_v1
+    from thalweg.keras.optimizers import replay as of_keras
+    from thalweg.v1.train import replay as of_v1
 
     ask_both(steady.SteadyStep, _found_by_optim)
     ask_both(of_keras.SteadyKerasApply, lambda step, optimizer, kept, given: _found(step, given))

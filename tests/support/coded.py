@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rulebook import Case, Problem
 from thalweg import Rule, Slot
-from thalweg.engines.codecs import CODECS
-from thalweg.engines.codecs.records import decode_tensor, encode_tensor
+from thalweg._engines.codecs import CODECS
+from thalweg._engines.codecs.records import decode_tensor, encode_tensor
 
 
 def natural(slot: Slot) -> str:

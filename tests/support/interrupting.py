@@ -11,10 +11,10 @@ import torch
 
 import thalweg
 from thalweg import autodiff
-from thalweg.core.state import entries
-from thalweg.engines.denormals import is_flushing
-from thalweg.ground import locks
-from thalweg.ground.running import thread as running
+from thalweg._base import locks
+from thalweg._base.execution_context import thread as running
+from thalweg._core.state import entries
+from thalweg._engines.denormals import is_flushing
 
 
 def switched() -> tuple[Any, ...]:
@@ -23,7 +23,7 @@ def switched() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         is_flushing(),
-        thalweg.engines.current(),
+        thalweg._engines.current(),
         running.eager_blocks,
         [*running.frames],
         [*running.strategies],

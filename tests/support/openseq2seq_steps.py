@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg import Variable
 from thalweg.openseq2seq.optimizers import optimize_loss
+from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
-from thalweg.openseq2seq.optimizers.tables import OPTIMIZER_CLS_NAMES
 from thalweg.v1.train import Optimizer
 
 RULES: dict[str, Any] = {**{name: name for name in OPTIMIZER_CLS_NAMES}, "NovoGrad": NovoGrad}

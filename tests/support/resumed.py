@@ -18,7 +18,7 @@ from torch import Tensor
 
 import openseq2seq_steps
 from thalweg import IndexedSlices, Variable
-from thalweg.catalogue import Named, by_class, by_rule, named
+from thalweg._cli.registry import RegistryEntry, by_class, by_rule, named
 from thalweg.keras.optimizers import Nadam
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1 import train
@@ -59,7 +59,7 @@ class OfRule:
         }
         self.make(named(name))
 
-    def make(self, named: Named) -> None:
+    def make(self, named: RegistryEntry) -> None:
         self.counter: Any = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
         if issubclass(named.cls, KerasOptimizer):
             is_nadam = issubclass(named.cls, Nadam)
@@ -107,7 +107,7 @@ class Around(OfRule):
         self.around = around
         super().__init__("HeavyBall")
 
-    def make(self, named: Named) -> None:
+    def make(self, named: RegistryEntry) -> None:
         self.counter = Variable(torch.zeros((), dtype=torch.int64), trainable=False)
         self.optimizer = self.around(lambda: 0.1 / (1 + int(self.counter)), self.own)
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from thalweg import IndexedSlices, Rule
-from thalweg.core import section
-from thalweg.engines import Dispatcher, Selection, check_gradients, prepared
-from thalweg.engines.engine import Columns, Request
-from thalweg.engines.layout import compute_dtype
+from thalweg._base import scalars
+from thalweg._core import section
+from thalweg._engines import Dispatcher, Selection, check_gradients, prepared
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.layout import compute_dtype
 from thalweg.formula import FORMULAS
-from thalweg.ground import scalars
 from thalweg.rules import RULES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from thalweg import graph
+from thalweg import _graph
 
 
-def initialized() -> graph.Session:
+def initialized() -> _graph.Session:
     """A session in which all variables made so far have their initial values."""
-    session = graph.Session()
-    session.run([graph.global_variables_initializer(), graph.local_variables_initializer()])
+    session = _graph.Session()
+    session.run([_graph.global_variables_initializer(), _graph.local_variables_initializer()])
     return session

@@ -7,24 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thalweg.storage import container, header
-from thalweg.storage.checksum import crc32c
-from thalweg.storage.stored import ITEM_BYTES, Stored
+from thalweg._formats import container, header
+from thalweg._formats.checksum import crc32c
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 
 Header = dict[str, Any]
 
 
-def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> Stored:
+def stored(dtype: str, shape: tuple[int, ...], start: int = 0) -> StoredTensor:
     """A tensor of bytes that count upwards; of zeros and ones where it is of booleans."""
     size = ITEM_BYTES[dtype]
     for each in shape:
         size *= each
     highest = 2 if dtype == "BOOL" else 256
     pattern = bytes((start + i) % highest for i in range(256))
-    return Stored(dtype, shape, memoryview((pattern * (size // 256 + 1))[:size]))
+    return StoredTensor(dtype, shape, memoryview((pattern * (size // 256 + 1))[:size]))
 
 
-def a_few() -> dict[str, Stored]:
+def a_few() -> dict[str, StoredTensor]:
     """Tensors of several dtypes, an empty one and one of shape () among them."""
     return {
         "dec/kernel": stored("F32", (5, 7), 3),

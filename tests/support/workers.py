@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fresh import Fresh
 
 
@@ -41,3 +43,32 @@ def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str)
         ended = [rank.done(300) for rank in ranks]
     assert not any(each.returncode for each in ended), [each.stderr for each in ended]
     return [json.loads(each.stdout.splitlines()[-1]) for each in ended]
+
+
+def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
+    """Return what ranks tell, as `told_by_ranks` does; they run once for each folder.
+
+    Args:
+        folder: Of `shared_folder`: processes that ask at the same time wait for the first.
+        script: The program of each rank.
+        count: The number of ranks.
+        names: Further arguments of the program.
+    """
+    import fcntl
+
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = folder / "found.json"
+        if not found.exists():
+            found.write_text(json.dumps(told_by_ranks(script, folder, count, *names)))
+        return json.loads(found.read_text())
+
+
+def shared_folder(
+    config: pytest.Config, tmp_path_factory: pytest.TempPathFactory, title: str
+) -> Path:
+    """Return a temporary folder that all processes of a test session have under this title."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(config, "workerinput") else base) / title
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -13,8 +13,8 @@ import torch
 import fresh
 import thalweg
 import thalweg.tf as tf
+from thalweg._base.static_shape import Shape
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.static_shape import Shape
 from thalweg.keras.optimizers import SGD, Adagrad, Adam, Adamax, Ftrl, Nadam, RMSprop
 
 

@@ -11,8 +11,8 @@ import torch
 
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from thalweg.ground.static_shape import UNKNOWN
 
 Dataset = tf.data.Dataset
 

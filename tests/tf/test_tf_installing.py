@@ -12,7 +12,7 @@ import pytest
 import fresh
 import thalweg
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.tf import installing
+from thalweg.tf import install
 
 VERSION_2 = """
 import importlib.util
@@ -247,7 +247,7 @@ def test_a_real_tensorflow_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_one_version_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [installing._Finder(1), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [install._TensorFlowFinder(1), *sys.meta_path])
     installed = list(sys.meta_path)
     thalweg.install_as_tensorflow(1)
     with pytest.raises(FailedPreconditionError, match="TensorFlow 1 in this process already"):

@@ -11,8 +11,8 @@ import torch
 
 import thalweg.tf.compat.v1 as tf
 from sessions import initialized
+from thalweg._base.execution_context import eagerly
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.running import eagerly
 from thalweg.tf import keras
 
 pytestmark = [

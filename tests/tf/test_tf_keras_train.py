@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import thalweg.tf.compat.v1 as tf
+from thalweg._base.execution_context import eagerly
 from thalweg.errors import CheckpointWarning, InvalidTypeError
-from thalweg.ground.running import eagerly
 from thalweg.tf import keras
 
 pytestmark = [

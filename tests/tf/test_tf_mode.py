@@ -12,8 +12,8 @@ import fresh
 import thalweg
 import thalweg.tf as tf2
 import thalweg.tf.compat.v1 as tf
+from thalweg._base.execution_context import process
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.running import process
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_graph_mode_begins_with_the_first_call(beginning: None, name: str) -> No
     FIRST[name]()
     assert not tf2.executing_eagerly()
     assert isinstance(tf.placeholder(tf.float32), tf.Tensor)
-    assert isinstance(tf.Variable(1.0), thalweg.graph.GraphVariable)  # pyright: ignore
+    assert isinstance(tf.Variable(1.0), thalweg._graph.GraphVariable)  # pyright: ignore
 
 
 # what relies on eager mode, or asks for it
@@ -118,7 +118,7 @@ def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None
 def test_a_program_that_only_imports_decides_nothing() -> None:
     done = fresh.run(
         "import thalweg.tf.compat.v1 as tf\n"
-        "from thalweg.ground.running import process\n"
+        "from thalweg._base.execution_context import process\n"
         "print(process.settled)\n"
         "a = tf.constant(2)\n"
         "session = tf.Session()\n"

@@ -12,7 +12,8 @@ import torch
 
 import thalweg.tf as tf
 from sessions import initialized
-from thalweg import InvalidArgumentError, graph
+from thalweg import InvalidArgumentError
+from thalweg import _graph as graph
 
 v1 = tf.compat.v1
 A = np.arange(12.0, dtype="f4").reshape(3, 4)

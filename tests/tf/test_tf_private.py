@@ -10,7 +10,7 @@ import pytest
 
 import thalweg.tf as tf
 from many import many
-from thalweg.tf import private
+from thalweg.tf import private_modules
 from thalweg.v1 import train
 
 ASKED = {
@@ -58,26 +58,26 @@ ASKED = {
 
 @many("path", list(ASKED))
 def test_names_are_there(path: str) -> None:
-    found = private.module(f"tensorflow.python.{path}")
+    found = private_modules.module(f"tensorflow.python.{path}")
     for name in ASKED[path].split():
         assert getattr(found, name) is not None
 
 
 def test_names_are_those_of_the_library() -> None:
-    ops = private.module("tensorflow.python.framework.ops")
-    resources = private.module("tensorflow.python.ops.resource_variable_ops")
-    averages = private.module("tensorflow.python.training.moving_averages")
+    ops = private_modules.module("tensorflow.python.framework.ops")
+    resources = private_modules.module("tensorflow.python.ops.resource_variable_ops")
+    averages = private_modules.module("tensorflow.python.training.moving_averages")
     w = tf.Variable([1.0, 2.0])
     with ops.colocate_with(w, ignore_existing=True):
         resources.resource_scatter_add(w.handle, [1], [3.0])
     assert (w.numpy().tolist(), resources.is_resource_variable(w)) == ([1.0, 5.0], True)
     assert averages.assign_moving_average is train.assign_moving_average
     with pytest.raises(AttributeError, match="private to TensorFlow"):
-        _ = private.module("tensorflow.python.training.optimizer").no_such_name
+        _ = private_modules.module("tensorflow.python.training.optimizer").no_such_name
 
 
 def test_resources_are_initialized() -> None:
-    resources = private.module("tensorflow.python.ops.resources")
+    resources = private_modules.module("tensorflow.python.ops.resources")
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         w = tf.Variable([1.0, 2.0])
         session.run(resources.initialize_resources([w]))
@@ -86,14 +86,14 @@ def test_resources_are_initialized() -> None:
 
 
 def test_schedules_are_read_as_schedules() -> None:
-    module = private.module("tensorflow.python.keras.optimizer_v2.learning_rate_schedule")
+    module = private_modules.module("tensorflow.python.keras.optimizer_v2.learning_rate_schedule")
     schedule = module.ExponentialDecay(0.5, 10, 0.25)
     again = module.deserialize(module.serialize(schedule))
     assert again.get_config() == schedule.get_config()
 
 
 def test_the_graph_of_inputs_is_found() -> None:
-    find = private.module("tensorflow.python.framework.ops")._get_graph_from_inputs
+    find = private_modules.module("tensorflow.python.framework.ops")._get_graph_from_inputs
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)
     with tf.Graph().as_default() as other:

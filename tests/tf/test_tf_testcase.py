@@ -13,8 +13,8 @@ import torch
 
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
+from thalweg._base.execution_context import process
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.running import process
 
 NAN = float("nan")
 ONES = np.ones(3, "f4")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 import thalweg.v1 as tf
-from thalweg.catalogue import Named, by_class, by_rule
-from thalweg.storage.stored import of_tensor
+from thalweg._cli.registry import RegistryEntry, by_class, by_rule
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.v1 import train
 
-EVERY: dict[str, Named] = {
+EVERY: dict[str, RegistryEntry] = {
     name: named
     for name, named in {**by_class(), **by_rule()}.items()
     if issubclass(named.cls, train.Optimizer)

@@ -15,9 +15,9 @@ import thalweg.v1 as tf
 from graph_training import bits
 from logged import Logged
 from sessions import initialized
+from thalweg._formats import container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.errors import DataLossError, NotFoundError, UnsafeCheckpointError
-from thalweg.storage import container
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 from thalweg.v1.train.saving import checkpoint_management
 

@@ -23,7 +23,7 @@ from test_contrib_rules import (
     summed,
     with_decay,
 )
-from thalweg import IndexedSlices, Variable, graph
+from thalweg import IndexedSlices, Variable, _graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
@@ -166,25 +166,25 @@ def test_steps_are_the_oracles(case: str, dtype: Any, engine: str) -> None:
 def test_steps_in_a_graph_are_the_oracles(case: str, dtype: Any) -> None:
     cls, kwargs, _ = CASES[case]
     kind = torch.float64 if dtype is np.float64 else torch.float32
-    with graph.Graph().as_default(), graph.Session() as session:
-        rate = graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        rate = _graph.placeholder(torch.float32, ())
         own = {
-            name: graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
+            name: _graph.Variable(value, name=name) for name, value in starts(SHAPES, dtype).items()
         }
         opt = cls(learning_rate=rate, **kwargs)
         feeds: dict[str, Any] = {}
         pairs = []
         for name, var in own.items():
-            values = graph.placeholder(
+            values = _graph.placeholder(
                 kind, (9, *SHAPES[name][1:]) if name in ROWS else SHAPES[name]
             )
-            indices = graph.placeholder(torch.int64, (9,))
+            indices = _graph.placeholder(torch.int64, (9,))
             feeds[name] = values, indices
-            slices = graph.SymbolicSlices(values, indices)
+            slices = _graph.SymbolicSlices(values, indices)
             pairs.append((slices if name in ROWS else values, var))
         train_all = opt.apply_gradients(pairs)
         without_b = opt.apply_gradients([pair for pair in pairs if pair[1] is not own["b"]])
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         steps = zip(RATES, expected(case, dtype), gradients(dtype), strict=True)
         for number, wanted, grads in steps:
             feed: dict[Any, Any] = {rate: number}
@@ -234,13 +234,13 @@ def test_minimize_decays_what_is_listed(make: Any, listed: Any, second: float) -
 
 @decaying
 def test_each_train_operation_has_a_list_of_its_own(make: Any) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        a, b = graph.Variable([1.0], name="a"), graph.Variable([1.0], name="b")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        a, b = _graph.Variable([1.0], name="a"), _graph.Variable([1.0], name="b")
         opt, loss = make(0.5), (a * b).sum()
         first = opt.minimize(loss, decay_var_list=[a])
         second = opt.minimize(loss, decay_var_list=[b])
         both = opt.minimize(loss)
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(first)
         assert [*session.run([a[0], b[0]])] == [0.5, 1.0]
         session.run(second)
@@ -365,13 +365,13 @@ def test_averages_follow_the_steps() -> None:
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_averages_follow_the_steps_in_a_graph(sequential: bool) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w, step = graph.Variable(1.0, name="w"), train.create_global_step()
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w, step = _graph.Variable(1.0, name="w"), train.create_global_step()
         inner = train.GradientDescentOptimizer(0.5)
         opt = contrib.MovingAverageOptimizer(inner, 0.75, None, sequential)
         op = opt.minimize(w * 1.0, global_step=step)
         assert op.name == "train_with_avg"
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for _ in range(3):
             session.run(op)
         assert session.run(w) == -0.5
@@ -411,14 +411,14 @@ def test_variables_are_clipped_after_the_step(rows: Any, dims: list[int], dtype:
 
 @pytest.mark.parametrize("rows", [None, [0, 0]], ids=["dense", "sparse"])
 def test_variables_are_clipped_in_a_graph(rows: Any) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([[3.0, 4.0], [30.0, 40.0]], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([[3.0, 4.0], [30.0, 40.0]], name="w")
         inner = train.AdamOptimizer(0.0)
         opt = contrib.VariableClippingOptimizer(inner, {w: [1]}, 2.5)
         dense = torch.ones(2, 2)
         op = opt.apply_gradients([(dense if rows is None else IndexedSlices(dense, rows), w)])
         assert op.name == "VariableClipping"
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(op)
         second = [1.5, 2.0] if rows is None else [30.0, 40.0]
         assert session.run(w).tolist() == [[1.5, 2.0], second]

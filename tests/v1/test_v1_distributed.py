@@ -54,8 +54,8 @@ import thalweg
 from thalweg import IndexedSlices, Variable
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss, reduce_gradients
 from thalweg.v1 import train
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import sum_pairs
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.all_reduce_gradients import sum_pairs
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2,

@@ -12,7 +12,7 @@ import torch
 
 import thalweg.tf as tf
 from thalweg import Variable, distribute
-from thalweg.graph import GraphKeys
+from thalweg._graph import GraphKeys
 from thalweg.openseq2seq.optimizers import automatic_loss_scaler, mp_wrapper, novograd
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib

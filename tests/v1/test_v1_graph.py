@@ -13,7 +13,7 @@ import torch
 import thalweg
 from sessions import initialized
 from thalweg import v1 as tf
-from thalweg.engines import dispatcher as engine
+from thalweg._engines import dispatcher as engine
 from thalweg.v1 import train
 
 NONE, OP, GRAPH = (getattr(train.Optimizer, f"GATE_{gate}") for gate in ("NONE", "OP", "GRAPH"))

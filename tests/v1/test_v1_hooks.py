@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Variable, graph
-from thalweg.core.gradient_transforms import Decision, GradientTransforms
+from thalweg import IndexedSlices, Variable, _graph
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import contrib, train
 
@@ -184,11 +184,11 @@ def test_a_skipped_step_changes_nothing_but_what_is_decided(hooked: bool) -> Non
 
 
 def test_a_slot_of_shape_nothing_in_a_graph() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(np.ones(3), name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(np.ones(3), name="w")
         opt = NovoGrad(0.5)
         op = opt.apply_gradients([(torch.ones(3, dtype=torch.float64), w)])
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(op)
         slot = opt.get_slot(w, "grads_ema")
         assert (slot.name, slot.dtype, session.run(slot)) == (

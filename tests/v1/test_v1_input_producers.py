@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import thalweg.v1 as tf
+from thalweg._base.execution_context import eagerly
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError, OutOfRangeError
-from thalweg.graph import GraphKeys
-from thalweg.ground.running import eagerly
 from thalweg.v1 import train
 
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)

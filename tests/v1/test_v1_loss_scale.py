@@ -13,7 +13,7 @@ import torch
 import thalweg.tf as tf
 from many import many
 from thalweg import Variable
-from thalweg.ground.running import eagerly
+from thalweg._base.execution_context import eagerly
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 from thalweg.v1.train.experimental import loss_scale as scales

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import Variable, graph
+from thalweg import Variable, _graph
 from thalweg.v1 import train
 
 AVERAGED = "ExponentialMovingAverage"
@@ -115,19 +115,19 @@ def test_a_copy_goes_on_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_averages_in_a_graph(dtype: torch.dtype) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable(torch.tensor([1.0, -1.0], dtype=dtype), name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable(torch.tensor([1.0, -1.0], dtype=dtype), name="w")
         averages = train.ExponentialMovingAverage(0.9)
         update = w.assign_add(torch.ones(2, dtype=dtype))
-        with graph.control_dependencies([update]):
+        with _graph.control_dependencies([update]):
             op = averages.apply([w])
         assert op.name == AVERAGED
-        keys = graph.GraphKeys
-        assert graph.get_collection(keys.MOVING_AVERAGE_VARIABLES) == [w]
+        keys = _graph.GraphKeys
+        assert _graph.get_collection(keys.MOVING_AVERAGE_VARIABLES) == [w]
         assert averages.average(w).name == f"w/{AVERAGED}:0"
-        assert averages.average(w) in graph.get_collection(keys.GLOBAL_VARIABLES)
-        assert averages.average(w) not in graph.get_collection(keys.TRAINABLE_VARIABLES)
-        session.run(graph.global_variables_initializer())
+        assert averages.average(w) in _graph.get_collection(keys.GLOBAL_VARIABLES)
+        assert averages.average(w) not in _graph.get_collection(keys.TRAINABLE_VARIABLES)
+        session.run(_graph.global_variables_initializer())
         wanted = DTYPES[dtype]([1.0, -1.0])
         value = wanted.copy()
         for _ in range(3):
@@ -138,8 +138,8 @@ def test_averages_in_a_graph(dtype: torch.dtype) -> None:
 
 
 def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
-    with graph.Graph().as_default():
-        w, v = graph.Variable(1.0, name="w"), graph.Variable(1.0, name="v", trainable=False)
+    with _graph.Graph().as_default():
+        w, v = _graph.Variable(1.0, name="w"), _graph.Variable(1.0, name="v", trainable=False)
         averages = train.ExponentialMovingAverage(0.9)
         averages.apply()
         assert averages.average(w) is not None
@@ -147,9 +147,9 @@ def test_by_default_all_trainable_variables_of_the_graph_are_averaged() -> None:
 
 
 def test_variables_to_restore_in_a_graph() -> None:
-    with graph.Graph().as_default():
-        w, v = graph.Variable(1.0, name="w"), graph.Variable(1.0, name="v")
-        step = graph.Variable(0, name="step", trainable=False)
+    with _graph.Graph().as_default():
+        w, v = _graph.Variable(1.0, name="w"), _graph.Variable(1.0, name="v")
+        step = _graph.Variable(0, name="step", trainable=False)
         averages = train.ExponentialMovingAverage(0.9)
         averages.apply([w])
         found = averages.variables_to_restore()
@@ -160,12 +160,12 @@ def test_variables_to_restore_in_a_graph() -> None:
 
 @pytest.mark.parametrize("debias", [True, False])
 def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        fed = graph.placeholder(torch.float32, (2,))
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        fed = _graph.placeholder(torch.float32, (2,))
         value = fed * 2.0
         averages = train.ExponentialMovingAverage(0.75, zero_debias=debias)
         op = averages.apply([value])
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         biased = np.zeros(2, np.float32)
         for step, given in enumerate(([1.0, 2.0], [3.0, -1.0], [0.5, 0.5]), 1):
             session.run(op, {fed: given})
@@ -176,19 +176,19 @@ def test_tensors_of_a_graph_are_averaged_from_0(debias: bool) -> None:
 
 
 def test_a_tensor_without_a_shape_is_refused() -> None:
-    with graph.Graph().as_default():
-        fed = graph.placeholder(torch.float32, (None, 2))
+    with _graph.Graph().as_default():
+        fed = _graph.placeholder(torch.float32, (None, 2))
         with pytest.raises(TypeError, match="The shape of"):
             train.ExponentialMovingAverage(0.9).apply([fed])
 
 
 def test_decay_may_be_a_tensor_of_a_graph() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w, decay = graph.Variable(1.0, name="w"), graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w, decay = _graph.Variable(1.0, name="w"), _graph.placeholder(torch.float32, ())
         averages = train.ExponentialMovingAverage(decay)
-        with graph.control_dependencies([w.assign_add(1.0)]):
+        with _graph.control_dependencies([w.assign_add(1.0)]):
             op = averages.apply([w])
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         session.run(op, {decay: 0.5})
         assert session.run(averages.average(w)) == 1.5
         session.run(op, {decay: 0.0})

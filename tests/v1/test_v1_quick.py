@@ -15,9 +15,9 @@ import torch
 
 import thalweg
 from thalweg import IndexedSlices, Variable
-from thalweg.core.plan_cache import PlanCache
-from thalweg.engines import probe
-from thalweg.engines.cpu import snapshot
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import probe
+from thalweg._engines.cpu import snapshot
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 

@@ -18,6 +18,8 @@ import thalweg.v1 as tf
 from graph_training import EVERY, Training, bits
 from logged import Logged
 from sessions import initialized
+from thalweg._formats import bundle, container
+from thalweg._formats.stored_tensor import of_tensor
 from thalweg.errors import (
     CheckpointMismatchError,
     CheckpointWriteError,
@@ -25,8 +27,6 @@ from thalweg.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from thalweg.storage import bundle, container
-from thalweg.storage.stored import of_tensor
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
 

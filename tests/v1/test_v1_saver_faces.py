@@ -13,7 +13,7 @@ import torch
 
 import thalweg.v1 as tf
 from graph_training import bits
-from thalweg.catalogue import KERAS, by_class
+from thalweg._cli.registry import KERAS, by_class
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.v1 import train

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 import thalweg.v1 as tf
 from files import through_a_file
 from thalweg import CheckpointMismatchError, FailedPreconditionError, Variable, named_variables, v1
-from thalweg.catalogue import applied, by_class
+from thalweg._cli.registry import applied, by_class
 from thalweg.errors import InvalidTypeError
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import MovingAverageOptimizer, VariableClippingOptimizer

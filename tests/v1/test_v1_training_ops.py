@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg import IndexedSlices, Variable, graph, keras
+from thalweg import IndexedSlices, Variable, _graph, keras
+from thalweg._base.scalars import power
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.scalars import power
 from thalweg.v1 import train, training_ops
 from thalweg.v1.contrib import opt as contrib
 
@@ -305,11 +305,11 @@ def test_kernels_in_the_hooks_of_an_optimizer() -> None:
     opt = KernelAdam(0.1)
     for grad in grads:
         opt.apply_gradients([(grad, eager)])
-    with graph.Graph().as_default(), graph.Session() as session:
-        w = graph.Variable([1.0, 2.0], name="w")
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w = _graph.Variable([1.0, 2.0], name="w")
         opt = KernelAdam(0.1)
         operations = [opt.apply_gradients([(grad, w)]) for grad in grads]
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         for operation in operations:
             session.run(operation)
         np.testing.assert_array_equal(session.run(w), eager.numpy())
@@ -317,18 +317,18 @@ def test_kernels_in_the_hooks_of_an_optimizer() -> None:
 
 
 def test_kernels_with_symbolic_arguments_are_operations() -> None:
-    with graph.Graph().as_default(), graph.Session() as session:
-        w, accum = graph.Variable([1.0, 2.0]), graph.Variable([0.0, 0.0])
-        rate = graph.placeholder(torch.float32, ())
+    with _graph.Graph().as_default(), _graph.Session() as session:
+        w, accum = _graph.Variable([1.0, 2.0]), _graph.Variable([0.0, 0.0])
+        rate = _graph.placeholder(torch.float32, ())
         plain = training_ops.apply_momentum(w, accum, rate, w * 2.0, 0.5)
         resource = training_ops.resource_apply_momentum(
             w, accum, rate, torch.ones(2), 0.5, name="r"
         )
-        assert isinstance(plain, graph.SymbolicTensor)
+        assert isinstance(plain, _graph.SymbolicTensor)
         assert plain.op.name == "ApplyMomentum"
-        assert isinstance(resource, graph.Operation)
+        assert isinstance(resource, _graph.Operation)
         assert resource.name == "r"
-        session.run(graph.global_variables_initializer())
+        session.run(_graph.global_variables_initializer())
         assert session.run(plain, {rate: 0.25}).tolist() == [0.5, 1.0]
         assert session.run(resource, {rate: 0.25}) is None
         assert session.run(w).tolist() == [0.0, 0.25]
@@ -336,14 +336,14 @@ def test_kernels_with_symbolic_arguments_are_operations() -> None:
 
 
 def test_kernels_inside_of_a_node_update_the_sessions_variable() -> None:
-    with graph.Graph().as_default() as own, graph.Session() as session:
-        w = graph.Variable([1.0, 2.0])
+    with _graph.Graph().as_default() as own, _graph.Session() as session:
+        w = _graph.Variable([1.0, 2.0])
 
         def run() -> None:
             training_ops.resource_apply_gradient_descent(w, 0.5, torch.ones(2))
 
-        node = graph.operation(run, [], "node")
-        session.run(graph.global_variables_initializer())
+        node = _graph.operation(run, [], "node")
+        session.run(_graph.global_variables_initializer())
         before = len(own.get_operations())
         session.run(node)
         assert session.run(w).tolist() == [0.5, 1.5]
@@ -352,11 +352,11 @@ def test_kernels_inside_of_a_node_update_the_sessions_variable() -> None:
 
 @pytest.mark.parametrize("make", [train.MomentumOptimizer, keras.optimizers.SGD])
 def test_steps_inside_of_a_node_take_no_variable_of_the_graph(make: Any) -> None:
-    with graph.Graph().as_default() as own, graph.Session() as session:
-        w = graph.Variable([1.0, 2.0])
+    with _graph.Graph().as_default() as own, _graph.Session() as session:
+        w = _graph.Variable([1.0, 2.0])
         opt = make(0.1, 0.9)
-        node = graph.operation(lambda: opt.apply_gradients([(torch.ones(2), w)]), [], "node")
-        session.run(graph.global_variables_initializer())
+        node = _graph.operation(lambda: opt.apply_gradients([(torch.ones(2), w)]), [], "node")
+        session.run(_graph.global_variables_initializer())
         before = len(own.get_operations())
         with pytest.raises(TypeError, match="Expected a variable"):
             session.run(node)
@@ -364,8 +364,8 @@ def test_steps_inside_of_a_node_take_no_variable_of_the_graph(make: Any) -> None
 
 
 def test_a_symbolic_tensor_cannot_be_updated() -> None:
-    with graph.Graph().as_default():
-        w = graph.Variable([1.0])
+    with _graph.Graph().as_default():
+        w = _graph.Variable([1.0])
         with pytest.raises(TypeError, match="accum must be a variable of the graph"):
             training_ops.apply_momentum(w, w * 1.0, 0.1, torch.ones(1), 0.5)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.asynchronous import Saving, save_async
+from thalweg.checkpoint.async_save import Saving, save_async
 from thalweg.checkpoint.manager import CheckpointManager, Kept, latest
-from thalweg.checkpoint.saving import Restored, restore, save
+from thalweg.checkpoint.save_restore import Restored, restore, save
 
 if TYPE_CHECKING:
     from thalweg.checkpoint import tensorflow

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch.nn import Module
 
-from thalweg.core import state
+from thalweg._core import state
 from thalweg.errors import InvalidTypeError
 
 

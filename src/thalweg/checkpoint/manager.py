@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from thalweg.checkpoint.asynchronous import Saving
-from thalweg.checkpoint.named import Variables
-from thalweg.checkpoint.plain import Reader
-from thalweg.checkpoint.saving import Progress, Restored, restore, take_snapshot
+from thalweg._base.showing import show_value
+from thalweg._formats import atomic_write, container
+from thalweg._formats.retention import Keeper
+from thalweg.checkpoint.async_save import Saving
+from thalweg.checkpoint.json_encoding import JsonReader
+from thalweg.checkpoint.named_state import Variables
+from thalweg.checkpoint.save_restore import Progress, Restored, restore, take_snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,
@@ -27,9 +30,6 @@ from thalweg.errors import (
     UnsupportedCheckpointError,
     warn,
 )
-from thalweg.ground.showing import show_value
-from thalweg.storage import container, disk
-from thalweg.storage.keeper import Keeper
 
 SUFFIX = ".safetensors"
 _MOST = 10**18
@@ -121,7 +121,7 @@ class CheckpointManager:
         if not name or os.sep in name:
             raise InvalidArgumentError(f"name must be the name of a file, not {show_value(name)}.")
         self.directory = Path(directory)
-        disk.make_folder(self.directory)
+        atomic_write.make_folder(self.directory)
         self._keep, self._keep_every = keep, keep_every
         self._best, self._mode = best, mode
         self._name, self._clock = name, clock
@@ -389,7 +389,7 @@ def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
     for step, path in _files_by_step(directory, name).items():
         try:
             document = container.describe(path).document
-            told = Reader({})(document.get("metrics", {}))
+            told = JsonReader({})(document.get("metrics", {}))
             metrics = {key: float(each) for key, each in told.items()}
             when = float(document.get("time", 0.0))
             if not math.isfinite(when):

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from thalweg.conform.comparing import Outcome, Parting, compare
+from thalweg.conform.candidate import Candidate
+from thalweg.conform.compare import Divergence, Outcome, compare
 from thalweg.conform.errors import ConformError
-from thalweg.conform.side import Side
 
-__all__ = ["ConformError", "Outcome", "Parting", "Side", "compare"]
+__all__ = ["Candidate", "ConformError", "Divergence", "Outcome", "compare"]
 
 
 def __dir__() -> list[str]:

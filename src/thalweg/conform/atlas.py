@@ -57,7 +57,7 @@ class Cell:
 
 
 @dataclass
-class Row:
+class AtlasRow:
     """An optimizer: ours, the arguments of all, and the classes of its name, one per column."""
 
     optimizer: str
@@ -88,12 +88,12 @@ class Atlas:
     """
 
     columns: list[Column]
-    rows: list[Row]
+    rows: list[AtlasRow]
     seconds: float
     steps: int = 0
     versions: dict[str, str] = field(default_factory=dict)
 
-    def list_cells(self) -> Iterator[tuple[Row, Column, Cell]]:
+    def list_cells(self) -> Iterator[tuple[AtlasRow, Column, Cell]]:
         """Those where a package has a class."""
         for row in self.rows:
             for column, cell in zip(self.columns, row.cells, strict=True):
@@ -165,12 +165,12 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
     return atlas
 
 
-def _read_row(told: dict[str, Any], columns: list[Column]) -> Row:
+def _read_row(told: dict[str, Any], columns: list[Column]) -> AtlasRow:
     classes = dict(told["classes"])
     cells = [_read_cell(classes.pop(each.name, ""), each) for each in columns]
     if classes:
         raise ValueError(f"{told['name']} has classes of {', '.join(classes)}, no package")
-    return Row(told["name"], told["rule"], dict(told.get("set", {})), cells)
+    return AtlasRow(told["name"], told["rule"], dict(told.get("set", {})), cells)
 
 
 def _read_cell(told: str | dict[str, object], column: Column) -> Cell:

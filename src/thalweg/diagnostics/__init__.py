@@ -9,18 +9,18 @@ recorder = diagnostics.attach(optimizer, every=10, sinks=[JsonLines("run.jsonl")
 
 from __future__ import annotations
 
-from thalweg.diagnostics.asked import Diagnostics
-from thalweg.diagnostics.attached import attach, detach, to
+from thalweg.diagnostics.attach import attach, detach, to
+from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.sinks import JsonLines, TensorBoard
 from thalweg.diagnostics.spikes import Spikes, Warned
-from thalweg.diagnostics.table import COLUMNS, NewTables, Row, Table
+from thalweg.diagnostics.table import COLUMNS, NewTables, ParameterRow, Table
 
 __all__ = [
     "COLUMNS",
     "Diagnostics",
     "JsonLines",
     "NewTables",
-    "Row",
+    "ParameterRow",
     "Spikes",
     "Table",
     "TensorBoard",

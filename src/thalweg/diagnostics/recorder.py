@@ -10,13 +10,13 @@ from weakref import ref
 
 from torch import Tensor
 
-from thalweg.diagnostics.asked import Diagnostics
-from thalweg.diagnostics.measuring import StepWatch, fetched, table_of
+from thalweg.diagnostics.config import Diagnostics
+from thalweg.diagnostics.step_watch import StepWatch, fetched, table_of
 from thalweg.diagnostics.table import Parameters, Table
 from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 
 
-class Recorder(ABC):
+class TableRecorder(ABC):
     """The last table of an optimizer, and the sinks that get it.
 
     Args:

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 
 _VERSION = 1
 _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has no numbers for

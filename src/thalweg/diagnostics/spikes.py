@@ -26,7 +26,7 @@ from thalweg.diagnostics.bands import (
     Duration,
     RunningMedian,
 )
-from thalweg.diagnostics.reading import UNMEASURED, Reader
+from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.table import Table
 
 # The least factor above the median at which a number leaves its band.
@@ -113,7 +113,7 @@ class Spikes:
             DataLossError: It is none of diagnostics.
         """
         spikes = Spikes()
-        with Reader(path) as reader:
+        with JsonLinesReader(path) as reader:
             return [
                 each
                 for step in reader.read_all()

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thalweg.engines.diagnostics import MEASURED
+from thalweg._base.showing import show_value
+from thalweg._engines.diagnostics import MEASURED
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
-from thalweg.ground.showing import show_value
 
 _SHARES = ("agreement", "unchanged", "zero", "denormal")
 # What a column is made of, where that has another name.
@@ -44,7 +44,7 @@ class Parameters(NamedTuple):
     groups: list[int]
 
 
-class Row(NamedTuple):
+class ParameterRow(NamedTuple):
     """What is known of one parameter; the columns are those of `COLUMNS`."""
 
     name: str
@@ -66,10 +66,10 @@ class Row(NamedTuple):
     clip: float
 
 
-COLUMNS = Row._fields[3:]
+COLUMNS = ParameterRow._fields[3:]
 
 
-class Table(Mapping[str, Row]):
+class Table(Mapping[str, ParameterRow]):
     """One row for each parameter, by its name; columns are attributes, such as `table.ratio`.
 
     A number that was not measured is NaN. `records` is all of it as a NumPy record array, with
@@ -100,12 +100,12 @@ class Table(Mapping[str, Row]):
         self.parameters, self.measured = parameters, measured
         self._rows = {name: row for row, name in enumerate(parameters.names)}
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> ParameterRow:
         """The row of a parameter."""
         if name not in self._rows:
             near = did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
             raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {near}".rstrip())
-        return Row(*self.records[self._rows[name]].item())
+        return ParameterRow(*self.records[self._rows[name]].item())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -180,7 +180,7 @@ def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
     """The columns of a table.
 
     Args:
-        measured: (parameters, measured), as `thalweg.engines.diagnostics` has them.
+        measured: (parameters, measured), as `thalweg._engines.diagnostics` has them.
         sizes: Elements of each parameter.
         clip: What clipping multiplied gradients by.
     """

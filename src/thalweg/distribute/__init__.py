@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.core.meshes import is_on_mesh
-from thalweg.ground.lazily import offered
+from thalweg._base.lazy import offered
+from thalweg._core.meshes import is_on_mesh
 
 if TYPE_CHECKING:
     from thalweg.distribute.aggregation import (
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
         sum_concrete_gradients,
         sum_gradients,
     )
-    from thalweg.distribute.agreement import StepFingerprint
+    from thalweg.distribute.all_reduce_gradients import fill_missing
+    from thalweg.distribute.consistency_check import StepFingerprint
     from thalweg.distribute.context import (
         enter_replica,
         enter_update,
         has_strategy,
         in_cross_replica_context,
     )
-    from thalweg.distribute.last_sums import commit_sums
+    from thalweg.distribute.fingerprint_text import in_words
     from thalweg.distribute.loss import loss_factor, record_loss_reduction, scale_loss_for_estimator
-    from thalweg.distribute.modes import aggregate_assignments, as_mode, with_aggregation
     from thalweg.distribute.reduce_op import ReduceOp
-    from thalweg.distribute.reducing import fill_missing
+    from thalweg.distribute.reduction_tracking import commit_sums
     from thalweg.distribute.replica import ReplicaContext
-    from thalweg.distribute.sharding.meshes import Locals, keep_local_slots
-    from thalweg.distribute.sharding.shards import Shards
-    from thalweg.distribute.sharding.step import SharedStep
-    from thalweg.distribute.sharing import (
+    from thalweg.distribute.sharded_slots import (
         enter_shared_step,
         shards_of,
         share_summed_step,
         sum_for_shards,
     )
+    from thalweg.distribute.sharding.dtensor_step import LocalShards, keep_local_slots
+    from thalweg.distribute.sharding.sharded_step import SharedStep
+    from thalweg.distribute.sharding.shards import Shards
     from thalweg.distribute.strategy import (
         Strategy,
         current_replica,
@@ -46,50 +46,54 @@ if TYPE_CHECKING:
         get_replica_context,
         get_strategy,
     )
-    from thalweg.distribute.words import in_words
+    from thalweg.distribute.variable_aggregation import (
+        aggregate_assignments,
+        as_mode,
+        with_aggregation,
+    )
 
 # Imported when they are first asked for: most trainings have no strategy.
 _HOMES = {
-    "Locals": "sharding.meshes",
+    "LocalShards": "sharding.dtensor_step",
     "ReduceOp": "reduce_op",
     "ReplicaContext": "replica",
     "Shards": "sharding.shards",
-    "SharedStep": "sharding.step",
-    "StepFingerprint": "agreement",
+    "SharedStep": "sharding.sharded_step",
+    "StepFingerprint": "consistency_check",
     "Strategy": "strategy",
-    "aggregate_assignments": "modes",
-    "as_mode": "modes",
-    "commit_sums": "last_sums",
+    "aggregate_assignments": "variable_aggregation",
+    "as_mode": "variable_aggregation",
+    "commit_sums": "reduction_tracking",
     "current_replica": "strategy",
     "current_strategy": "aggregation",
     "enter_replica": "context",
-    "enter_shared_step": "sharing",
+    "enter_shared_step": "sharded_slots",
     "enter_single_replica": "strategy",
     "enter_update": "context",
-    "fill_missing": "reducing",
+    "fill_missing": "all_reduce_gradients",
     "fill_missing_gradients": "aggregation",
     "get_replica_context": "strategy",
     "get_strategy": "strategy",
     "guard_backward": "aggregation",
     "has_strategy": "context",
     "in_cross_replica_context": "context",
-    "in_words": "words",
-    "keep_local_slots": "sharding.meshes",
+    "in_words": "fingerprint_text",
+    "keep_local_slots": "sharding.dtensor_step",
     "loss_factor": "loss",
     "record_loss_reduction": "loss",
     "report_errors": "aggregation",
     "scale_loss_for_estimator": "loss",
-    "shards_of": "sharing",
-    "share_summed_step": "sharing",
+    "shards_of": "sharded_slots",
+    "share_summed_step": "sharded_slots",
     "strategy_of": "aggregation",
     "sum_concrete_gradients": "aggregation",
-    "sum_for_shards": "sharing",
+    "sum_for_shards": "sharded_slots",
     "sum_gradients": "aggregation",
-    "with_aggregation": "modes",
+    "with_aggregation": "variable_aggregation",
 }
 
 __all__ = [
-    "Locals",
+    "LocalShards",
     "ReduceOp",
     "ReplicaContext",
     "Shards",

@@ -10,20 +10,20 @@ from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from thalweg.core.checks import check_memories, check_readable
-from thalweg.core.meshes import is_on_mesh
-from thalweg.core.pairs import as_gradient, check_variables
-from thalweg.distribute.agreement import Agreement, StepFingerprint
+from thalweg._base.execution_context import executing_eagerly, is_deferred
+from thalweg._core.checks import check_memories, check_readable
+from thalweg._core.meshes import is_on_mesh
+from thalweg._core.pairs import as_gradient, check_variables
+from thalweg._engines.layout import check_shape
+from thalweg.distribute.all_reduce_gradients import fill_missing, match_kinds
+from thalweg.distribute.consistency_check import Agreement, StepFingerprint
 from thalweg.distribute.context import has_strategy, in_cross_replica_context
-from thalweg.distribute.last_sums import note_sums
-from thalweg.distribute.nested import all_reduce
-from thalweg.distribute.ranks import default_group, has_group
+from thalweg.distribute.nested_all_reduce import all_reduce
+from thalweg.distribute.process_group import default_group, has_group
 from thalweg.distribute.reduce_op import ReduceOp
-from thalweg.distribute.reducing import fill_missing, match_kinds
+from thalweg.distribute.reduction_tracking import note_sums
 from thalweg.distribute.strategy import Strategy, get_strategy
-from thalweg.engines.layout import check_shape
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.running import executing_eagerly, is_deferred
 from thalweg.variable import titles_of
 
 Pairs = list[tuple[Any, Any]]

@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from thalweg.distribute.ranks import Pending, Ranks
-from thalweg.distribute.tree import over_ranks
-from thalweg.ground.holders import count_holders
-from thalweg.ground.switches import outside_inference
+from thalweg._base.context_managers import outside_inference
+from thalweg._base.storage_use_count import count_holders
+from thalweg.distribute.process_group import Pending, Ranks
+from thalweg.distribute.tree_reduction import over_ranks
 
 SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg.ground.running import replicas, thread
-from thalweg.ground.switches import Sections, Within
+from thalweg._base.context_managers import ContextSetting, Sections
+from thalweg._base.execution_context import replicas, thread
 
 if TYPE_CHECKING:
     from thalweg.distribute.buckets import Sending
-    from thalweg.distribute.ranks import Ranks
+    from thalweg.distribute.process_group import Ranks
 
 
 class Replicas(Protocol):
@@ -48,21 +48,21 @@ class Entered(NamedTuple):
     replica: Replica | None
 
 
-def enter_cross_replica(strategy: Replicas) -> Within:
+def enter_cross_replica(strategy: Replicas) -> ContextSetting:
     """Be across the replicas of a strategy, which the block is given, until it ends."""
     return _enter_scope(Entered(strategy, None), strategy)
 
 
-def enter_replica(replica: Replica) -> Within:
+def enter_replica(replica: Replica) -> ContextSetting:
     """Be in a replica until the block ends."""
     return _enter_scope(Entered(replica.strategy, replica))
 
 
-def _enter_scope(entered: Entered, given: object = None) -> Within:
+def _enter_scope(entered: Entered, given: object = None) -> ContextSetting:
     def enter_section() -> Sections:
         return [partial(thread.strategies.append, entered)], [thread.strategies.pop]
 
-    return Within(enter_section, given)
+    return ContextSetting(enter_section, given)
 
 
 def innermost_context() -> Entered | None:

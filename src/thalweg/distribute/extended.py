@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.nest import leaves_of
-from thalweg.core.pairs import flatten
-from thalweg.distribute.agreement import Agreement, StepFingerprint
+from thalweg._base.context_managers import no_grad
+from thalweg._core.nest import leaves_of
+from thalweg._core.pairs import flatten
+from thalweg.distribute.consistency_check import Agreement, StepFingerprint
 from thalweg.distribute.context import Replicas, enter_cross_replica, enter_replica
-from thalweg.distribute.message import Doing, report_error
-from thalweg.distribute.nested import all_reduce
+from thalweg.distribute.handshake import PendingCollective, report_error
+from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.replica import ReplicaContext
-from thalweg.ground.switches import no_grad
 from thalweg.variable import check_held
 
 
@@ -127,7 +127,7 @@ class Extended:
             tensors = [*variables.parameters(), *variables.buffers()]
         else:
             tensors = list(leaves_of(flatten(variables)))
-        with report_error(ranks, Doing.STEP):
+        with report_error(ranks, PendingCollective.STEP):
             for each in tensors:
                 check_held(each)
         Agreement(ranks, values=False).check(tensors, StepFingerprint(list))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.showing import show_value
 
 
 class ReduceOp(enum.Enum):

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from thalweg.autodiff import watching
-from thalweg.distribute.agreement import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.all_reduce_gradients import MaybePair, fill_missing, sum_matched_pairs
+from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
-from thalweg.distribute.kinds import signature
-from thalweg.distribute.message import Doing, raise_on_all
-from thalweg.distribute.overlapping import Underway
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.reducing import MaybePair, fill_missing, sum_matched_pairs
-from thalweg.distribute.sender import Sender
+from thalweg.distribute.consistency_check import Agreement, Meeting, StepFingerprint
+from thalweg.distribute.gradient_kinds import signature
+from thalweg.distribute.handshake import PendingCollective, raise_on_all
+from thalweg.distribute.overlapped_all_reduce import InFlightAllReduce
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.sharded_step import SharedStep, fate_before_write
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.sharding.step import SharedStep, fate_before_write
 from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 
 
@@ -44,7 +44,7 @@ class Reducer:
         self._agreement = Agreement(ranks)
         self._variables: list[Tensor] = []  # of the step before
         self._dense: list[int] = []  # the numbers of those that had a dense gradient
-        self._underway: Underway | None = None
+        self._underway: InFlightAllReduce | None = None
         self._declined: Meeting | None = None
         self._has_begun = False
         self._is_awaited = False
@@ -202,7 +202,7 @@ class Reducer:
         except Exception as error:
             if self._is_awaited:
                 with self._in_a_step():
-                    raise_on_all(self._ranks, Doing.STEP, error)
+                    raise_on_all(self._ranks, PendingCollective.STEP, error)
             raise
 
     @contextlib.contextmanager
@@ -221,7 +221,7 @@ class Reducer:
             raise
         except Exception as error:
             self._end_backward()
-            raise_on_all(self._ranks, Doing.STEP, error)
+            raise_on_all(self._ranks, PendingCollective.STEP, error)
         except BaseException:  # this rank cannot wait for the others
             if self._has_begun:
                 self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
@@ -253,5 +253,5 @@ class Reducer:
         if declines:
             self._declined = meeting
             return None
-        self._underway = Underway(self._variables, self._dense, self._sender, meeting)
+        self._underway = InFlightAllReduce(self._variables, self._dense, self._sender, meeting)
         return self._underway.take_gradient

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thalweg.distribute.context import Replicas, enter_cross_replica
-from thalweg.distribute.nested import all_reduce
+from thalweg.distribute.nested_all_reduce import all_reduce
 
 
 class ReplicaContext:

@@ -9,13 +9,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.showing import show_value
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.hyperparameters import is_number
+from thalweg._core.pairs import check_variables, flatten
 from thalweg.autodiff import Gradient, GradientTape
-from thalweg.core.graph_mode import graph_mode
-from thalweg.core.hyperparameters import is_number
-from thalweg.core.pairs import check_variables, flatten
-from thalweg.distribute.agreement import Agreement
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES
+from thalweg.distribute.consistency_check import Agreement
 from thalweg.distribute.context import (
     enter_cross_replica,
     enter_replica,
@@ -23,16 +25,14 @@ from thalweg.distribute.context import (
     innermost_context,
 )
 from thalweg.distribute.extended import Extended
-from thalweg.distribute.message import Doing, report_error
-from thalweg.distribute.nested import all_reduce
-from thalweg.distribute.ranks import Ranks
+from thalweg.distribute.handshake import PendingCollective, report_error
+from thalweg.distribute.nested_all_reduce import all_reduce
+from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.reducer import Reducer
 from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
-from thalweg.distribute.tree import over_batches
+from thalweg.distribute.tree_reduction import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.running import executing_eagerly
-from thalweg.ground.showing import show_value
 
 # torch counts milliseconds, of which 0 means for ever, and hangs where they overflow.
 SHORTEST, LONGEST = 0.001, 1_000_000_000
@@ -264,7 +264,7 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * own
-        with report_error(self.ranks, Doing.STEP):
+        with report_error(self.ranks, PendingCollective.STEP):
             sums = over_batches(first, first + own, of_one)
         return list(zip(sums, chosen, strict=True))
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.distribute.agreement import StepFingerprint
+from thalweg._base.context_managers import no_grad
+from thalweg.distribute.consistency_check import StepFingerprint
 from thalweg.distribute.context import in_cross_replica_context
-from thalweg.distribute.message import Doing
-from thalweg.distribute.nested import all_reduce
+from thalweg.distribute.handshake import PendingCollective
+from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.switches import no_grad
 from thalweg.variable import Variable, VariableAggregation, dtype_name
 
 _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}
@@ -60,7 +60,9 @@ def of_all(
         trouble = error
     told = f"what is assigned to: '{variable.name}', {aggregation.name}"
     said, number = StepFingerprint(lambda: [told]), aggregation.value
-    strategy.assignments.check([variable], said, trouble, beside=number, doing=Doing.VALUES)
+    strategy.assignments.check(
+        [variable], said, trouble, beside=number, doing=PendingCollective.VALUES
+    )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         first = own.detach().clone(memory_format=torch.contiguous_format)
         strategy.ranks.broadcast([first])

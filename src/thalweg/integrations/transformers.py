@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from thalweg._base.showing import show_value
 from thalweg.diagnostics import COLUMNS, NewTables
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 
 
 class LogDiagnostics(TrainerCallback):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from thalweg.core.graph_mode import graph_mode, has_graphs
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import eagerly, is_symbolic
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.graph_mode import graph_mode, has_graphs
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.running import eagerly, is_symbolic
-from thalweg.ground.static_shape import UNKNOWN
-from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import exported
 from thalweg.variable import name_of, tensor_of, to_tensor
 

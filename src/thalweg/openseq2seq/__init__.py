@@ -2,7 +2,7 @@
 
 from thalweg.openseq2seq import optimizers
 from thalweg.openseq2seq.config import TrainingConfig, from_config
-from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
+from thalweg.openseq2seq.training_length import TrainingLength, policy_params, training_length
 
 __all__ = [
     "TrainingConfig",

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import distributed
 
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.showing import show_value
+from thalweg._graph import graph_variable_of, is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import graph_variable_of, is_symbolic
-from thalweg.ground.running import is_deferred
-from thalweg.ground.showing import show_value
-from thalweg.openseq2seq.checks import check_gradients, check_optimizer, check_policy, of_key
-from thalweg.openseq2seq.chosen import Chooses, Variables, listed, regularized, trained
-from thalweg.openseq2seq.keys import training_params
-from thalweg.openseq2seq.length import TrainingLength, policy_params, training_length
+from thalweg.openseq2seq.config_checks import check_gradients, check_optimizer, check_policy, of_key
+from thalweg.openseq2seq.config_keys import training_params
 from thalweg.openseq2seq.micro_batches import MicroBatches, MicroBatchStep
 from thalweg.openseq2seq.optimizers.lr_policies import inv_poly_decay
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
-from thalweg.openseq2seq.penalties import Regularizer, made_regularizer, with_penalties
+from thalweg.openseq2seq.regularized_loss import Regularizer, made_regularizer, with_penalties
+from thalweg.openseq2seq.training_length import TrainingLength, policy_params, training_length
+from thalweg.openseq2seq.variable_selection import Chooses, Variables, listed, regularized, trained
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.described import OPTIMIZERS, Described
-from thalweg.core.section import Call
-from thalweg.core.state import Entry, Loading, Names, keys_of, restore
-from thalweg.ground.tracing import untraced
+from thalweg._base.tracing import untraced
+from thalweg._core.described import OPTIMIZERS, Described
+from thalweg._core.section import Call
+from thalweg._core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 
 _COUNT = "micro_batches"

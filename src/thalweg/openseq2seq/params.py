@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
-from thalweg.ground.showing import show_value
 
 Kind = type | list[Any]  # what a value is an instance of, or all values there are
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.core.section import run
-from thalweg.core.steady import ERRORS, may_hold_lock
-from thalweg.core.step import plan
-from thalweg.ground.switches import no_grad, writable
+from thalweg._base.context_managers import no_grad, writable
+from thalweg._core.section import run
+from thalweg._core.steady import ERRORS, may_hold_lock
+from thalweg._core.step import plan
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.scalars_in_call import has_step_counts_alone
 from thalweg.optim.step_options import GradientReport, gradient_transforms

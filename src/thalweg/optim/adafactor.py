@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.meshes import is_on_mesh
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
+from thalweg._core.meshes import is_on_mesh
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
 

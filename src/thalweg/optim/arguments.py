@@ -1,7 +1,7 @@
 """What the arguments of constructors are for, where they mean the same in most classes.
 
 What one means in a class alone is said in the docstring of that class, which is looked at first;
-keywords of options are said in `thalweg.core.options`.
+keywords of options are said in `thalweg._core.options`.
 """
 
 NOTES = """Arguments of optimizers of torch's kind.

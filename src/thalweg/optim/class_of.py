@@ -6,10 +6,10 @@ import importlib
 from functools import cache
 from typing import Any
 
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
-from thalweg.ground.showing import show_value
 from thalweg.optim.kinds import HOMES, KINDS
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call, run
+from thalweg._base.context_managers import writable
+from thalweg._core.section import Call, run
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.switches import writable
 from thalweg.variable import dtype_name
 
 CPU = torch.device("cpu")

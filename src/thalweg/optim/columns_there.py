@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thalweg.core.section import Call
+from thalweg._core.section import Call
 
 
 class DeviceColumn:

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import engines
-from thalweg.core.common_factor import Factor
-from thalweg.core.gradient_stats import known_of
-from thalweg.core.gradient_transforms import GradientTransforms, Measures
-from thalweg.engines import Dispatcher, layout
-from thalweg.engines.engine import Ready, Request
+from thalweg import _engines
+from thalweg._core.common_factor import Factor
+from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_transforms import GradientTransforms, Measures
+from thalweg._engines import Dispatcher, layout
+from thalweg._engines.engine import Ready, Request
 from thalweg.indexed_slices import values_of
 from thalweg.optim.hooks import GroupHooks
 from thalweg.optim.step_options import GradientReport
@@ -85,7 +85,7 @@ class CommonNorm:
         if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
             flush = asked.selection.denormals == "flush"
             values = list(map(values_of, gradients))
-            return engines.Tensors(values, variables, flush), variables
+            return _engines.Tensors(values, variables, flush), variables
         self._ready = self._gate.plan_step(_own(shares, asked))
         return self._ready, variables
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from functools import cache
 from inspect import Parameter, Signature
@@ -40,7 +39,9 @@ def option_parameters() -> tuple[Parameter, ...]:
 def _type_of(annotation: Any, kind: type) -> Any:
     """The type that a field of an option has; `get_type_hints` looks at all others, too."""
     if isinstance(annotation, str):
-        return eval(annotation, vars(sys.modules[kind.__module__]))
+        # The names of the module that defines the class, whose `__module__` is the public one.
+        init: Any = kind.__init__
+        return eval(annotation, init.__globals__)
     return annotation
 
 

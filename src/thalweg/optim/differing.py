@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.meshes import is_on_mesh
-from thalweg.core.options.accumulation import COUNT, SUM, is_count
-from thalweg.core.rows import check_inside
-from thalweg.core.state import differences, flaw, mismatch, shown
-from thalweg.core.state.entries import is_cut
+from thalweg._core.groups import Group
+from thalweg._core.meshes import is_on_mesh
+from thalweg._core.options.accumulation import COUNT, SUM, is_count
+from thalweg._core.rows import check_inside
+from thalweg._core.state import differences, flaw, mismatch, shown
+from thalweg._core.state.entries import is_cut
 from thalweg.errors import InvalidArgumentError
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import HOW, PAIRS

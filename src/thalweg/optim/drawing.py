@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group, titles_in
-from thalweg.core.meshes import is_on_mesh
+from thalweg._core.groups import Group, titles_in
+from thalweg._core.meshes import is_on_mesh
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import REDUCED, dtype_name

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.core.groups import Group
-from thalweg.core.options.rounding import Rounding
-from thalweg.core.state import mismatch
-from thalweg.ground.showing import show_value
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
+from thalweg._core.options.rounding import Rounding
+from thalweg._core.state import mismatch
 
 NAMES = tuple(each.name for each in Rounding.keywords())
 

@@ -8,17 +8,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.encoded import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
-from thalweg.core.groups import Group, titles_in
-from thalweg.core.meshes import any_on_mesh
-from thalweg.core.options.state_storage import store_slots
-from thalweg.core.options.update_targets import MASTER, StateStorage
-from thalweg.core.state import flaw, mismatch
-from thalweg.engines.codecs.checks import HOMES
-from thalweg.engines.codecs.split8 import CORRECTION
+from thalweg._base.showing import show_value
+from thalweg._core.encoded import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
+from thalweg._core.groups import Group, titles_in
+from thalweg._core.meshes import any_on_mesh
+from thalweg._core.options.state_storage import store_slots
+from thalweg._core.options.update_targets import MASTER, StateStorage
+from thalweg._core.state import flaw, mismatch
+from thalweg._engines.codecs.checks import HOMES
+from thalweg._engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.optim import differing
 from thalweg.variable import TRAINED, dtype_name
 

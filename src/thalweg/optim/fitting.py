@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.meshes import any_on_mesh, is_on_mesh, local
-from thalweg.core.vectors import is_host as is_on_host
-from thalweg.engines import current
-from thalweg.engines.cuda.available import takes_device
+from thalweg._core.meshes import any_on_mesh, is_on_mesh, local
+from thalweg._core.vectors import is_host as is_on_host
+from thalweg._engines import current
+from thalweg._engines.cuda.available import takes_device
 from thalweg.formula import STORED
 from thalweg.variable import REDUCED
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.blocks import laid_out
-from thalweg.core.meshes import check_whole
-from thalweg.core.section import run
-from thalweg.engines.layout import all_have_memory, check_memory, check_parts
-from thalweg.ground.switches import no_grad
+from thalweg._base.context_managers import no_grad
+from thalweg._core.blocks import laid_out
+from thalweg._core.meshes import check_whole
+from thalweg._core.section import run
+from thalweg._engines.layout import all_have_memory, check_memory, check_parts
 from thalweg.variable import name_of
 
 _grad: Any = Tensor.grad.__get__  # pyright: ignore

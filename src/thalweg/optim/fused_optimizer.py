@@ -14,41 +14,41 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
-from thalweg.core.flat_buffers import (
+from thalweg._base.context_managers import enable_grad, host_allocations, no_grad
+from thalweg._base.execution_context import replicas
+from thalweg._base.lazy import lazy
+from thalweg._base.locks import Guard, importing
+from thalweg._base.showing import Describing, show_value
+from thalweg._base.tracing import untraced, without_dynamo
+from thalweg._core.flat_buffers import (
     AddedParams,
     check_reductions,
     find_marked,
     is_reducing,
 )
-from thalweg.core.gradient_transforms import NOTHING
-from thalweg.core.groups import Group, titles_in
-from thalweg.core.options.accumulation import (
+from thalweg._core.gradient_transforms import NOTHING
+from thalweg._core.groups import Group, titles_in
+from thalweg._core.options.accumulation import (
     Accumulation,
     add_to_sums,
     clearing_sums,
     set_aside,
     sums_of,
 )
-from thalweg.core.options.average import Average
-from thalweg.core.options.diagnostics import Diagnosed
-from thalweg.core.options.flat import Flat
-from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.rounding import Rounding
-from thalweg.core.options.state_storage import StateCodec
-from thalweg.core.outcome import LEFT, TAKEN, raise_first, say, says_taken
-from thalweg.core.reentrance import Stepping, check_no_step, one_step_at_a_time
-from thalweg.core.rows import is_sparse, summed
-from thalweg.core.section import Call, run
-from thalweg.core.state.entries import is_cut
-from thalweg.core.step import repeat
+from thalweg._core.options.average import Average
+from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._core.options.flat import Flat
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.rounding import Rounding
+from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.outcome import LEFT, TAKEN, raise_first, say, says_taken
+from thalweg._core.reentrance import Stepping, check_no_step, one_step_at_a_time
+from thalweg._core.rows import is_sparse, summed
+from thalweg._core.section import Call, run
+from thalweg._core.state.entries import is_cut
+from thalweg._core.step import repeat
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.ground.lazily import lazy
-from thalweg.ground.locks import Guard, importing
-from thalweg.ground.running import replicas
-from thalweg.ground.showing import Describing, show_value
-from thalweg.ground.switches import enable_grad, host_allocations, no_grad
-from thalweg.ground.tracing import untraced, without_dynamo
 from thalweg.optim.columns import STEP, Blocks
 from thalweg.optim.constructors import OfConstructor
 from thalweg.optim.differing import of_options, of_strange, told
@@ -73,7 +73,7 @@ from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
-    from thalweg.distribute.sharding.team import Team
+    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
     from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
     from thalweg.optim.flat import FlatGradients
@@ -161,8 +161,12 @@ class StepCache:
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
-        self.team: Team | None = None  # ranks that share the step under way, if these send messages
-        self.known_team: Team | None = None  # the same of the last such step, which plans keep
+        self.team: MatrixProcessGroup | None = (
+            None  # ranks that share the step under way, if these send messages
+        )
+        self.known_team: MatrixProcessGroup | None = (
+            None  # the same of the last such step, which plans keep
+        )
 
     @property
     def total(self) -> int:
@@ -344,7 +348,7 @@ class FusedOptimizer(Scaled):
             NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
-            from thalweg.engines.matrices import check_matrices
+            from thalweg._engines.matrices import check_matrices
         params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
         if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):

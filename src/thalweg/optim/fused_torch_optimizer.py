@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.groups import Group, titles_in
-from thalweg.core.options.accumulation import SUM
-from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.update_targets import MASTER
-from thalweg.core.options.wrappers import Wrapper
-from thalweg.core.outcome import Gathered, raise_first
-from thalweg.core.reentrance import check_no_step
-from thalweg.core.rows import is_sparse
-from thalweg.core.section import run
-from thalweg.core.step import repeat, take
+from thalweg._base.context_managers import host_allocations, no_grad, writable
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import without_dynamo
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.groups import Group, titles_in
+from thalweg._core.options.accumulation import SUM
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.options.wrappers import Wrapper
+from thalweg._core.outcome import Gathered, raise_first
+from thalweg._core.reentrance import check_no_step
+from thalweg._core.rows import is_sparse
+from thalweg._core.section import run
+from thalweg._core.step import repeat, take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import host_allocations, no_grad, writable
-from thalweg.ground.tracing import without_dynamo
 from thalweg.optim.columns import CPU, STEP
 from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.differing import REAL_DTYPES, Want, are_numbers, of_state, sum_of
@@ -139,7 +139,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     if made is not None and slot.storage is not None:
                         with importing:
-                            from thalweg.core.encoded import make_slots
+                            from thalweg._core.encoded import make_slots
                         (own[slot.name],) = make_slots(slot, [param], [start])
                         continue
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
@@ -634,12 +634,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         for slot in slots:
             if slot.is_shaped:
                 with importing:
-                    from thalweg.engines.matrices import shaped_like
+                    from thalweg._engines.matrices import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
         for slot in around.element_slots:
             if slot.storage is not None:
                 with importing:
-                    from thalweg.core.encoded import codec_of, likeness_of
+                    from thalweg._core.encoded import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
                     like, found = likeness_of(codec, param), wanted.get(slot.name, Want())

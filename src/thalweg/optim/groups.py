@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.hyperparameters import check_scalar, check_size
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
+from thalweg._core.hyperparameters import check_scalar, check_size
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.variable import check_held, check_number
 
 HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from thalweg._base.locks import importing
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.locks import importing
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -83,7 +83,7 @@ def _not_known(strange: Sequence[tuple[str, Tensor]], params: ModuleParams) -> E
     )
     if stack := next((name for name, param in strange if param.dim() == 3), None):
         with importing:
-            from thalweg.engines.matrices import STACK_CHOICES
+            from thalweg._engines.matrices import STACK_CHOICES
         message += (
             f" {stack!r} may be a stack of matrices, such as experts, for which rules of matrices"
             f" need a choice. {STACK_CHOICES}"

@@ -9,22 +9,22 @@ from weakref import proxy
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs, sparse_and_constrained
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.groups import titles_in
-from thalweg.core.hooks import Dtype, Hooks, Shared
-from thalweg.core.meshes import check_whole, local
-from thalweg.core.options.rounding import Rounding
-from thalweg.core.pairs import Pair, as_real
-from thalweg.core.rows import all_summed, rows_of
-from thalweg.core.section import Call
-from thalweg.core.there import along
-from thalweg.engines import Selection, current, layout
-from thalweg.engines.draws import UNCOUNTED, step_scalar
-from thalweg.engines.protected import check_writable
+from thalweg._base.locks import importing
+from thalweg._core.checks import check_pairs, sparse_and_constrained
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.groups import titles_in
+from thalweg._core.hooks import Dtype, Hooks, Shared
+from thalweg._core.meshes import check_whole, local
+from thalweg._core.options.rounding import Rounding
+from thalweg._core.pairs import Pair, as_real
+from thalweg._core.rows import all_summed, rows_of
+from thalweg._core.section import Call
+from thalweg._core.there import along
+from thalweg._engines import Selection, current, layout
+from thalweg._engines.draws import UNCOUNTED, step_scalar
+from thalweg._engines.protected import check_writable
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import number

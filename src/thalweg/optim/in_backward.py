@@ -8,7 +8,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from thalweg.core.meshes import check_whole
+from thalweg._core.meshes import check_whole
 from thalweg.errors import InvalidArgumentError
 
 

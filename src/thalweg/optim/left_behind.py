@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.options.accumulation import COUNT, SUM
-from thalweg.core.options.split import SplitWeights
-from thalweg.core.options.update_targets import MASTER
+from thalweg._core.options.accumulation import COUNT, SUM
+from thalweg._core.options.split import SplitWeights
+from thalweg._core.options.update_targets import MASTER
 from thalweg.optim.differing import of_params
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED

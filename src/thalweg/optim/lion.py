@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group, Params
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group, Params
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.optim.differing import are_numbers
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.rules import torch as rules

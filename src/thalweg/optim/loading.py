@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group, states_of
-from thalweg.core.options.accumulation import COUNT, SUM
-from thalweg.core.options.update_targets import MASTER
-from thalweg.core.section import Call
-from thalweg.core.state import Item, Loading, mismatch, restore
+from thalweg._base.context_managers import host_allocations
+from thalweg._base.locks import importing
+from thalweg._core.groups import Group, states_of
+from thalweg._core.options.accumulation import COUNT, SUM
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.section import Call
+from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
-from thalweg.ground.locks import importing
-from thalweg.ground.switches import host_allocations
 from thalweg.optim import differing
 from thalweg.optim.columns import STEP, scalar_dtype
 from thalweg.optim.differing import Want, keys_in, of_params, sum_of

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from thalweg.core.groups import Group
-from thalweg.core.state import shown
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
+from thalweg._core.state import shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.groups import title_of

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore
 from torch.nn import Parameter
 
-from thalweg.core.options.update_targets import MASTER
-from thalweg.core.section import Call, unwatched
-from thalweg.ground.switches import Within, no_grad
+from thalweg._base.context_managers import ContextSetting, no_grad
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.section import Call, unwatched
 
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C
@@ -188,7 +188,7 @@ def _views_counted() -> Generator[None]:
         yield
 
 
-def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> Within:
+def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     """Have an optimizer's own tensors be those that a graph gave in their place.
 
     A graph may give copies, and write them back, or not, in its own time.
@@ -201,16 +201,16 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> Within:
         for call in (partial(given.copy_, own), partial(own.copy_, before))
     ]
     into = [partial(own.copy_, given) for own, given in moved]
-    return Within(lambda: ([unwatched(into)], [unwatched(back)]))
+    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
 
 
-def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Within:
+def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
     """Have parameters have these gradients."""
     before = [param.grad for param in params]
     if all(map(is_, before, gradients)):
-        return Within(lambda: ([], []))
+        return ContextSetting(lambda: ([], []))
     into, back = _setting(params, gradients), _setting(params, before)
-    return Within(lambda: ([unwatched(into)], [unwatched(back)]))
+    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
 
 
 def _setting(

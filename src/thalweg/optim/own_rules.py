@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg.core.columns import defaults_of
-from thalweg.core.groups import Group
-from thalweg.engines.check import check_rule
+from thalweg._core.columns import defaults_of
+from thalweg._core.groups import Group
+from thalweg._engines.check import check_rule
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.groups import as_options, hypers_of, members_of

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from thalweg.core.blocks import laid_out
-from thalweg.core.groups import Group
-from thalweg.core.meshes import beside, check_whole, filled_beside, local
-from thalweg.core.options.accumulation import SUM
-from thalweg.core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
-from thalweg.core.pairs import as_real
-from thalweg.core.plan_cache import PlanCache
-from thalweg.core.section import Call
-from thalweg.engines import resumed
-from thalweg.engines.layout import check_memory
+from thalweg._base.locks import importing
+from thalweg._core.blocks import laid_out
+from thalweg._core.groups import Group
+from thalweg._core.meshes import beside, check_whole, filled_beside, local
+from thalweg._core.options.accumulation import SUM
+from thalweg._core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
+from thalweg._core.pairs import as_real
+from thalweg._core.plan_cache import PlanCache
+from thalweg._core.section import Call
+from thalweg._engines import resumed
+from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
-from thalweg.ground.locks import importing
 from thalweg.optim.columns import (
     CPU,
     Blocks,
@@ -201,7 +201,7 @@ class ParamState:
             return
         if slot.is_shaped:
             with importing:
-                from thalweg.engines.matrices import shape_beside
+                from thalweg._engines.matrices import shape_beside
             for param in lacking:
                 shape, dtype = shape_beside(slot, param.shape), self._kinds.of(slot, param)
                 made = filled_beside(shape, start, param, dtype)
@@ -228,7 +228,7 @@ class ParamState:
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Own]
     ) -> None:
         with importing:
-            from thalweg.core.encoded import make_slots
+            from thalweg._core.encoded import make_slots
         begun = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, made in zip(lacking, make_slots(slot, lacking, begun), strict=True):
             self._fresh[id(param)][slot.name] = made

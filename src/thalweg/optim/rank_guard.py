@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.groups import titles_in
-from thalweg.core.meshes import any_on_mesh, is_on_mesh
-from thalweg.core.options.diagnostics import Diagnosed
-from thalweg.distribute.sharding.meshes import are_misplaced
-from thalweg.distribute.sharding.team import Team, describe_dtensors
-from thalweg.engines import current
+from thalweg._core.groups import titles_in
+from thalweg._core.meshes import any_on_mesh, is_on_mesh
+from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._engines import current
+from thalweg.distribute.sharding.dtensor_step import are_misplaced
+from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
 
 if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 
-def team_of(optimizer: Any) -> Team | None:
+def team_of(optimizer: Any) -> MatrixProcessGroup | None:
     """Return the ranks that send messages in a step of an optimizer; None for none."""
     params = list(filter(is_on_mesh, optimizer._params()))
     if not params:
@@ -41,7 +41,7 @@ def team_of(optimizer: Any) -> Team | None:
         return None
     cache = optimizer._own
     if cache.known_team is None:
-        cache.known_team = Team(params, partial(_describe_step, optimizer), matrix)
+        cache.known_team = MatrixProcessGroup(params, partial(_describe_step, optimizer), matrix)
     else:
         cache.known_team.begin(params, partial(_describe_step, optimizer), matrix)
     return cache.known_team

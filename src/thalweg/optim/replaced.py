@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import titles_in
+from thalweg._base.locks import importing
+from thalweg._core.groups import titles_in
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule, Slot
-from thalweg.ground.locks import importing
 from thalweg.optim.differing import kind_of, told
 
 
@@ -45,7 +45,7 @@ def _why_unfit(value: object, slot: Slot, param: Tensor) -> str:
     if slot.storage is None:
         return ""
     with importing:
-        from thalweg.core.encoded import LEAST, codec_of
+        from thalweg._core.encoded import LEAST, codec_of
     codec = codec_of(slot, param)
     if (value.dtype == torch.uint8) == (codec is not None):
         return ""

@@ -9,21 +9,21 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import defaults_of
-from thalweg.core.groups import Group, Params
-from thalweg.core.options.accumulation import SUM
-from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.update_targets import MASTER
-from thalweg.core.outcome import raise_first
-from thalweg.core.reentrance import check_no_step
-from thalweg.core.section import run
-from thalweg.core.state import shown as told
-from thalweg.core.step import finish, repeat, take
-from thalweg.engines import check_rule
+from thalweg._base.context_managers import no_grad, writable
+from thalweg._base.showing import show_value
+from thalweg._core.columns import defaults_of
+from thalweg._core.groups import Group, Params
+from thalweg._core.options.accumulation import SUM
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.outcome import raise_first
+from thalweg._core.reentrance import check_no_step
+from thalweg._core.section import run
+from thalweg._core.state import shown as told
+from thalweg._core.step import finish, repeat, take
+from thalweg._engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import no_grad, writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.fused_optimizer import FusedOptimizer

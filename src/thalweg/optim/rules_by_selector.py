@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from thalweg.core.groups import Group
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
-from thalweg.ground.showing import show_value
 from thalweg.optim.class_of import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
@@ -143,7 +143,7 @@ class RulesBySelector:
             )
         if param.dim() == 3 and self._needs_layout(place):
             with importing:
-                from thalweg.engines.matrices import stack_message
+                from thalweg._engines.matrices import stack_message
             raise InvalidArgumentError(
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )

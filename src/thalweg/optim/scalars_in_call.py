@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg.core.steady import KINDS, Launch, Launches, Member, Snapshot
-from thalweg.engines.arrays import Float64
+from thalweg._core.steady import KINDS, Launch, Launches, Member, Snapshot
+from thalweg._engines.arrays import Float64
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import Options
 from thalweg.optim.steady_scalars import RATE, TorchScalars
 
 if TYPE_CHECKING:
-    from thalweg.core.groups import Group
-    from thalweg.core.symbols import Program
+    from thalweg._core.groups import Group
+    from thalweg._core.symbols import Program
     from thalweg.optim.param_state import ParamState
     from thalweg.optim.steady_share import SteadyShare
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.outcome import TAKEN
+from thalweg._core.groups import Group
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.outcome import TAKEN
 from thalweg.optim.columns import CPU
 from thalweg.optim.fitting import device_of, is_host
 from thalweg.optim.groups import number

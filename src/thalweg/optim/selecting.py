@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.nn import Module
 
-from thalweg.core.groups import Group
+from thalweg._base.locks import importing
+from thalweg._core.groups import Group
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.locks import importing
 
 if TYPE_CHECKING:
     from thalweg.optim.selectors import ModuleParams

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
-from thalweg.ground.showing import show_value
 
 LOOKED_UP = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
 

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg.core.meshes import any_on_mesh, is_imported
-from thalweg.core.state import Entry, Part
-from thalweg.ground.locks import importing
+from thalweg._base.locks import importing
+from thalweg._core.meshes import any_on_mesh, is_imported
+from thalweg._core.state import Entry, Part
 
 if TYPE_CHECKING:
-    from thalweg.distribute.sharding.meshes import Locals, LocalStep
-    from thalweg.distribute.sharding.team import Team
+    from thalweg.distribute.sharding.dtensor_step import LocalShards, LocalStep
+    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
 
 
-def locals_of(params: Sequence[Tensor]) -> Locals | None:
+def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
     """What tells the local parts of parameters, if there are DTensors among them."""
     if not any_on_mesh(params):
         return None
-    from thalweg.distribute.sharding.meshes import Locals
+    from thalweg.distribute.sharding.dtensor_step import LocalShards
 
-    return Locals()
+    return LocalShards()
 
 
-def sharing_of(parts: Locals, team: Team | None) -> LocalStep:
+def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
     """Return how a step over local parts is shared.
 
     Args:
         parts: The local parts.
         team: The ranks that take the step together; None if they send no messages in it.
     """
-    from thalweg.distribute.sharding.meshes import LocalStep
+    from thalweg.distribute.sharding.dtensor_step import LocalStep
 
     return LocalStep(parts, team)
 
@@ -66,12 +66,12 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
 
 
 def placed(
-    pairs: list[tuple[object, Tensor]], team: Team | None = None
+    pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return the pairs with gradients cut as their parameters are; all ranks call this."""
-    from thalweg.distribute.sharding import meshes
+    from thalweg.distribute.sharding import dtensor_step
 
-    return meshes.place_on_mesh(pairs, team)
+    return dtensor_step.place_on_mesh(pairs, team)
 
 
 def entry_of(name: str, own: Tensor) -> Entry:

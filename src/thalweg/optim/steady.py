@@ -1,4 +1,4 @@
-"""A step of an optimizer of torch's kind in one call; see `core/steady.py`."""
+"""A step of an optimizer of torch's kind in one call; see `_core/steady.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.outcome import TAKEN, say
-from thalweg.core.plan_cache import Planned
-from thalweg.core.steady import (
+from thalweg._base.execution_context import replicas
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.outcome import TAKEN, say
+from thalweg._core.plan_cache import Planned
+from thalweg._core.steady import (
     ERRORS,
     Launches,
     Member,
@@ -25,10 +26,9 @@ from thalweg.core.steady import (
     look,
     snapshot,
 )
-from thalweg.core.steady_gradients import SteadyGradients, is_clipped_in_call
-from thalweg.engines import current
-from thalweg.engines.layout import joined
-from thalweg.ground.running import replicas
+from thalweg._core.steady_gradients import SteadyGradients, is_clipped_in_call
+from thalweg._engines import current
+from thalweg._engines.layout import joined
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.scalars_in_call import ScalarsInCall
@@ -38,7 +38,7 @@ from thalweg.optim.steady_share import PLAIN, Following, SteadyShare
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.core.steady_gradients import Scalars
+    from thalweg._core.steady_gradients import Scalars
 
 _params_of = itemgetter("params")
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import derived
-from thalweg.core.groups import Group
-from thalweg.core.hooks import Dtype
-from thalweg.core.symbols import Program, Symbol
-from thalweg.engines.draws import step_scalar
-from thalweg.ground.lazily import lazy
+from thalweg._base.lazy import lazy
+from thalweg._core.columns import derived
+from thalweg._core.groups import Group
+from thalweg._core.hooks import Dtype
+from thalweg._core.symbols import Program, Symbol
+from thalweg._engines.draws import step_scalar
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.groups import MOST_READ, Options
 from thalweg.optim.tensor_rate import TensorRate

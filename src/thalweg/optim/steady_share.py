@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.derivation import RuleScalars
-from thalweg.core.options.accumulation import SUM
-from thalweg.core.steady import (
+from thalweg._base.execution_context import is_ours
+from thalweg._core.derivation import RuleScalars
+from thalweg._core.options.accumulation import SUM
+from thalweg._core.steady import (
     KINDS,
     Launch,
     Snapshot,
@@ -20,14 +21,13 @@ from thalweg.core.steady import (
     stands,
     written_of,
 )
-from thalweg.engines.engine import Stages
-from thalweg.ground.running import is_ours
+from thalweg._engines.engine import Stages
 from thalweg.optim.columns import STEP, Column
 from thalweg.optim.hooks import Repeated, TorchHooks
 from thalweg.optim.steady_scalars import TensorFlowScalars, TorchScalars, hold
 
 if TYPE_CHECKING:
-    from thalweg.core.steady_gradients import Scalars
+    from thalweg._core.steady_gradients import Scalars
 
 PLAIN = (Tensor, torch.nn.Parameter)
 Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each

@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.options.accumulation import Accumulation
-from thalweg.core.options.average import Average
-from thalweg.core.options.clipping import Clipping
-from thalweg.core.options.diagnostics import Diagnosed
-from thalweg.core.options.flat import Flat
-from thalweg.core.options.in_backward import InBackward
-from thalweg.core.options.lookahead import Lookahead
-from thalweg.core.options.loss_scale import Unscaling
-from thalweg.core.options.masters import Masters, Offload, StateDtype
-from thalweg.core.options.option import Option
-from thalweg.core.options.rounding import Rounding
-from thalweg.core.options.split import SplitWeights
-from thalweg.core.options.state_storage import StateCodec
-from thalweg.core.options.update_targets import StateStorage
-from thalweg.core.options.wrappers import (
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.options.accumulation import Accumulation
+from thalweg._core.options.average import Average
+from thalweg._core.options.clipping import Clipping
+from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._core.options.flat import Flat
+from thalweg._core.options.in_backward import InBackward
+from thalweg._core.options.lookahead import Lookahead
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.masters import Masters, Offload, StateDtype
+from thalweg._core.options.option import Option
+from thalweg._core.options.rounding import Rounding
+from thalweg._core.options.split import SplitWeights
+from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.options.update_targets import StateStorage
+from thalweg._core.options.wrappers import (
     Cautious,
     CautiousDecay,
     RadialBrake,
@@ -39,22 +39,29 @@ from thalweg.formula import Rule
 from thalweg.variable import check_held
 
 if TYPE_CHECKING:
-    from thalweg.core.common_factor import Factor
-    from thalweg.core.gradient_stats import GradientStats
+    from thalweg._core.common_factor import Factor
+    from thalweg._core.gradient_stats import GradientStats
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
 EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 
-# One row each, in the order in which rules are wrapped and messages name them.
+# The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
+# are applied in it, from the rule outwards, and messages name options in it.
 OPTIONS: tuple[type[Option], ...] = (
+    # gradients
     Clipping,
     Unscaling,
+    Accumulation,
+    InBackward,
+    Flat,
+    # changes to the update
     CautiousDecay,
     RowFloor,
     Cautious,
     TrustRatio,
     Sphere,
     RadialBrake,
+    # state and precision
     StateCodec,
     Lookahead,
     Average,
@@ -62,10 +69,8 @@ OPTIONS: tuple[type[Option], ...] = (
     StateDtype,
     SplitWeights,
     Rounding,
-    Accumulation,
-    InBackward,
-    Flat,
     Offload,
+    # diagnostics
     Diagnosed,
 )
 KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import states_of, titles_in
-from thalweg.core.meshes import local
-from thalweg.core.options.average import EMA
-from thalweg.core.outcome import raise_first
-from thalweg.core.section import Call, unless_resized, unwatched, when
-from thalweg.engines.layout import check_memory
+from thalweg._base.context_managers import ContextSetting, writable
+from thalweg._core.groups import states_of, titles_in
+from thalweg._core.meshes import local
+from thalweg._core.options.average import EMA
+from thalweg._core.outcome import raise_first
+from thalweg._core.section import Call, unless_resized, unwatched, when
+from thalweg._engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.ground.switches import Within, writable
 
 
 class _Swap(NamedTuple):
@@ -45,14 +45,14 @@ def _ema_of(param: Tensor, own: Mapping[str, Any]) -> Tensor | None:
     return own.get(EMA)
 
 
-def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> Within:
+def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
     """A block in which the parameters of an optimizer are their averages.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
         average_of: Gives that of a parameter with a state; None if there is none.
     """
-    return Within(partial(_prepared, optimizer, average_of))
+    return ContextSetting(partial(_prepared, optimizer, average_of))
 
 
 def _prepared(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:

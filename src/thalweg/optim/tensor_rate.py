@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.symbols import Symbol
+from thalweg._core.symbols import Symbol
 
 _KINDS: dict[torch.dtype, type[np.floating]] = {
     torch.float32: np.float32,

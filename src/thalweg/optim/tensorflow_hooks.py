@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import derived
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_hyper, as_number, as_step_scalar
-from thalweg.core.pairs import Pair
-from thalweg.core.there import derived_there
-from thalweg.core.vectors import TORCH, pick_members, without_denormals
-from thalweg.engines import compute_dtype
+from thalweg._base.locks import importing
+from thalweg._base.scalars import product
+from thalweg._core.columns import derived
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_hyper, as_number, as_step_scalar
+from thalweg._core.pairs import Pair
+from thalweg._core.there import derived_there
+from thalweg._core.vectors import TORCH, pick_members, without_denormals
+from thalweg._engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.locks import importing
-from thalweg.ground.scalars import product
 from thalweg.optim.columns import STEP
 from thalweg.optim.groups import title_of
 from thalweg.optim.hooks import GroupHooks
@@ -53,7 +53,7 @@ class TensorFlowHooks(GroupHooks):
         unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
             with importing:
-                from thalweg.core.complexes import not_defined
+                from thalweg._core.complexes import not_defined
             var = unreal[0][1]
             raise not_defined(self._part.rule, var, self.names_of([var])[0])
         super().check_pairs(pairs, narrow)

@@ -12,12 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group, titles_in
-from thalweg.core.rows import check_inside, is_misplaced
-from thalweg.core.section import Call, run
-from thalweg.engines.layout import all_have_memory, check_parts
+from thalweg._base.context_managers import writable
+from thalweg._core.groups import Group, titles_in
+from thalweg._core.rows import check_inside, is_misplaced
+from thalweg._core.section import Call, run
+from thalweg._engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
-from thalweg.ground.switches import writable
 from thalweg.optim.columns import STEP
 from thalweg.optim.fitting import has_plain_dispatch
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.options.update_targets import MASTER
-from thalweg.engines.codecs.split8 import CORRECTION
+from thalweg._core.groups import Group
+from thalweg._core.options.update_targets import MASTER
+from thalweg._engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidTypeError
 from thalweg.optim import differing
 from thalweg.optim.drawn_states import NAMES as ROUNDING

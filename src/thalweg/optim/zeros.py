@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.groups import titles_in
-from thalweg.core.meshes import is_on_mesh, whole
+from thalweg._core.groups import titles_in
+from thalweg._core.meshes import is_on_mesh, whole
 from thalweg.errors import NumericsWarning, warn
 
 

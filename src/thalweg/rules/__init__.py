@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from thalweg._base.lazy import offering
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offering
 
 KERAS_RULES: tuple[Rule, ...]
 V1_RULES: tuple[Rule, ...]

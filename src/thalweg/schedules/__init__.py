@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.ground.lazily import offered
+from thalweg._base.lazy import offered
 from thalweg.schedules.base import LearningRateSchedule
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.running import graph_of
-from thalweg.ground.scalars import (
+from thalweg._base.execution_context import graph_of
+from thalweg._base.scalars import (
     Number,
     Scalar,
     ScalarType,
@@ -21,8 +20,9 @@ from thalweg.ground.scalars import (
     is_floating,
     scalar_type,
 )
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import as_dtype
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg.ground.scalars import Number, Scalar
+from thalweg._base.scalars import Number, Scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.ground.scalars import Scalar, as_operand, cos, exp, log, power, raised, reciprocal
+from thalweg._base.scalars import Scalar, as_operand, cos, exp, log, power, raised, reciprocal
 
 _SMALLEST = 1e-8  # below this no end of `inverse_polynomial` is reached
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from thalweg._base.scalars import Number, Scalar
 from thalweg.errors import CheckpointMismatchError
-from thalweg.ground.scalars import Number, Scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, as_scalars
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.ground.scalars import Number, Scalar, ScalarType, as_scalar
+from thalweg._base.scalars import Number, Scalar, ScalarType, as_scalar
 from thalweg.schedules import formulas
 from thalweg.schedules.base import FormulaSchedule, Step, kind_of
 from thalweg.variable import check_held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.ground.showing import show_value
+from thalweg._base.showing import show_value
 from thalweg.schedules.base import LearningRateSchedule
 from thalweg.schedules.cosine import CosineDecay, CosineDecayRestarts
 from thalweg.schedules.exponential import ExponentialDecay

@@ -17,8 +17,8 @@ Example:
 
 import sys as _sys
 
-from thalweg.autodiff import UnconnectedGradients
-from thalweg.graph import (
+from thalweg._base.tensor_patching import lend_for_good as _lend_for_good
+from thalweg._graph import (
     Graph,
     Operation,
     constant_initializer,
@@ -27,9 +27,9 @@ from thalweg.graph import (
     ones_initializer,
     zeros_initializer,
 )
-from thalweg.graph import Shape as TensorShape
-from thalweg.graph.tape import GradientTape
-from thalweg.ground.lending import lend_for_good as _lend_for_good
+from thalweg._graph import Shape as TensorShape
+from thalweg._graph.tape import GradientTape
+from thalweg.autodiff import UnconnectedGradients
 from thalweg.tf import (
     compat,
     data,
@@ -52,17 +52,17 @@ from thalweg.tf.array_operators import NAMES as _array_operators
 from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
-from thalweg.tf.compat.later import FINDERS as _finders
+from thalweg.tf.compat.deferred import FINDERS as _finders
 from thalweg.tf.control import *
 from thalweg.tf.convert import is_tensor
 from thalweg.tf.data.spec import TensorSpec
 from thalweg.tf.dtypes import *
 from thalweg.tf.elementwise import *
 from thalweg.tf.fallback import anything_else as __getattr__
-from thalweg.tf.parts import *
 from thalweg.tf.python_functions import *
 from thalweg.tf.reductions import *
 from thalweg.tf.segments import *
+from thalweg.tf.slicing import *
 from thalweg.tf.variables import *
 from thalweg.tf.version import VERSION
 from thalweg.variable import VariableAggregation, VariableSynchronization

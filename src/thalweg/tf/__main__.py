@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from thalweg.tf.installing import install_as_tensorflow
+from thalweg.tf.install import install_as_tensorflow
 
 _ABOUT = "Run a Python script that imports tensorflow with thalweg.tf in its place."
 
@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _version_of(script: str) -> int:
-    scanning = importlib.import_module("thalweg.scan.script")  # imported late: it needs all of `tf`
+    scanning = importlib.import_module(
+        "thalweg._cli.scan.script"
+    )  # imported late: it needs all of `tf`
     try:
         return scanning.version_of(script)
     except scanning.ScanError:

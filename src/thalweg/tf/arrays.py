@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import known_size, known_sizes, sizes_of
+from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import known_size, known_sizes, sizes_of
-from thalweg.graph.ops import creation_node
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import joining, products
+from thalweg.tf import concat_split, matrix_products
+from thalweg.tf.concat_split import *
+from thalweg.tf.concat_split import place_of
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
-from thalweg.tf.joining import *
-from thalweg.tf.joining import place_of
-from thalweg.tf.products import *
+from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *joining.__all__,
-    *products.__all__,
+    *concat_split.__all__,
+    *matrix_products.__all__,
     "broadcast_to",
     "constant",
     "convert_to_tensor",
@@ -60,13 +60,13 @@ def constant(
     Raises:
         InvalidTypeError: The value is not numeric, or does not fit the shape.
     """
-    if shape is not None and not graph.executing_eagerly():
+    if shape is not None and not _graph.executing_eagerly():
         room, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
         if count not in (1, room):
             raise InvalidTypeError(
                 f"{count} values do not fit shape {sizes(shape)}, which holds {room}."
             )
-    return graph.constant(value, dtype, None if shape is None else sizes(shape), name)
+    return _graph.constant(value, dtype, None if shape is None else sizes(shape), name)
 
 
 @named_in_graphs(2, "name")
@@ -80,7 +80,7 @@ def convert_to_tensor(
         InvalidTypeError: It is a tensor of another dtype.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
-        return graph.constant(value, dtype, name=name)
+        return _graph.constant(value, dtype, name=name)
     found = tensor(value, dtype_hint if dtype is None else dtype, name)
     if dtype is not None and found.dtype not in (None, as_dtype(dtype)):
         kinds = f"{dtype_name(found.dtype)}, not {dtype_name(as_dtype(dtype))}"
@@ -95,12 +95,12 @@ def identity(input: object, name: str | None = None) -> Tensor:
 
 def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
     """A tensor of zeros."""
-    return graph.zeros(shape, dtype, name)
+    return _graph.zeros(shape, dtype, name)
 
 
 def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
     """A tensor of ones."""
-    return graph.ones(shape, dtype, name)
+    return _graph.ones(shape, dtype, name)
 
 
 def fill(dims: object, value: object, name: str | None = None) -> Tensor:
@@ -122,12 +122,12 @@ def ones_like(input: object, dtype: object = None, name: str | None = None) -> T
 
 def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
-    if isinstance(given, graph.SymbolicTensor) and graph.Shape(given.shape).is_fully_defined():
+    if isinstance(given, _graph.SymbolicTensor) and _graph.Shape(given.shape).is_fully_defined():
         kind = kind or given.dtype
         if kind is not None:  # the value need not be known
             empty = torch.empty((), dtype=kind, device=torch.get_default_device())
             empty = empty.expand(tuple(given.shape))
-            return graph.constant(function(empty), name=name)
+            return _graph.constant(function(empty), name=name)
     return call(lambda given: function(given.detach(), dtype=kind), given, name=name)
 
 
@@ -252,11 +252,11 @@ def shape(input: object, out_type: object = torch.int32, name: str | None = None
     def measure(value: Tensor) -> Tensor:
         return torch.tensor(value.shape, dtype=kind, device=torch.get_default_device())
 
-    if not isinstance(given, graph.SymbolicTensor):
+    if not isinstance(given, _graph.SymbolicTensor):
         return measure(given)
     rank = None if given.shape is UNKNOWN else (len(given.shape),)
-    known = graph.Output(kind, rank, ())
-    made = graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
+    known = _graph.Output(kind, rank, ())
+    made = _graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
     made.op.type = "Shape"  # whose value is known where the sizes are
     return made
 
@@ -271,10 +271,10 @@ def rank(input: object, name: str | None = None) -> Tensor:
     """The number of dimensions as a tensor."""
     given: object = tensor(input)
     if given.shape is UNKNOWN:
-        output = graph.Output(torch.int32, (), ())
+        output = _graph.Output(torch.int32, (), ())
         arguments = ([given], name or "Rank")
-        return graph.operation(_rank_of, *arguments, kind="pure", outputs=output)
-    return graph.constant(len(given.shape), name=name or "Rank")
+        return _graph.operation(_rank_of, *arguments, kind="pure", outputs=output)
+    return _graph.constant(len(given.shape), name=name or "Rank")
 
 
 def _rank_of(given: Tensor) -> Tensor:
@@ -403,7 +403,7 @@ def gather(
     """
     along = batch_dims if axis is None else place_of(axis)
     if along == 0 and not batch_dims:
-        return graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
+        return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
     def pick(given: Tensor, places: Tensor) -> Tensor:
         if not batch_dims:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import must_hold
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import must_hold
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.control import control_dependencies, group
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.variable import as_dtype, dtype_name
@@ -149,7 +149,7 @@ def _check_rank(
         return must_hold(lambda value: holds(value.dim()), [given], f"{text}:", seen, name=name)
     if not holds(len(given.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(given.shape)}.")
-    return None if graph.executing_eagerly() else group(name=name)
+    return None if _graph.executing_eagerly() else group(name=name)
 
 
 def assert_rank(
@@ -213,7 +213,7 @@ def assert_type(
         text = f"{message} " if message else ""
         kinds = f"{dtype_name(wanted)}, not {given}"
         raise InvalidTypeError(f"{text}The tensor must be of type {kinds}.")
-    return None if graph.executing_eagerly() else group(name=name or "assert_type")
+    return None if _graph.executing_eagerly() else group(name=name or "assert_type")
 
 
 def assert_integer(x: object, message: str | None = None, name: str | None = None) -> Any:
@@ -222,7 +222,7 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
     if kind is None or kind.is_floating_point or kind.is_complex or kind == torch.bool:
         text = f"{message} " if message else ""
         raise InvalidTypeError(f"{text}The tensor must be of an integer type, not {kind}.")
-    return None if graph.executing_eagerly() else group(name=name or "assert_integer")
+    return None if _graph.executing_eagerly() else group(name=name or "assert_integer")
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
@@ -231,7 +231,7 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     Raises:
         InvalidArgumentError: It has another, at the latest when it runs.
     """
-    wanted, given = graph.Shape(shape), tensor(x)
+    wanted, given = _graph.Shape(shape), tensor(x)
 
     def check(value: Tensor) -> Tensor:
         if not (value.device.type == "meta" or wanted.accepts(tuple(value.shape))):
@@ -247,7 +247,7 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     if given.shape is not UNKNOWN and not wanted.accepts(tuple(given.shape)):
         refuse(given)
     made = call(check, given, name=name or "EnsureShape")
-    if isinstance(made, graph.SymbolicTensor):
+    if isinstance(made, _graph.SymbolicTensor):
         made.set_shape(wanted)
     return made
 
@@ -271,9 +271,9 @@ def add_check_numerics_ops() -> Any:
     """An operation that checks all floating-point tensors that the default graph has by now, but
     for those in branches and loops; None in eager mode.
     """
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return None
-    outputs = [x for op in graph.get_default_graph().get_operations() for x in op.outputs
+    outputs = [x for op in _graph.get_default_graph().get_operations() for x in op.outputs
                if op.block is None and op.kind != "placeholder"]  # fmt: skip
     floats = [x for x in outputs if x.dtype is not None and x.dtype.is_floating_point]
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
@@ -284,7 +284,7 @@ def _wait_for_check(check: object, value: object) -> Any:
     if check is None:
         return value
     with control_dependencies([check]):
-        return graph.identity(value)
+        return _graph.identity(value)
 
 
 as_tensor = tensor  # an argument of `assert_type` has this name

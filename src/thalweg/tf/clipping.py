@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import as_shaped
@@ -22,7 +22,7 @@ __all__ = [
     "global_norm",
 ]
 
-_SLICES = (IndexedSlices, graph.SymbolicSlices)
+_SLICES = (IndexedSlices, _graph.SymbolicSlices)
 
 
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:

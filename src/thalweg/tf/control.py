@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
-from thalweg.graph import case, cond, foldl, foldr, map_fn, scan, while_loop
-from thalweg.graph.names import node_name_from
-from thalweg.ground.switches import enable_grad
+from thalweg import _graph
+from thalweg._base.context_managers import enable_grad
+from thalweg._graph import case, cond, foldl, foldr, map_fn, scan, while_loop
+from thalweg._graph.unique_names import node_name_from
 from thalweg.tf.convert import call, tensor
 
 __all__ = [
@@ -56,12 +56,12 @@ def function(
 
 def group(*inputs: object, name: str | None = None) -> Any:
     """An operation that is done when all inputs are; None in eager mode, where they are."""
-    return None if graph.executing_eagerly() else graph.group(*inputs, name=name)
+    return None if _graph.executing_eagerly() else _graph.group(*inputs, name=name)
 
 
 def no_op(name: str | None = None) -> Any:
     """An operation that does nothing; None in eager mode."""
-    return None if graph.executing_eagerly() else graph.no_op(name or "NoOp")
+    return None if _graph.executing_eagerly() else _graph.no_op(name or "NoOp")
 
 
 def name_scope(
@@ -71,16 +71,16 @@ def name_scope(
 
     `values` is ignored.
     """
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return contextlib.nullcontext(name or default_name or "")
-    return graph.name_scope(name, default_name)
+    return _graph.name_scope(name, default_name)
 
 
 def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManager[None]:
     """What is made inside waits for these operations; no effect in eager mode."""
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return contextlib.nullcontext()
-    return graph.control_dependencies(control_inputs)
+    return _graph.control_dependencies(control_inputs)
 
 
 def colocate_with(
@@ -94,9 +94,9 @@ def init_scope() -> contextlib.AbstractContextManager[None]:
     """Leads out of the functions of conditions and loops, and of control dependencies; no effect in
     eager mode.
     """
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return contextlib.nullcontext()
-    return graph.control_dependencies(None)
+    return _graph.control_dependencies(None)
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:

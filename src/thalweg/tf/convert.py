@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of
+from thalweg import _graph
+from thalweg._base.showing import show_value
+from thalweg._core.nest import leaves_of
+from thalweg._graph.default_graph import has_symbol
 from thalweg.errors import InvalidTypeError
-from thalweg.graph.default import has_symbol
-from thalweg.ground.showing import show_value
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import as_asked, check_held, tensor_of, to_tensor
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 def is_tensor(value: object) -> bool:
     """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
-    return isinstance(tensor_of(value), Tensor | graph.SymbolicTensor) or has_symbol(value)
+    return isinstance(tensor_of(value), Tensor | _graph.SymbolicTensor) or has_symbol(value)
 
 
 def tensor(value: object, dtype: object = None, name: str | None = None) -> Tensor:
@@ -42,22 +42,22 @@ def tensor(value: object, dtype: object = None, name: str | None = None) -> Tens
     Raises:
         LayoutError: It is a tensor whose storage was cut.
     """
-    value = graph.resolve(tensor_of(value))
-    if has_symbol(value) and not graph.executing_eagerly():
-        return graph.graph_variable_of(value)
+    value = _graph.resolve(tensor_of(value))
+    if has_symbol(value) and not _graph.executing_eagerly():
+        return _graph.graph_variable_of(value)
     if isinstance(value, Tensor):
         check_held(value)
-    if isinstance(value, Tensor | graph.SymbolicTensor):
+    if isinstance(value, Tensor | _graph.SymbolicTensor):
         return value  # pyright: ignore[reportReturnType]
-    if isinstance(value, graph.SymbolicSlices):
-        return graph.convert_to_tensor(value)
+    if isinstance(value, _graph.SymbolicSlices):
+        return _graph.convert_to_tensor(value)
     if isinstance(value, IndexedSlices):
         return value.to_dense()
     if isinstance(value, list | tuple) and any(map(_holds_tensor, value)):
         return stacked(tensors_alike(value, dtype), name=name)
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return to_tensor(value, dtype)
-    return graph.constant(value, dtype, name=name)
+    return _graph.constant(value, dtype, name=name)
 
 
 def _holds_tensor(item: object) -> bool:
@@ -76,7 +76,7 @@ def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor
     first = next((leaf for leaf in leaves_of(list(values)) if is_tensor(leaf)), None)
     if dtype is None and first is not None:
         dtype = tensor(first).dtype
-    is_eager = graph.executing_eagerly()
+    is_eager = _graph.executing_eagerly()
     return [
         as_asked(value, dtype) if is_eager and _is_array(value) else tensor(value, dtype)
         for value in values
@@ -106,7 +106,7 @@ def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
 
 def call(function: Callable[..., Result], *args: object, name: str | None = None) -> Result:
     """`function(*args)`, or a node that will call it where an argument is symbolic."""
-    symbol = next((arg for arg in leaves_of(args) if isinstance(arg, graph.SymbolicTensor)), None)
+    symbol = next((arg for arg in leaves_of(args) if isinstance(arg, _graph.SymbolicTensor)), None)
     if symbol is None:
         return function(*args)
     return symbol.graph.call(function, args, name=name)
@@ -129,7 +129,7 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def apply(*args: object, **kwargs: object) -> Any:
-            if len(args) > position and not graph.executing_eagerly():
+            if len(args) > position and not _graph.executing_eagerly():
                 title = function.__qualname__.removesuffix(".__new__")
                 raise InvalidTypeError(
                     f"{title} has"
@@ -144,7 +144,7 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     return decorate
 
 
-sizes = graph.ints  # of what is no symbolic tensor
+sizes = _graph.ints  # of what is no symbolic tensor
 
 
 def told(
@@ -153,7 +153,7 @@ def told(
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
     """A result, of which this much is known in graph mode besides what its node finds."""
-    if isinstance(result, graph.SymbolicTensor):
+    if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
         known = shape()
         if known is not None:

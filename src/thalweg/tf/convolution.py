@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
-from thalweg.tf import windows
+from thalweg.tf import conv_windows
+from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
-from thalweg.tf.windows import Windows
 
 __all__ = [
     "atrous_conv2d",
@@ -40,7 +40,7 @@ def convolution(
     data_format: str | None,
     dilations: object,
     name: str,
-    function: Callable[..., Tensor] = windows.convolve,
+    function: Callable[..., Tensor] = conv_windows.convolve,
 ) -> Tensor:
     """A convolution by filters, as an operation."""
     input, filters = pair(input, filters)
@@ -135,7 +135,7 @@ def depthwise_conv2d(
     dilations = rate if dilations is None else dilations
     title = name or "depthwise"
     how = (strides, padding, data_format, dilations)
-    return convolution(input, filter, *how, title, windows.depthwise)
+    return convolution(input, filter, *how, title, conv_windows.depthwise)
 
 
 def separable_conv2d(
@@ -200,20 +200,20 @@ def transposed(
 
     def spread(data: Tensor, by: Tensor, shape: Any) -> Tensor:
         sizes = None if shape is None else [int(each) for each in shape][inner]
-        return windows.spread(data, by, sizes, how)
+        return conv_windows.spread(data, by, sizes, how)
 
     found = call(spread, input, filters, asked, name=name)
-    if isinstance(found, graph.SymbolicTensor):
+    if isinstance(found, _graph.SymbolicTensor):
         found.set_shape(_known_shape(input, filters, asked, how))
     return found
 
 
 def _shape_argument(output_shape: Any) -> Any:
     """A shape as it goes to an operation: a list of sizes, a tensor of them, or None."""
-    if output_shape is None or isinstance(output_shape, torch.Tensor | graph.SymbolicTensor):
+    if output_shape is None or isinstance(output_shape, torch.Tensor | _graph.SymbolicTensor):
         return output_shape
     if isinstance(output_shape, Sequence):
-        return [tensor(x) if isinstance(x, graph.SymbolicTensor) else x for x in output_shape]
+        return [tensor(x) if isinstance(x, _graph.SymbolicTensor) else x for x in output_shape]
     return [int(each) for each in output_shape]
 
 
@@ -223,11 +223,11 @@ def _known_shape(input: Tensor, filters: Tensor, asked: object, how: Windows) ->
     given = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
     sizes: list[int | None] = [None] * len(kernel)
     if isinstance(asked, list):
-        fixed = [None if isinstance(x, graph.SymbolicTensor) else int(x) for x in asked]
+        fixed = [None if isinstance(x, _graph.SymbolicTensor) else int(x) for x in asked]
         sizes = fixed[2:] if how.channels_first else fixed[1:-1]
     elif asked is None:
         inner = given[2:] if how.channels_first else given[1:-1]
-        whole = windows.spread_sizes([each or 0 for each in inner], kernel, how)
+        whole = conv_windows.spread_sizes([each or 0 for each in inner], kernel, how)
         sizes = [None if old is None else new for old, new in zip(inner, whole, strict=True)]
     return [given[0], outputs, *sizes] if how.channels_first else [given[0], *sizes, outputs]
 
@@ -244,7 +244,7 @@ def pool(
 ) -> Tensor:
     """A pool over windows of `count` sizes, as an operation."""
     how = Windows.of(strides, padding, None, data_format, count)
-    kernel = windows.spatial(ksize, count, how.channels_first, "ksize")
+    kernel = conv_windows.spatial(ksize, count, how.channels_first, "ksize")
     return call(function, tensor(input), kernel, how, name=name)
 
 
@@ -273,9 +273,9 @@ def _pooling_function(
     return apply
 
 
-max_pool = _pooling_function(windows.largest, "max_pool", "largest element", 2)
-max_pool1d = _pooling_function(windows.largest, "max_pool1d", "largest element", 1)
-max_pool2d = _pooling_function(windows.largest, "max_pool2d", "largest element", 2)
-avg_pool = _pooling_function(windows.mean, "avg_pool", "mean of the elements", 2)
-avg_pool1d = _pooling_function(windows.mean, "avg_pool1d", "mean of the elements", 1)
-avg_pool2d = _pooling_function(windows.mean, "avg_pool2d", "mean of the elements", 2)
+max_pool = _pooling_function(conv_windows.largest, "max_pool", "largest element", 2)
+max_pool1d = _pooling_function(conv_windows.largest, "max_pool1d", "largest element", 1)
+max_pool2d = _pooling_function(conv_windows.largest, "max_pool2d", "largest element", 2)
+avg_pool = _pooling_function(conv_windows.mean, "avg_pool", "mean of the elements", 2)
+avg_pool1d = _pooling_function(conv_windows.mean, "avg_pool1d", "mean of the elements", 1)
+avg_pool2d = _pooling_function(conv_windows.mean, "avg_pool2d", "mean of the elements", 2)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
 from thalweg.tf.operators import binary, unary
@@ -200,7 +200,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
     Raises:
         InvalidArgumentError: A bound has more elements than there is room for in the tensor.
     """
-    if isinstance(t, IndexedSlices | graph.SymbolicSlices):
+    if isinstance(t, IndexedSlices | _graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
         return type(t)(values, t.indices, t.dense_shape)
     t, low = pair(t, clip_value_min)
@@ -246,7 +246,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
         return call(torch.argwhere, condition, name=name or "Where")
     x, y = pair(x, y)
     ranks = [None if each.shape is UNKNOWN else len(each.shape) for each in (condition, x, y)]
-    if ranks[0] == 1 and not graph.executing_eagerly() and max(rank or 0 for rank in ranks) > 1:
+    if ranks[0] == 1 and not _graph.executing_eagerly() and max(rank or 0 for rank in ranks) > 1:
         raise InvalidArgumentError(
             "where has a vector of conditions for a matrix: TensorFlow 1 chooses rows by it, and"
             " TensorFlow 2 columns. Give it a second dimension, or call thalweg.tf.compat.v1.where,"

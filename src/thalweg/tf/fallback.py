@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from thalweg.ground.running import executing_eagerly
-from thalweg.tf.compat.later import find
+from thalweg._base.execution_context import executing_eagerly
+from thalweg.tf.compat.deferred import find
 from thalweg.tf.missing import not_provided
 from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 

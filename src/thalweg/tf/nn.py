@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thalweg import graph
+from thalweg import _graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.tf import candidates, convolution, normalization, ranking
-from thalweg.tf.candidates import *
+from thalweg.tf import convolution, normalization, ranking, sampled_losses
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
 from thalweg.tf.convolution import *
@@ -22,10 +21,11 @@ from thalweg.tf.normalization import *
 from thalweg.tf.operators import unary
 from thalweg.tf.partitioned_lookup import look_up
 from thalweg.tf.ranking import *
+from thalweg.tf.sampled_losses import *
 from thalweg.variable import dtype_name
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *candidates.__all__,
+    *sampled_losses.__all__,
     *convolution.__all__,
     *normalization.__all__,
     *ranking.__all__,
@@ -108,7 +108,7 @@ def softmax_cross_entropy_with_logits(
         InvalidArgumentError: In graph mode the labels depend on variables that are trained.
     """
     logits, labels = pair(logits, labels)
-    if isinstance(labels, graph.SymbolicTensor) and _is_trained(labels):
+    if isinstance(labels, _graph.SymbolicTensor) and _is_trained(labels):
         raise InvalidArgumentError(
             "softmax_cross_entropy_with_logits has labels that depend on variables: TensorFlow 1"
             " stops the gradient there under this name, and TensorFlow 2 does not. Give it"
@@ -139,12 +139,12 @@ def cross_entropy(
 softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
-def _is_trained(target: graph.SymbolicTensor) -> bool:
+def _is_trained(target: _graph.SymbolicTensor) -> bool:
     """Whether a gradient of the tensor reaches a variable that is trained."""
     pending, seen = [target], {target}
     while pending:
         found = pending.pop()
-        if isinstance(found, graph.GraphVariable) and found.trainable:
+        if isinstance(found, _graph.GraphVariable) and found.trainable:
             return True
         below = [each for each in found.op.flows_to(found) if each not in seen]
         seen.update(below)
@@ -307,7 +307,7 @@ def dropped(
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):
         kind = dtype_name(x.dtype)
         raise InvalidTypeError(f"x must be of a floating-point type to be scaled, not {kind}.")
-    generator = graph.numbers_of(seed)
+    generator = _graph.numbers_of(seed)
 
     def drop(given: Tensor, share: Any, active: Any, asked: Any) -> Tensor:
         shape = given.shape
@@ -323,11 +323,11 @@ def dropped(
 
     asked = noise_shape if noise_shape is None or is_tensor(noise_shape) else list(noise_shape)
     rate, training = (tensor(each) if is_tensor(each) else each for each in (rate, training))
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return drop(x, rate, training, asked)
     # Its shape is known even where that of the rate is not.
-    known = graph.Output(x.dtype, x.shape, (x,) if isinstance(x, graph.SymbolicTensor) else ())
-    return graph.operation(drop, [x, rate, training, asked], name, kind="pure", outputs=known)
+    known = _graph.Output(x.dtype, x.shape, (x,) if isinstance(x, _graph.SymbolicTensor) else ())
+    return _graph.operation(drop, [x, rate, training, asked], name, kind="pure", outputs=known)
 
 
 @named_in_graphs(2, "partition_strategy")

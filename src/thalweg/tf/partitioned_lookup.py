@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import table_of
 from thalweg.tf.convert import call, tensor
 
@@ -33,9 +33,9 @@ def look_up(params: Any, ids: object, strategy: str | None = None, name: str | N
     """
     tables = list(params) if hasattr(params, "partition_axes") else params
     if isinstance(tables, list | tuple) and len(cast("list[object]", tables)) > 1:
-        strategy = strategy or ("div" if graph.executing_eagerly() else "mod")
+        strategy = strategy or ("div" if _graph.executing_eagerly() else "mod")
         return lookup_in_tables(cast("list[object]", tables), ids, strategy, name)
-    return graph.embedding_lookup(tensor(table_of(tables)), tensor(ids), name)
+    return _graph.embedding_lookup(tensor(table_of(tables)), tensor(ids), name)
 
 
 def lookup_in_tables(
@@ -75,17 +75,17 @@ def lookup_in_tables(
     def join(ids: Tensor, order: Tensor, *parts: Tensor) -> Tensor:
         return torch.cat(parts)[order].reshape(*ids.shape, *parts[0].shape[1:])
 
-    if isinstance(numbers, graph.SymbolicTensor) or isinstance(tables[0], graph.SymbolicTensor):
-        outputs = [graph.Output(torch.int64, (None,), ())] * (len(counts) + 1)
-        shared = graph.operation(
+    if isinstance(numbers, _graph.SymbolicTensor) or isinstance(tables[0], _graph.SymbolicTensor):
+        outputs = [_graph.Output(torch.int64, (None,), ())] * (len(counts) + 1)
+        shared = _graph.operation(
             share_out, [numbers], "DynamicPartition", kind="pure", outputs=outputs
         )
     else:
         shared = share_out(numbers)
     *rows, order = shared
-    looked_up = [graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
+    looked_up = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
     joined: Any = call(join, numbers, order, *looked_up, name=name or "embedding_lookup")
-    if isinstance(joined, graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
+    if isinstance(joined, _graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
         joined.set_shape((*numbers.shape, *shapes[0][1:]))
     return joined
 

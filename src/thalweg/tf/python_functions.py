@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped
+from thalweg import _graph
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.assertions import excerpt
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.checking import excerpt
-from thalweg.graph.exchange import exported
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype, dtype_name, to_tensor
 
@@ -73,13 +73,13 @@ def _call_python(
         return made if several else made[0]
 
     inputs: list[Any] = [tensor(each) for each in inp]
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return run(inputs)
     reached = tuple(x for x in inputs if x.is_differentiable()) if flows else ()
-    outputs: object = [graph.Output(kind, None, reached) for kind in kinds]
+    outputs: object = [_graph.Output(kind, None, reached) for kind in kinds]
     outputs = (outputs or None) if several else outputs[0]
-    made = graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
-    op = made if isinstance(made, graph.Operation) else next(leaves_of(made)).op
+    made = _graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
+    op = made if isinstance(made, _graph.Operation) else next(leaves_of(made)).op
     op.type = "PyFunc"
     return made
 
@@ -124,9 +124,9 @@ def print(
             _python_print(text, end="", file=stream, flush=True)
 
     given = [mapped(_as_symbol, each) for each in inputs]
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return show(given)
-    return graph.operation(show, [given], name or "PrintV2", kind="pure")
+    return _graph.operation(show, [given], name or "PrintV2", kind="pure")
 
 
 def _as_symbol(leaf: object) -> object:
@@ -181,8 +181,8 @@ def print_identity(
             _python_print(f"{message or ''}{listed}", file=sys.stderr, flush=True)
         return value.clone()
 
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         return show(given, list(data))
-    output = graph.Output(given.dtype, given.shape, (given,))
+    output = _graph.Output(given.dtype, given.shape, (given,))
     arguments = [given, [_as_symbol(each) for each in data]]
-    return graph.operation(show, arguments, name or "Print", kind="pure", outputs=output)
+    return _graph.operation(show, arguments, name or "Print", kind="pure", outputs=output)

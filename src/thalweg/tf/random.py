@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.convert import is_tensor, tensor
 from thalweg.tf.elementwise import cast
@@ -27,7 +27,7 @@ __all__ = [
 def set_seed(seed: int) -> None:
     """Make random numbers, in eager mode and in the default graph, depend on `seed`."""
     torch.manual_seed(seed)
-    graph.set_random_seed(seed)
+    _graph.set_random_seed(seed)
 
 
 def normal(
@@ -44,8 +44,8 @@ def normal(
     """
     name = name or "random_normal"
     if is_tensor(mean) or is_tensor(stddev):
-        return graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
-    return graph.random_normal(shape, mean, stddev, dtype, seed, name)
+        return _graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
+    return _graph.random_normal(shape, mean, stddev, dtype, seed, name)
 
 
 def truncated_normal(
@@ -62,8 +62,8 @@ def truncated_normal(
     """
     name = name or "truncated_normal"
     if is_tensor(mean) or is_tensor(stddev):
-        return graph.truncated_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
-    return graph.truncated_normal(shape, mean, stddev, dtype, seed, name)
+        return _graph.truncated_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
+    return _graph.truncated_normal(shape, mean, stddev, dtype, seed, name)
 
 
 def uniform(
@@ -80,12 +80,12 @@ def uniform(
     """
     name = name or "random_uniform"
     if not (is_tensor(minval) or is_tensor(maxval)):
-        return graph.random_uniform(shape, minval, maxval, dtype, seed, name)
+        return _graph.random_uniform(shape, minval, maxval, dtype, seed, name)
     kind = as_dtype(dtype)
     if kind.is_floating_point:
-        share = graph.random_uniform(shape, 0.0, 1.0, kind, seed, name)
+        share = _graph.random_uniform(shape, 0.0, 1.0, kind, seed, name)
         return share * ((1 if maxval is None else maxval) - minval) + minval
-    share = graph.random_uniform(shape, 0.0, 1.0, torch.float64, seed, name)
+    share = _graph.random_uniform(shape, 0.0, 1.0, torch.float64, seed, name)
     return cast(torch.floor(share * (maxval - minval)), kind) + cast(minval, kind)
 
 
@@ -108,7 +108,7 @@ def categorical(
     Raises:
         InvalidArgumentError: The logits are no matrix.
     """
-    generator, given, kind = graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
+    generator, given, kind = _graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
 
     def draw(given: Tensor, many: Any) -> Tensor:
         if given.dim() != 2 or not given.shape[1]:
@@ -120,17 +120,17 @@ def categorical(
         found = torch.multinomial(shares, int(many), replacement=True, generator=source)
         return found.to(kind).to(given.device)
 
-    if not any(isinstance(each, graph.SymbolicTensor) for each in (given, num_samples)):
+    if not any(isinstance(each, _graph.SymbolicTensor) for each in (given, num_samples)):
         return draw(given, num_samples)
     batch = given.shape[0] if given.shape else None
-    known = graph.Output(kind, (batch, graph.known_size(num_samples)), ())
+    known = _graph.Output(kind, (batch, _graph.known_size(num_samples)), ())
     arguments = ([given, num_samples], name or "Multinomial")
-    return graph.operation(draw, *arguments, kind="pure", outputs=known)
+    return _graph.operation(draw, *arguments, kind="pure", outputs=known)
 
 
 def shuffle(value: object, seed: int | None = None, name: str | None = None) -> Tensor:
     """The rows in random order, another one in each run."""
-    generator = graph.numbers_of(seed)
+    generator = _graph.numbers_of(seed)
 
     def mix(given: Tensor) -> Tensor:
         order = torch.randperm(
@@ -139,10 +139,10 @@ def shuffle(value: object, seed: int | None = None, name: str | None = None) -> 
         return given[order.to(given.device)]
 
     given = tensor(value)
-    if not isinstance(given, graph.SymbolicTensor):
+    if not isinstance(given, _graph.SymbolicTensor):
         return mix(given)
-    known = graph.Output(given.dtype, given.shape, (given,))
-    return graph.operation(mix, [given], name or "RandomShuffle", kind="pure", outputs=known)
+    known = _graph.Output(given.dtype, given.shape, (given,))
+    return _graph.operation(mix, [given], name or "RandomShuffle", kind="pure", outputs=known)
 
 
 __getattr__ = attribute_of("random")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import known_size
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import known_size
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import call, is_tensor, tensor
 
 __all__ = ["in_top_k", "top_k"]
@@ -39,16 +39,16 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
         return [values[..., :count], places[..., :count].int()]
 
     given, many = tensor(input), tensor(k) if is_tensor(k) else int(k)
-    symbols = [each for each in (given, many) if isinstance(each, graph.SymbolicTensor)]
+    symbols = [each for each in (given, many) if isinstance(each, _graph.SymbolicTensor)]
     if not symbols:
         return TopK(*find(given, many))
     if isinstance(many, int) and given.shape is not UNKNOWN:
         _check_k(many, given.shape)
     shape = given.shape and [*given.shape[:-1], known_size(many)]
     flows = tuple(each for each in symbols if each is given)
-    outputs = [graph.Output(given.dtype, shape, flows), graph.Output(torch.int32, shape, ())]
+    outputs = [_graph.Output(given.dtype, shape, flows), _graph.Output(torch.int32, shape, ())]
     arguments = ([given, many], name or "TopKV2")
-    return TopK(*graph.operation(find, *arguments, kind="pure", outputs=outputs))
+    return TopK(*_graph.operation(find, *arguments, kind="pure", outputs=outputs))
 
 
 def _check_k(k: int, shape: Any) -> None:

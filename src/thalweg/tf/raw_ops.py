@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from thalweg import graph
-from thalweg.graph.variables import scatter_node as scattered  # the documented name
-from thalweg.ground.scattering import UPDATES, scatter
+from thalweg import _graph
+from thalweg._base.scatter import UPDATES, scatter
+from thalweg._graph.variables import scatter_node as scattered  # the documented name
 from thalweg.tf.arrays import gather, identity
 from thalweg.tf.missing import attribute_of
 from thalweg.v1 import training_ops
@@ -61,12 +61,12 @@ def ResourceGather(
 
 def _operation_or_none(made: object) -> Any:
     """What an update returns: its operation, or None in eager mode."""
-    return getattr(made, "op", None) if isinstance(made, graph.SymbolicTensor) else None
+    return getattr(made, "op", None) if isinstance(made, _graph.SymbolicTensor) else None
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:
     def function(*, resource: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-        if isinstance(resource, graph.GraphVariable):
+        if isinstance(resource, _graph.GraphVariable):
             title = name or f"ResourceScatter{update.capitalize()}"
             return scattered(resource, indices, updates, update, title).op
         return scatter(resource, indices, updates, update)

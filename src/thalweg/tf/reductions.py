@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
 from thalweg.tf.convert import call, named_in_graphs, tensor
 from thalweg.variable import as_dtype, dtype_name
 

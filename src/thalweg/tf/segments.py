@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import known_size
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import known_size
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import call, tensor, told
 
 __all__ = [

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from thalweg import graph, v1
+from thalweg import _graph, v1
 from thalweg import variable as eager
-from thalweg.graph.either import Either, IndexedSlices
+from thalweg._graph.eager_or_graph import EagerOrGraphMeta, IndexedSlices
 from thalweg.tf.convert import named_in_graphs
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class Variable(metaclass=Either):
+class Variable(metaclass=EagerOrGraphMeta):
     """A tensor that training updates: a `thalweg.Variable`, or in graph mode a variable of the
     graph.
 
@@ -40,7 +40,7 @@ class Variable(metaclass=Either):
             that change.
     """
 
-    CLASSES = (eager.Variable, graph.GraphVariable)
+    CLASSES = (eager.Variable, _graph.GraphVariable)
 
     @named_in_graphs(3, "collections")
     def __new__(
@@ -71,7 +71,7 @@ class Variable(metaclass=Either):
         )
 
 
-class _NoVariable(Either):
+class _NoVariable(EagerOrGraphMeta):
     def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) and not isinstance(instance, Variable)
 
@@ -81,10 +81,10 @@ class Tensor(metaclass=_NoVariable):
     one.
     """
 
-    CLASSES = (torch.Tensor, graph.SymbolicTensor)
+    CLASSES = (torch.Tensor, _graph.SymbolicTensor)
 
 
-class SparseTensor(metaclass=Either):
+class SparseTensor(metaclass=EagerOrGraphMeta):
     """For `isinstance`, which is False: there are none.
 
     Raises:

@@ -43,10 +43,10 @@ from thalweg.rules import (
     SGD,
 )
 from thalweg.rules.adagrad_fixed import ADAGRAD_FIXED, ADAGRAD_V1_FIXED
-from thalweg.rules.ftrl_by_rate import FTRL_BY_RATE, FTRL_POWER_BY_RATE
-from thalweg.rules.signs import ADD_SIGN, POWER_SIGN
-from thalweg.v1.kernels import Arguments, Kernel
+from thalweg.rules.add_sign import ADD_SIGN, POWER_SIGN
+from thalweg.rules.ftrl_multiply_by_lr import FTRL_BY_RATE, FTRL_POWER_BY_RATE
 from thalweg.v1.train.checks import check_step_size
+from thalweg.v1.training_kernels import Arguments, Kernel
 
 
 def _check_proximal(arguments: Arguments, sparse: bool) -> None:

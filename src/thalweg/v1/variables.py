@@ -1,9 +1,9 @@
 """`Variable` and `get_variable`, with values of several replicas that become one."""
 
-from thalweg import distribute, graph
+from thalweg import _graph, distribute
 from thalweg.variable import VariableAggregation, VariableSynchronization
 
 __all__ = ["Variable", "VariableAggregation", "VariableSynchronization", "get_variable"]
 
-Variable = distribute.with_aggregation(graph.Variable)
-get_variable = distribute.with_aggregation(graph.get_variable)
+Variable = distribute.with_aggregation(_graph.Variable)
+get_variable = distribute.with_aggregation(_graph.get_variable)

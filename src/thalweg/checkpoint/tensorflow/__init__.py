@@ -1,12 +1,15 @@
 """Checkpoints of TensorFlow and Keras: read, restored and written, with neither installed."""
 
-from thalweg.checkpoint.tensorflow.converting import convert
-from thalweg.checkpoint.tensorflow.loading import load
-from thalweg.checkpoint.tensorflow.placing.rules import Rules
-from thalweg.checkpoint.tensorflow.restoring import restore
-from thalweg.checkpoint.tensorflow.saving import save
-from thalweg.checkpoint.tensorflow.sorting.contents import FoundOptimizer, TensorFlowCheckpoint
-from thalweg.checkpoint.tensorflow.sorting.mixed import MixedPrecision
+from thalweg.checkpoint.tensorflow.convert import convert
+from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
+    FoundOptimizer,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.detection.mixed_precision import MixedPrecision
+from thalweg.checkpoint.tensorflow.load import load
+from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
+from thalweg.checkpoint.tensorflow.restore import restore
+from thalweg.checkpoint.tensorflow.save import save
 
 __all__ = [
     "FoundOptimizer",

@@ -4,8 +4,8 @@ Slots are converted where both keep the same thing in different forms. Where the
 step differs, a `NumericsWarning` says how.
 """
 
-from thalweg.checkpoint.torch_optim.exporting import to_torch
-from thalweg.checkpoint.torch_optim.importing import from_torch
+from thalweg.checkpoint.torch_optim.from_torch import from_torch
+from thalweg.checkpoint.torch_optim.to_torch import to_torch
 
 __all__ = ["from_torch", "to_torch"]
 

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thalweg.core.meshes import is_on_mesh
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.tree import in_pairs
-from thalweg.engines.diagnostics import MEASURED, PEAKS
+from thalweg._core.meshes import is_on_mesh
+from thalweg._engines.diagnostics import MEASURED, PEAKS
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.tree_reduction import in_pairs
 
 _LOST = 2  # beside 1 for what was measured and 0 for what was not: a rank could not, so none has it
 
 
-class Part(NamedTuple):
+class RankMeasures(NamedTuple):
     """What this rank measured of some variables.
 
     Attributes:
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     known: npt.NDArray[np.bool_]
 
 
-def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]:
+def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> list[RankMeasures]:
     """The same of whole variables; all ranks call this, one that could not measure with no parts.
 
     Where one could not, the others have no numbers of variables that are cut: theirs are parts.
@@ -73,10 +73,10 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[Part]) -> list[Part]
 
 
 def _rows_of(
-    parts: Sequence[Part], place: dict[int, int]
-) -> list[tuple[Part, list[int], list[int]]]:
+    parts: Sequence[RankMeasures], place: dict[int, int]
+) -> list[tuple[RankMeasures, list[int], list[int]]]:
     """Each part, where its variables that are cut are among all of these, and in the part."""
-    found: list[tuple[Part, list[int], list[int]]] = []
+    found: list[tuple[RankMeasures, list[int], list[int]]] = []
     for part in parts:
         own = [k for k, var in enumerate(part.variables) if id(var) in place]
         if own:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from thalweg.distribute.message import Doing, Message, report_error
-from thalweg.distribute.ranks import Ranks
-from thalweg.distribute.sharding.pieces import Piece, pieces_of
-from thalweg.engines import layout
-from thalweg.engines.measuring import LEAF
+from thalweg._engines import layout
+from thalweg._engines.measuring import LEAF
+from thalweg.distribute.handshake import PendingCollective, RankMessage, report_error
+from thalweg.distribute.process_group import Ranks
+from thalweg.distribute.sharding.shard_layout import Piece, pieces_of
 from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
@@ -220,9 +220,9 @@ class Shards:
             ReplicaLostError: A rank did not answer.
         """
         with self.between_steps():
-            with report_error(self.ranks, Doing.STATE):
+            with report_error(self.ranks, PendingCollective.STATE):
                 layout.check_memory(own, f"'{name_of(own)}'")
-            Message(self.ranks, Doing.STATE).receive()
+            RankMessage(self.ranks, PendingCollective.STATE).receive()
         if self._collects and self.ranks.rank:
             is_whole = self._known_of(var).is_whole and own.numel()
             sent = flatten_like(own, var) if is_whole else own.detach()

@@ -7,8 +7,8 @@ import os
 import sys
 from types import ModuleType
 
+from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.showing import show_value
 
 _WHAT = "thalweg.integrations.keras3 needs"
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.state import mismatch
+from thalweg._base.tracing import untraced
+from thalweg._core import state
+from thalweg._core.state import mismatch
 from thalweg.errors import FailedPreconditionError
-from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers import Optimizer
 
 _BESIDE = "keras"  # the part of a state that is not the wrapped optimizer's
 
 
-class StateDict:
+class Keras3StateDict:
     """The part of `FusedOptimizer` that has a `state_dict`, which Keras' optimizers have not."""
 
     name: str

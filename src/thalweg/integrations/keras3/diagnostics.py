@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg.diagnostics import COLUMNS, Diagnostics, Table
 from thalweg.diagnostics.table import check_columns
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 from thalweg.integrations.keras3.backend import import_keras
 
 keras: Any = import_keras()

@@ -11,16 +11,16 @@ import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from torch import Tensor
 
+from thalweg._base.context_managers import writable
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
 from thalweg.distribute import get_strategy, shards_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import writable
-from thalweg.ground.tracing import untraced
-from thalweg.integrations.keras3.checkpoint import StateDict, check_saved
+from thalweg.integrations.keras3.checkpoint import Keras3StateDict, check_saved
 from thalweg.integrations.keras3.options import ClippingOptions
 from thalweg.integrations.keras3.registry import deserialize, serialize
 from thalweg.integrations.keras3.schedules import for_keras, for_thalweg
-from thalweg.integrations.keras3.sharing import share, slot_variables
+from thalweg.integrations.keras3.shared_variables import share, slot_variables
 from thalweg.keras.optimizers import Optimizer
 from thalweg.variable import named_variables, variable_constraint
 
@@ -28,7 +28,7 @@ from thalweg.variable import named_variables, variable_constraint
 _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
 
-class Options(TypedDict, total=False):
+class Keras3Options(TypedDict, total=False):
     """What Keras does around an update; see `keras.optimizers.Optimizer`."""
 
     weight_decay: float | None
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 
 @keras.saving.register_keras_serializable(package="thalweg")
-class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
+class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimizer):
     """Makes an optimizer of thalweg one of Keras, for `model.compile`.
 
     The update, with clipping, is one fused pass over the memory of the model's variables. The
@@ -66,7 +66,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         an error, not a warning.
     """
 
-    def __init__(self, wrapped: Optimizer, **options: Unpack[Options]) -> None:
+    def __init__(self, wrapped: Optimizer, **options: Unpack[Keras3Options]) -> None:
         if not isinstance(wrapped, Optimizer):
             raise InvalidTypeError(
                 f"Expected an optimizer of thalweg.keras.optimizers, not {show_value(wrapped)}."
@@ -245,7 +245,7 @@ class FusedOptimizer(ClippingOptions, StateDict, keras.optimizers.Optimizer):
         return cls(deserialize(config.pop("wrapped"), custom_objects), **config)
 
 
-def from_thalweg(optimizer: Optimizer, **options: Unpack[Options]) -> FusedOptimizer:
+def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> FusedOptimizer:
     """An optimizer of thalweg as one that `model.compile` takes; see `FusedOptimizer`.
 
     Example:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from thalweg.ground.scalars import Number
+from thalweg._base.scalars import Number
 from thalweg.schedules import LearningRateSchedule, deserialize, serialize
 from thalweg.variable import to_tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from thalweg.core.hyperparameters import as_number
+from thalweg._core.hyperparameters import as_number
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules.adagrad import ADAGRAD
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from thalweg.core.hyperparameters import as_number, check_value
+from thalweg._core.hyperparameters import as_number, check_value
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.variable import as_dtype

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.hyperparameters import as_hyper, as_number
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.hyperparameters import as_hyper, as_number
 from thalweg.formula import Rule
-from thalweg.ground.running import is_symbolic
 from thalweg.keras.optimizers.builtin import BuiltIn
 from thalweg.rules.ftrl import FTRL
 from thalweg.rules.ftrl_power import FTRL_POWER

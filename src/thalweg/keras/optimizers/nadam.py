@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.hooks import Shared
-from thalweg.core.section import Call
-from thalweg.engines import compute_dtype
+from thalweg._base.execution_context import resolve
+from thalweg._core.hooks import Shared
+from thalweg._core.section import Call
+from thalweg._engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
-from thalweg.ground.running import resolve
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.keras.optimizers.options import as_option
 from thalweg.rules.nadam import NADAM

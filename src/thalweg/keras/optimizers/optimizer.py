@@ -19,35 +19,47 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.described import Described
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import NOTHING
-from thalweg.core.graph_mode import graph_mode
-from thalweg.core.hooks import Shared
-from thalweg.core.hyperparameters import hint, is_number
-from thalweg.core.meshes import is_imported, is_on_mesh
-from thalweg.core.outcome import Outcome, raise_first
-from thalweg.core.pairs import Pair, as_pairs
-from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import note_repeated, quick_steps, say_what_became
-from thalweg.core.section import Call
-from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.core.slots import SlotStore
-from thalweg.core.slots_as_dicts import variable_key
-from thalweg.core.step import repeat, take
-from thalweg.distribute.last_sums import commit_sums
+from thalweg._base.execution_context import (
+    executing_eagerly,
+    is_deferred,
+    is_symbolic,
+    replicas,
+    thread,
+)
+from thalweg._base.locks import importing
+from thalweg._base.scatter import scatter
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.described import Described
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import NOTHING
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.hooks import Shared
+from thalweg._core.hyperparameters import hint, is_number
+from thalweg._core.meshes import is_imported, is_on_mesh
+from thalweg._core.outcome import Outcome, raise_first
+from thalweg._core.pairs import Pair, as_pairs
+from thalweg._core.plan_cache import PlanCache, Plans
+from thalweg._core.repeats import note_repeated, quick_steps, say_what_became
+from thalweg._core.section import Call
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.slots import SlotStore
+from thalweg._core.slots_as_dicts import variable_key
+from thalweg._core.step import repeat, take
+from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
-from thalweg.ground.locks import importing
-from thalweg.ground.running import executing_eagerly, is_deferred, is_symbolic, replicas, thread
-from thalweg.ground.scattering import scatter
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hooks import UPDATES, ApplyState, KerasHooks, call, has_hooks
-from thalweg.keras.optimizers.hypers import Hypers
-from thalweg.keras.optimizers.options import CLIPPING, Options, Transformer, as_option
-from thalweg.keras.optimizers.rows import deduplicated, rows_of
-from thalweg.keras.optimizers.state_dict import StateDict
+from thalweg.keras.optimizers.hyperparameters import Hypers
+from thalweg.keras.optimizers.options import CLIPPING, KerasOptions, Transformer, as_option
+from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
+from thalweg.keras.optimizers.state_dict import KerasStateDict
+from thalweg.keras.optimizers.step_adapter import (
+    UPDATES,
+    ApplyState,
+    KerasStepAdapter,
+    call,
+    has_hooks,
+)
 from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 
@@ -67,17 +79,19 @@ def _unique_name(cls: type) -> str:
 def _in_replicas() -> Any:
     """What optimizers do in strategies, which most trainings do not have."""
     with importing:
-        return import_module("thalweg.keras.optimizers.replicas")
+        return import_module("thalweg.keras.optimizers.distributed_step")
 
 
 def _quick_step(optimizer: object, kept: PlanCache, given: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.keras.optimizers.steady import SteadyKerasApply
+        from thalweg.keras.optimizers.replay import SteadyKerasApply
     return SteadyKerasApply.of(optimizer, kept, given)
 
 
-class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimizer, Described):
+class Optimizer(
+    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Described
+):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -152,11 +166,11 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
         Hypers.__init__(self)
         Weights.__init__(self)
-        StateDict.__init__(self)
+        KerasStateDict.__init__(self)
         self._name = name or _unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in CLIPPING}
-        Options.__init__(self, gradient_aggregator, gradient_transformers, clipping)
+        KerasOptions.__init__(self, gradient_aggregator, gradient_transformers, clipping)
 
     def _spelling_hint(self, keyword: str) -> str:
         """A hint at the argument that an unknown keyword may stand for."""
@@ -236,7 +250,7 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
-    def _take_step(self, hooks: KerasHooks, given: Any) -> Outcome | None:
+    def _take_step(self, hooks: KerasStepAdapter, given: Any) -> Outcome | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         kept, recorder = self._plans.now(), self._recorder
@@ -284,8 +298,8 @@ class Optimizer(Hypers, Weights, Options, StateDict, Differentiation, SlotOptimi
         super()._take_store(store, taken)
         self._plans = Plans()
 
-    def _make_hooks(self, aggregates: bool) -> KerasHooks:
-        return KerasHooks(self, aggregates)
+    def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
+        return KerasStepAdapter(self, aggregates)
 
     @classmethod
     @cache

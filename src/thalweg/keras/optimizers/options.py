@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import as_number
-from thalweg.core.pairs import Pair
+from thalweg._base.showing import show_value
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hyperparameters import as_number
+from thalweg._core.pairs import Pair
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 
 CLIPPING = ("clipvalue", "clipnorm", "global_clipnorm")
 Transformer = Callable[[list[Pair]], Iterable[Pair]]
@@ -53,7 +53,7 @@ def _checked_transformers(functions: object) -> list[Transformer]:
     return found
 
 
-class Options:
+class KerasOptions:
     """The part of `Optimizer` that keeps clipping, aggregator and transformers."""
 
     def __init__(

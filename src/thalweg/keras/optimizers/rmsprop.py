@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.core.hyperparameters import check_fraction, is_on
+from thalweg._core.hyperparameters import check_fraction, is_on
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon
 from thalweg.rules.rmsprop import CENTERED_RMSPROP, RMSPROP

@@ -10,29 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg import engines, rules
-from thalweg.core.checks import scatters
-from thalweg.core.columns import defaults_of, derived
-from thalweg.core.complexes import real_pair, update_analytic
-from thalweg.core.graph_mode import graph_mode
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import check_value
-from thalweg.core.outcome import raise_within
-from thalweg.core.step import take
-from thalweg.engines import compute_dtype
+from thalweg import _engines, rules
+from thalweg._base.execution_context import current_session, is_ours, is_symbolic
+from thalweg._base.locks import importing
+from thalweg._core.checks import scatters
+from thalweg._core.columns import defaults_of, derived
+from thalweg._core.complexes import real_pair, update_analytic
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import check_value
+from thalweg._core.outcome import raise_within
+from thalweg._core.step import take
+from thalweg._engines import compute_dtype
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.ground.locks import importing
-from thalweg.ground.running import current_session, is_ours, is_symbolic
-from thalweg.keras.optimizers.hooks import (
+from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.keras.optimizers.sparse_gradients import rows_of
+from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
-    AloneHooks,
     ApplyState,
     ComplexHooks,
-    RuleHooks,
+    KerasHookStepAdapter,
+    KerasRuleStepAdapter,
 )
-from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.rows import rows_of
 
 
 class RuleOptimizer(Optimizer):
@@ -88,7 +88,7 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             own["learning_rate"] = learning_rate
-        engines.check_rule(rule, {**own, **given})
+        _engines.check_rule(rule, {**own, **given})
         for key, value in {**own, **given}.items():
             self._set_hyper(key, value)
 
@@ -167,8 +167,8 @@ class RuleOptimizer(Optimizer):
     def _scatters(self) -> bool:
         return scatters(self._choose_rule())
 
-    def _make_hooks(self, aggregates: bool) -> RuleHooks:
-        return RuleHooks(self, aggregates)
+    def _make_hooks(self, aggregates: bool) -> KerasRuleStepAdapter:
+        return KerasRuleStepAdapter(self, aggregates)
 
     def _one_by_one(self) -> bool:
         return not self._overridden_hooks().isdisjoint(UPDATES)
@@ -222,7 +222,7 @@ class RuleOptimizer(Optimizer):
     ) -> None:
         """Update a variable by the rule, at these learning rates if they are known."""
         kept = self._plans.now().alone(var)
-        hooks, pair = AloneHooks(self, apply_state, rates), (grad, var)
+        hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._choose_rule().linear:
             hooks.create_state([var])
             hooks.read_hypers([var])

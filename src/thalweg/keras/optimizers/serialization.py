@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from thalweg.ground.showing import show_value
+from thalweg._base.showing import show_value
 from thalweg.keras.optimizers.adadelta import Adadelta
 from thalweg.keras.optimizers.adagrad import Adagrad
 from thalweg.keras.optimizers.adam import Adam

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.hyperparameters import Hyperparameters
-from thalweg.core.pairs import distinct, flatten
-from thalweg.core.state import Entry, Names, Number
-from thalweg.core.trackable import TrackableSlots
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.tracing import untraced
+from thalweg._core import state
+from thalweg._core.hyperparameters import Hyperparameters
+from thalweg._core.pairs import distinct, flatten
+from thalweg._core.state import Entry, Names, Number
+from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
-from thalweg.ground.running import executing_eagerly
-from thalweg.ground.tracing import untraced
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.variable import name_of
 
@@ -26,7 +26,7 @@ Called = tuple[str, str, Tensor]  # what a variable's slots' names begin with, i
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class StateDict(TrackableSlots, state.StateDict):
+class KerasStateDict(TrackableSlots, state.StateDict):
     """The part of `Optimizer` that saves and loads.
 
     Attributes:

@@ -10,19 +10,25 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.graph_mode import graph_mode
-from thalweg.core.hyperparameters import Hyperparameters, is_function
-from thalweg.core.meshes import any_on_mesh
-from thalweg.core.reentrance import check_no_step
-from thalweg.core.slots import SlotStore
-from thalweg.core.slots_as_dicts import SlotsByVariable
-from thalweg.core.state import Entry, Loading, of_slots, readable, restore
-from thalweg.core.trackable import TrackableSlots
+from thalweg._base.execution_context import (
+    SymbolicVariable,
+    executing_eagerly,
+    is_symbolic,
+    resolve,
+    thread,
+)
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.hyperparameters import Hyperparameters, is_function
+from thalweg._core.meshes import any_on_mesh
+from thalweg._core.reentrance import check_no_step
+from thalweg._core.slots import SlotStore
+from thalweg._core.slots_as_dicts import SlotsByVariable
+from thalweg._core.state import Entry, Loading, of_slots, readable, restore
+from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Slot
-from thalweg.ground.running import SymbolicVariable, executing_eagerly, is_symbolic, resolve, thread
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
 from thalweg.keras import backend
 from thalweg.variable import (
     Variable,

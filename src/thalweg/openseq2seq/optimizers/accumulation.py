@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.slots import SlotStore
-from thalweg.core.state import Staged
+from thalweg._base.showing import show_value
+from thalweg._core.slots import SlotStore
+from thalweg._core.state import Staged
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import TRAINED, StateVariable, Variable
 

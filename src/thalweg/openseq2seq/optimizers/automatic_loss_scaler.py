@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.described import LOSS_SCALERS, Names
+from thalweg._base.execution_context import is_deferred
+from thalweg._core.described import LOSS_SCALERS, Names
+from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, did_you_mean
-from thalweg.graph import Output, operation
-from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import values_of
 from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.gradients import concrete

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_readable
-from thalweg.core.vectors import is_host
+from thalweg._core.checks import check_readable
+from thalweg._core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
 from thalweg.openseq2seq.optimizers.accumulation import is_whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, concretes
 from thalweg.variable import titles_of
 
 
-class Backward(NamedTuple):
+class BackwardResult(NamedTuple):
     """The gradients of one loss, as they came; symbolic while a graph is built.
 
     Attributes:
@@ -38,15 +38,17 @@ class Backward(NamedTuple):
     scale: Any = None
 
     @classmethod
-    def plain(cls, pairs: Sequence[tuple[object, object]]) -> Backward:
+    def plain(cls, pairs: Sequence[tuple[object, object]]) -> BackwardResult:
         """Of pairs of gradient and variable, without masters."""
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
         return cls(gradients, variables, variables, [None] * len(pairs))
 
-    def done(self, gradients: Sequence[object]) -> Backward:
+    def done(self, gradients: Sequence[object]) -> BackwardResult:
         """The same with other gradients, by the targets, unscaled."""
-        return Backward(list(gradients), self.variables, self.targets, [None] * len(self.targets))
+        return BackwardResult(
+            list(gradients), self.variables, self.targets, [None] * len(self.targets)
+        )
 
     @property
     def pairs(self) -> list[Any]:
@@ -67,20 +69,20 @@ class Backward(NamedTuple):
             for var, target in zip(self.variables, self.targets, strict=True)
         ]
 
-    def present(self) -> Backward:
+    def present(self) -> BackwardResult:
         """That of the variables that have a gradient."""
         if NoneType not in set(map(type, self.gradients)):
             return self
         return self.only([index for index, grad in enumerate(self.gradients) if grad is not None])
 
-    def only(self, indices: Sequence[int]) -> Backward:
+    def only(self, indices: Sequence[int]) -> BackwardResult:
         """That of some of the variables."""
         parts = self.gradients, self.variables, self.targets, self.penalties
         gradients, variables, targets, penalties = ([part[i] for i in indices] for part in parts)
-        return Backward(gradients, variables, targets, penalties, self.scale)
+        return BackwardResult(gradients, variables, targets, penalties, self.scale)
 
 
-def unscaled(backward: Backward) -> list[Gradient]:
+def unscaled(backward: BackwardResult) -> list[Gradient]:
     """The gradients by the targets, of concrete tensors; those given are not written to.
 
         (cast(g) + scale penalty) / scale
@@ -135,7 +137,7 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
     return float(np.float32(1.0 / scale))
 
 
-def raw(backward: Backward) -> tuple[Backward, Any]:
+def raw(backward: BackwardResult) -> tuple[BackwardResult, Any]:
     """Gradients by the targets, and what those that are not None are still to be multiplied by.
 
     A gradient with a penalty is a tensor of its own, unscaled. All gradients are concrete tensors.

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.core.common_factor import Factor, Norm, factor_of
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import check_size, is_number
-from thalweg.core.norms import clip_factor
+from thalweg._base.showing import show_value
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.common_factor import Factor, Norm, factor_of
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hyperparameters import check_size, is_number
+from thalweg._core.norms import clip_factor
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.pairs import concrete as concrete
-from thalweg.engines import current
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import is_deferred
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.pairs import concrete as concrete
+from thalweg._engines import current
+from thalweg._graph import is_symbolic, made_of_gradients
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import is_symbolic, made_of_gradients
-from thalweg.ground.running import is_deferred
-from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import Gradient as Gradient
 from thalweg.indexed_slices import values_of
 from thalweg.variable import name_of

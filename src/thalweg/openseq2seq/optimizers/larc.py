@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.core.options.larc import Larc as Larc
+from thalweg._core.options.larc import Larc as Larc
 from thalweg.openseq2seq.params import check_params
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import Decision
-from thalweg.core.options.scale_policies import Policy, State, answer
-from thalweg.core.section import run
-from thalweg.core.state import Entry, check_eager, fitting, restore, snapshot
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.showing import show_value
+from thalweg._core.gradient_transforms import Decision
+from thalweg._core.options.scale_policies import Policy, State, answer
+from thalweg._core.section import run
+from thalweg._core.state import Entry, check_eager, fitting, restore, snapshot
+from thalweg._graph import (
     Output,
     by_reference,
     executing_eagerly,
@@ -22,7 +22,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.showing import show_value
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.params import Kind, check_params
 from thalweg.v1.train.state_dict import tensors_of
 from thalweg.variable import Variable

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg._base.device_counters import number_of
+from thalweg._base.scalars import Scalar, ScalarType, as_scalar, is_floating, scalar_type
+from thalweg._base.showing import show_value
+from thalweg._graph import is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import is_symbolic
-from thalweg.ground.counters import number_of
-from thalweg.ground.scalars import Scalar, ScalarType, as_scalar, is_floating, scalar_type
-from thalweg.ground.showing import show_value
 from thalweg.schedules import formulas
 from thalweg.v1 import train
+from thalweg.v1.train.callable_rate import remember_source
 from thalweg.v1.train.decay import follow_rate
-from thalweg.v1.train.followed import remember_source
 from thalweg.variable import as_dtype, check_held, dtype_name
 
 __all__ = [

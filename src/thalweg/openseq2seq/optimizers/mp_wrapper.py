@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import check_size, hint
-from thalweg.core.outcome import not_taken, raise_first
-from thalweg.core.pairs import as_pairs, distinct
-from thalweg.core.state import Loading, Names, check_eager, keys_of, restore
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
-from thalweg.graph import (
+from thalweg._base.context_managers import writable
+from thalweg._base.execution_context import graph_of
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hyperparameters import check_size, hint
+from thalweg._core.outcome import not_taken, raise_first
+from thalweg._core.pairs import as_pairs, distinct
+from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
+from thalweg._graph import (
     GraphKeys,
     by_reference,
     executing_eagerly,
@@ -23,12 +26,9 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.ground.running import graph_of
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import writable
-from thalweg.ground.tracing import untraced
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, OptionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward, unscaled
+from thalweg.openseq2seq.optimizers.backward import BackwardResult, unscaled
 from thalweg.openseq2seq.optimizers.gradients import (
     check_given,
     concretes,
@@ -42,7 +42,7 @@ from thalweg.openseq2seq.optimizers.regularization import (
     penalty_gradient,
 )
 from thalweg.openseq2seq.optimizers.scaled_loss import scaled
-from thalweg.openseq2seq.optimizers.state import Training
+from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.openseq2seq.optimizers.update import captured_by, update, watching
 from thalweg.openseq2seq.optimizers.update_in_graph import (
     is_called_at_the_build,
@@ -52,7 +52,7 @@ from thalweg.openseq2seq.optimizers.update_in_graph import (
     written_beside,
 )
 from thalweg.v1.train.optimizer import Optimizer, check_any
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import REDUCED
 
 __all__ = ["MixedPrecisionOptimizerWrapper", "mp_regularizer_wrapper"]
@@ -165,7 +165,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         own = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*own, *self._opt.variables()]
 
-    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> Backward:
+    def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> BackwardResult:
         """The gradients of the scaled loss as they come, and what is needed to unscale them.
 
         Args:
@@ -181,7 +181,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         pairs = self._opt.compute_gradients(scaled(loss, scale), var_list, **options)
         return self.received(pairs, scale)
 
-    def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> Backward:
+    def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
         """Gradients of the scaled loss, with what is needed to unscale them.
 
         Args:
@@ -203,7 +203,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 None if target is var else penalty_gradient(var, target)
                 for var, target in zip(variables, targets, strict=True)
             ]
-        return Backward([grad for grad, _ in pairs], variables, targets, penalties, scale)
+        return BackwardResult([grad for grad, _ in pairs], variables, targets, penalties, scale)
 
     def _present_scale(self) -> object:
         """A number, or the scaler's scale as it is at this moment of eager mode or of a run."""
@@ -249,7 +249,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         backward = self.differentiate(loss, var_list, **options)
 
         def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
-            return unscaled(Backward(gradients, targets, targets, penalties, scale))
+            return unscaled(BackwardResult(gradients, targets, targets, penalties, scale))
 
         present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
         made: list[Any] = [None] * len(backward.gradients)
@@ -298,7 +298,9 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         def run(
             gradients: Any, variables: Any, targets: Any, step: object, captured: object
         ) -> None:
-            backward = Backward(concretes(gradients), variables, targets, [None] * len(targets))
+            backward = BackwardResult(
+                concretes(gradients), variables, targets, [None] * len(targets)
+            )
             done: list[Any] = []
             with self._opt._turn_lock(), self._opt._locked(), not_taken(done):
                 check_any(backward.pairs)
@@ -314,7 +316,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         check_inner(self._opt)
         if all(grad is None for grad in given):
             return self._opt.apply_gradients(pairs)  # raises
-        backward = Backward(given, originals, targets, [None] * len(targets))
+        backward = BackwardResult(given, originals, targets, [None] * len(targets))
         with graph.as_default():
             if is_called_at_the_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)
@@ -327,12 +329,14 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
-    def _update_in_graph(self, own: Backward, global_step: object, name: str | None) -> object:
+    def _update_in_graph(
+        self, own: BackwardResult, global_step: object, name: str | None
+    ) -> object:
         """The update by an optimizer whose hooks are called now."""
         scaler = self.loss_scaler
 
         def process(gradients: Any, variables: Any, targets: Any) -> list[object] | None:
-            backward = Backward(concretes(gradients), variables, targets, own.penalties)
+            backward = BackwardResult(concretes(gradients), variables, targets, own.penalties)
             done: list[Any] = []
             with not_taken(done):
                 check_any(backward.pairs)
@@ -388,9 +392,9 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             " it inside, around the optimizer that the wrapper is given."
         )
 
-    def _remembering(self, variables: list[object]) -> Training:
+    def _remembering(self, variables: list[object]) -> TrainingState:
         check_eager(f"The state of {self._name}", (), variables or executing_eagerly())
-        return Training(self._opt, variables, self._masters, self.loss_scaler)
+        return TrainingState(self._opt, variables, self._masters, self.loss_scaler)
 
     def _owners(self) -> list[Any]:
         """The variables that have state, in order."""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.core.gradient_stats import known_of
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.engines import Tensors
-from thalweg.graph import Output, operation
-from thalweg.ground.running import is_deferred
+from thalweg._base.execution_context import is_deferred
+from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._engines import Tensors
+from thalweg._graph import Output, operation
 from thalweg.indexed_slices import values_of
 from thalweg.openseq2seq.optimizers.gradients import concrete, floating, refuse_none
 

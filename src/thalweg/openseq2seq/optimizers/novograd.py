@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from thalweg.core.hooks import Dtype
+from thalweg._base.scalars import as_scalar
+from thalweg._core.hooks import Dtype
 from thalweg.formula import Rule
-from thalweg.ground.scalars import as_scalar
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper

@@ -4,12 +4,12 @@ from thalweg.openseq2seq.optimizers.clipping import (
     _clip_by_global_norm,
     _clip_gradients_by_norm,
 )
+from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES
 from thalweg.openseq2seq.optimizers.norms import _global_norm_with_cast
 from thalweg.openseq2seq.optimizers.post_process import post_process_gradients
 from thalweg.openseq2seq.optimizers.reduction import reduce_gradients
 from thalweg.openseq2seq.optimizers.regularization import get_regularization_loss
 from thalweg.openseq2seq.optimizers.step import TrainingStep
-from thalweg.openseq2seq.optimizers.tables import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 
 __all__ = [

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.gradient_stats import GradientStats, known_of
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.hyperparameters import check_size, is_number
-from thalweg.core.pairs import Pair
-from thalweg.core.vectors import for_each, number, place_of
-from thalweg.engines import Tensors
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.showing import show_value
+from thalweg._core.gradient_stats import GradientStats, known_of
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hyperparameters import check_size, is_number
+from thalweg._core.pairs import Pair
+from thalweg._core.vectors import for_each, number, place_of
+from thalweg._engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
-from thalweg.ground.running import is_deferred
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import no_grad
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.openseq2seq.optimizers.clipping import check_limit, refuse_scalars
 from thalweg.openseq2seq.optimizers.gradients import (
@@ -30,9 +30,9 @@ from thalweg.openseq2seq.optimizers.gradients import (
     refuse_none,
 )
 from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
+from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
 from thalweg.openseq2seq.optimizers.summaries import Journal, check_writer, tags_of
 from thalweg.openseq2seq.optimizers.summaries_in_graph import collect
-from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS, checked_summaries
 
 
 class PostProcessing(NamedTuple):

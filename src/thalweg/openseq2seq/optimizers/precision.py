@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from thalweg._base.showing import show_value
 from thalweg.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -15,7 +16,6 @@ from thalweg.errors import (
     did_you_mean,
     warn,
 )
-from thalweg.ground.showing import show_value
 from thalweg.variable import REDUCED, as_dtype, dtype_name
 
 _MESSAGE = (

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg._base.execution_context import is_deferred
+from thalweg._graph import SymbolicSlices
 from thalweg.distribute import current_strategy, fill_missing, has_strategy, sum_concrete_gradients
-from thalweg.distribute.reducing import sum_pairs
+from thalweg.distribute.all_reduce_gradients import sum_pairs
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import SymbolicSlices
-from thalweg.ground.running import is_deferred
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, each
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from thalweg.core.checks import check_memories
-from thalweg.core.hyperparameters import is_function
-from thalweg.graph import (
+from thalweg._base.context_managers import enable_grad
+from thalweg._core.checks import check_memories
+from thalweg._core.hyperparameters import is_function
+from thalweg._graph import (
     GraphKeys,
     Output,
     add_to_collection,
@@ -24,7 +25,6 @@ from thalweg.graph import (
     is_symbolic,
     operation,
 )
-from thalweg.ground.switches import enable_grad
 from thalweg.variable import REDUCED, Variable, to_tensor
 
 Regularizer = Callable[[Any], Any]
@@ -51,13 +51,14 @@ def get_regularization_loss(
         A float32 tensor of shape (), 0 if the collection is empty.
 
     Example:
-        >>> from thalweg import Variable, graph
+        >>> import thalweg.v1 as tf
+        >>> from thalweg import Variable
         >>> w = Variable([1.0, 2.0], name="w")
-        >>> key = graph.GraphKeys.REGULARIZATION_LOSSES
-        >>> graph.add_to_collection(key, lambda: 0.1 * (w * w).sum())
+        >>> key = tf.GraphKeys.REGULARIZATION_LOSSES
+        >>> tf.add_to_collection(key, lambda: 0.1 * (w * w).sum())
         >>> get_regularization_loss()
         tensor(0.5000, grad_fn=<AddBackward0>)
-        >>> graph.get_collection_ref(key).clear()
+        >>> tf.get_collection_ref(key).clear()
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """

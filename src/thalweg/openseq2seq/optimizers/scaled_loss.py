@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._graph import executing_eagerly, is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly, is_symbolic
 from thalweg.variable import dtype_name
 
 

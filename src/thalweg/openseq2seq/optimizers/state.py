@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.outcome import following
-from thalweg.core.state import Entry, Names
-from thalweg.ground.locks import Guard
+from thalweg._base.locks import Guard
+from thalweg._core import state
+from thalweg._core.outcome import following
+from thalweg._core.state import Entry, Names
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.variable import dtype_name
 
 
@@ -41,7 +41,7 @@ class Master(Entry):
 
 
 @dataclass(frozen=True)
-class Training(StateDict):
+class TrainingState(V1StateDict):
     """What remembers something.
 
     Attributes:

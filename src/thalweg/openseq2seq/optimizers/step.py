@@ -10,32 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.described import Described
-from thalweg.core.outcome import Outcome, raise_first, restored, say
-from thalweg.core.pairs import flatten
-from thalweg.core.reentrance import Stepping, one_step_at_a_time
-from thalweg.core.repeats import Done
-from thalweg.core.section import Call
-from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, Loading, Names, keys_of, restore
-from thalweg.core.vectors import is_host
+from thalweg._base.context_managers import outside_inference
+from thalweg._base.locks import Guard
+from thalweg._base.tracing import untraced
+from thalweg._core.described import Described
+from thalweg._core.outcome import Outcome, raise_first, restored, say
+from thalweg._core.pairs import flatten
+from thalweg._core.reentrance import Stepping, one_step_at_a_time
+from thalweg._core.repeats import Done
+from thalweg._core.section import Call
+from thalweg._core.slots import SlotStore
+from thalweg._core.state import Entry, Loading, Names, keys_of, restore
+from thalweg._core.vectors import is_host
+from thalweg._graph import executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly
-from thalweg.ground.locks import Guard
-from thalweg.ground.switches import outside_inference
-from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.backward import BackwardResult
+from thalweg.openseq2seq.optimizers.gradient_pipeline import (
+    ReceivedGradients,
+    Treatment,
+    apply_processed,
+)
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
+from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import Given, Treatment, apply_processed
-from thalweg.openseq2seq.optimizers.rate import LiveRate
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
-from thalweg.openseq2seq.optimizers.state import Training
+from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
 
@@ -180,7 +184,7 @@ class TrainingStep(Described):
         scale = self._mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Callable[[], tuple[Tensor | None, Backward]]) -> Any:
+    def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
         """Take a step; returns the first of what `differentiate` gives."""
         if not executing_eagerly():
             raise FailedPreconditionError(
@@ -202,7 +206,7 @@ class TrainingStep(Described):
 
     def _run_recorded(
         self,
-        differentiate: Callable[[], tuple[Tensor | None, Backward]],
+        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
         done: Done,
         is_recording: bool,
     ) -> tuple[object, Outcome]:
@@ -213,7 +217,7 @@ class TrainingStep(Described):
             return self._run(differentiate, done)
 
     def _run(
-        self, differentiate: Callable[[], tuple[Tensor | None, Backward]], done: Done
+        self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]], done: Done
     ) -> tuple[object, Outcome]:
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
@@ -228,7 +232,10 @@ class TrainingStep(Described):
             return self._carry_out(differentiate, done, is_late)
 
     def _carry_out(
-        self, differentiate: Callable[[], tuple[Tensor | None, Backward]], done: Done, is_late: bool
+        self,
+        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        done: Done,
+        is_late: bool,
     ) -> tuple[object, Outcome]:
         how, mixed = self._how, self._mixed
         inner = self.optimizer if mixed is None else mixed.optimizer
@@ -246,14 +253,16 @@ class TrainingStep(Described):
             return value, apply_processed(
                 inner,
                 how,
-                Given(backward, sums, self._rate.value, skip, counts=self._counts(), loss=value),
+                ReceivedGradients(
+                    backward, sums, self._rate.value, skip, counts=self._counts(), loss=value
+                ),
                 None if mixed is None else mixed.loss_scaler,
                 None if shown is None else shown.loss_scale.detach(),
                 self.global_step,
                 done,
             )
 
-    def _received(self, gradients: list[Any]) -> Backward:
+    def _received(self, gradients: list[Any]) -> BackwardResult:
         variables = self._owners()
         if not variables:
             raise FailedPreconditionError(_UNKNOWN)
@@ -265,10 +274,10 @@ class TrainingStep(Described):
         check_dtypes(gradients, variables)
         pairs = list(zip(gradients, variables, strict=True))
         if self._mixed is None:
-            return Backward.plain(pairs)
+            return BackwardResult.plain(pairs)
         return self._mixed.received(pairs, self.loss_scale)
 
-    def _differentiated(self) -> tuple[Tensor, Backward]:
+    def _differentiated(self) -> tuple[Tensor, BackwardResult]:
         kept: list[Any] = []
 
         def loss() -> Any:
@@ -282,7 +291,7 @@ class TrainingStep(Described):
         if self._mixed is not None:
             backward = self._mixed.differentiate(loss, self._variables)
         else:
-            backward = Backward.plain(self.optimizer.compute_gradients(loss, self._variables))
+            backward = BackwardResult.plain(self.optimizer.compute_gradients(loss, self._variables))
         if self._variables is None and backward.variables:
             self._variables = backward.variables
         return kept[0], backward
@@ -333,10 +342,12 @@ class TrainingStep(Described):
                 yield found
             self._lock.loaded()
 
-    def _remembering(self, variables: Sequence[object], others: Sequence[Entry] = ()) -> Training:
+    def _remembering(
+        self, variables: Sequence[object], others: Sequence[Entry] = ()
+    ) -> TrainingState:
         own = [Entry("global_step", self.global_step), *others]
         sums = self._accumulators
-        return Training(self._inner, variables, self._masters, self.loss_scaler, sums, own)
+        return TrainingState(self._inner, variables, self._masters, self.loss_scaler, sums, own)
 
     def __repr__(self) -> str:
         count = "" if self._variables is None else f", {len(self._variables)} variables"

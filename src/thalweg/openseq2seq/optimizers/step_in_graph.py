@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.outcome import not_taken, raise_first
-from thalweg.distribute import current_strategy, fill_missing
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.execution_context import thread
+from thalweg._base.showing import show_value
+from thalweg._core.outcome import not_taken, raise_first
+from thalweg._graph import (
     GraphKeys,
     GraphVariable,
     Output,
@@ -22,23 +22,24 @@ from thalweg.graph import (
     operation,
     variable_scope,
 )
-from thalweg.ground.running import thread
-from thalweg.ground.showing import show_value
+from thalweg.distribute import current_strategy, fill_missing
+from thalweg.errors import InvalidTypeError
 from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
-from thalweg.openseq2seq.optimizers.process import (
+from thalweg.openseq2seq.optimizers.backward import BackwardResult
+from thalweg.openseq2seq.optimizers.gradient_pipeline import (
     ADDED_UP,
     SCOPE,
-    Given,
+    ReceivedGradients,
     Treatment,
     apply_processed,
     readied,
     told,
     told_of,
 )
+from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper, check_inner
+from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
+from thalweg.openseq2seq.optimizers.precision import MixedCheck
 from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Outbox
 from thalweg.openseq2seq.optimizers.summaries_in_graph import (
@@ -47,7 +48,6 @@ from thalweg.openseq2seq.optimizers.summaries_in_graph import (
     collect,
     collect_scalar,
 )
-from thalweg.openseq2seq.optimizers.tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.update import SKIPPED, TAKEN, captured_by
 from thalweg.openseq2seq.optimizers.update_in_graph import (
     is_called_at_the_build,
@@ -127,20 +127,20 @@ def _differentiated(
     mixed: MixedPrecisionOptimizerWrapper | None,
     loss: object,
     var_list: object,
-) -> Backward:
+) -> BackwardResult:
     if mixed is None:
-        return Backward.plain(optimizer.compute_gradients(loss, var_list))
+        return BackwardResult.plain(optimizer.compute_gradients(loss, var_list))
     return mixed.differentiate(loss, var_list)
 
 
-def _accumulators(backward: Backward) -> list[Any]:
+def _accumulators(backward: BackwardResult) -> list[Any]:
     """The sums of the targets, as an operation takes them that writes to them."""
     accumulators = Accumulators()
     accumulators.make(backward.targets)
     return [by_reference(each) for each in accumulators.of(backward.targets)]
 
 
-def _parts(backward: Backward) -> dict[str, Any]:
+def _parts(backward: BackwardResult) -> dict[str, Any]:
     """A backward pass, as an operation takes it that writes to variables and targets."""
     variables, targets = referred(backward)
     return {
@@ -181,12 +181,14 @@ class _Taking:
         rate: Any,
         skip: Any,
         captured: Any = None,
-    ) -> tuple[Treatment, Given]:
+    ) -> tuple[Treatment, ReceivedGradients]:
         """What the values mean."""
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)
-        given = Given(Backward(**parts), sums, rate, as_skip(skip), captured, loss=value)
+        given = ReceivedGradients(
+            BackwardResult(**parts), sums, rate, as_skip(skip), captured, loss=value
+        )
         if self._averaged is None:
             return self._how, given
         writer = None if self._how.outbox is None else self._how.outbox.writer
@@ -207,12 +209,12 @@ class _Taking:
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
         """The summaries of gradients, as what writes them."""
-        given = Given(Backward(**parts), sums, rate, as_skip(skip))
+        given = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
         return told_of(self._how, given, scope).write
 
 
 def _called_in_runs(
-    taking: _Taking, backward: Backward, inputs: Sequence[Any], update_ops: Sequence[object]
+    taking: _Taking, backward: BackwardResult, inputs: Sequence[Any], update_ops: Sequence[object]
 ) -> Any:
     """The tensor that takes a step of an optimizer whose hooks are called in each run."""
     loss, inner = inputs[0], taking.inner
@@ -230,8 +232,8 @@ def _called_in_runs(
 
 def _called_now(
     inner: Optimizer,
-    backward: Backward,
-    begin: Callable[..., tuple[Treatment, Given]],
+    backward: BackwardResult,
+    begin: Callable[..., tuple[Treatment, ReceivedGradients]],
     inputs: Sequence[Any],
     global_step: object,
     scaler: AutomaticLossScaler | None,
@@ -288,7 +290,7 @@ def _called_now(
     )
 
 
-def _connected(backward: Backward, how: Treatment) -> Backward:
+def _connected(backward: BackwardResult, how: Treatment) -> BackwardResult:
     """Without the variables that have no gradient for any worker, if nothing needs one.
 
     Raises:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thalweg.core.state import positioned
-from thalweg.core.vectors import is_host
+from thalweg._base.async_fetch import brought
+from thalweg._base.showing import show_value
+from thalweg._core.state import positioned
+from thalweg._core.vectors import is_host
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.fetching import brought
-from thalweg.ground.showing import show_value
 from thalweg.openseq2seq.optimizers.gradients import title
 from thalweg.variable import REDUCED
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.execution_context import thread
+from thalweg._graph import GraphKeys, Output, get_default_graph, operation
 from thalweg.errors import FailedPreconditionError
-from thalweg.graph import GraphKeys, Output, get_default_graph, operation
-from thalweg.ground.running import thread
-from thalweg.openseq2seq.optimizers.rate import called
+from thalweg.openseq2seq.optimizers.learning_rate import called
 from thalweg.v1 import summary
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message

@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._graph import is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import is_symbolic
-from thalweg.ground.running import is_deferred
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
 from thalweg.openseq2seq.optimizers.accumulation import check_count
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.gradient_pipeline import SCOPE, Treatment
+from thalweg.openseq2seq.optimizers.learning_rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
+from thalweg.openseq2seq.optimizers.name_tables import optimizer_class
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import is_mixed
-from thalweg.openseq2seq.optimizers.process import SCOPE, Treatment
-from thalweg.openseq2seq.optimizers.rate import LiveRate, called, scaled_decay
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
 from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
-from thalweg.openseq2seq.optimizers.tables import optimizer_class
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable

@@ -11,15 +11,23 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.checks import check_memories
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import Decision, GradientTransforms
-from thalweg.core.outcome import LEFT, SKIPPED, TAKEN, Outcome, add_taken, following, says_not_taken
-from thalweg.core.pairs import distinct
-from thalweg.core.section import Call, run, unless_resized
-from thalweg.engines import current
+from thalweg._core.checks import check_memories
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.outcome import (
+    LEFT,
+    SKIPPED,
+    TAKEN,
+    Outcome,
+    add_taken,
+    following,
+    says_not_taken,
+)
+from thalweg._core.pairs import distinct
+from thalweg._core.section import Call, run, unless_resized
+from thalweg._engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import REDUCED
 
@@ -63,7 +71,7 @@ def watching(
 
 def update(
     optimizer: Optimizer,
-    backward: Backward,
+    backward: BackwardResult,
     how: GradientTransforms,
     global_step: Any,
     captured: Any = None,
@@ -103,7 +111,7 @@ def update(
 
 
 def _by_override(
-    optimizer: Optimizer, backward: Backward, calls: Sequence[Call], global_step: Any
+    optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> Outcome:
     """Take a step by an optimizer that has an `apply_gradients` of its own.
 
@@ -126,7 +134,7 @@ def _by_override(
     return Outcome(True, [])
 
 
-def copying(backward: Backward) -> list[Call]:
+def copying(backward: BackwardResult) -> list[Call]:
     """What sets the variables that have masters to these: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     return following(backward.copies, backward.targets)

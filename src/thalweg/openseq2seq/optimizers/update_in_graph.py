@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.core.gradient_stats import materialised
-from thalweg.core.gradient_transforms import GradientTransforms
-from thalweg.core.section import run
-from thalweg.engines import current
-from thalweg.graph import (
+from thalweg._base.context_managers import writable
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.section import run
+from thalweg._engines import current
+from thalweg._graph import (
     GraphKeys,
     Output,
     SymbolicSlices,
@@ -29,10 +30,9 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.switches import writable
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.backward import Backward
+from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.update import copying
 from thalweg.v1.train.optimizer import Optimizer
 
@@ -54,7 +54,7 @@ def is_called_at_the_build(optimizer: Optimizer) -> bool:
     return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
-def processed_now(backward: Backward, how: GradientTransforms) -> list[Any] | None:
+def processed_now(backward: BackwardResult, how: GradientTransforms) -> list[Any] | None:
     """The gradients as an optimizer is to have them; None where there is no update.
 
     What the loss scaler remembers is written, and what else is to be called.
@@ -70,7 +70,7 @@ def processed_now(backward: Backward, how: GradientTransforms) -> list[Any] | No
 
 def updated(
     optimizer: Optimizer,
-    backward: Backward,
+    backward: BackwardResult,
     process: Callable[..., Sequence[object] | None],
     inputs: Sequence[object],
     global_step: object,
@@ -150,7 +150,7 @@ def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     return own.new_zeros(()).expand(own.shape)
 
 
-def referred(backward: Backward) -> list[Any]:
+def referred(backward: BackwardResult) -> list[Any]:
     """The variables and the targets, as an operation takes them that writes to both."""
     both = backward.variables, backward.targets
     return [[by_reference(each) for each in part] for part in both]
@@ -168,4 +168,4 @@ def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
 
 
 def _copy(variables: list[object], targets: list[object]) -> None:
-    run(copying(Backward([None] * len(targets), variables, targets, [None] * len(targets))))
+    run(copying(BackwardResult([None] * len(targets), variables, targets, [None] * len(targets))))

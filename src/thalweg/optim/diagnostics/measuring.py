@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import names_in, states_of
-from thalweg.diagnostics.asked import Diagnostics
-from thalweg.diagnostics.measuring import StepWatch
-from thalweg.diagnostics.recorder import Recorder, apart
+from thalweg._base.locks import importing
+from thalweg._core.groups import names_in, states_of
+from thalweg.diagnostics.config import Diagnostics
+from thalweg.diagnostics.recorder import TableRecorder, apart
+from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.ground.locks import importing
 from thalweg.optim.columns import STEP
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
         own.diagnosing = Diagnosing(optimizer, given)
 
 
-class Diagnosing(Recorder):
+class Diagnosing(TableRecorder):
     """What an optimizer with `diagnostics` keeps.
 
     Args:

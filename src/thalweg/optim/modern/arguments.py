@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
 from thalweg.optim.differing import are_numbers, is_flag
 from thalweg.optim.groups import PAIRS
 

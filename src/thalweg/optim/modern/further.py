@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.groups import Group
+from thalweg._core.groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate, ThreeBetas
 from thalweg.optim.modern.optimizer import ModernOptimizer

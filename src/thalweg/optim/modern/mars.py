@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.groups import Group
+from thalweg._base.showing import show_value
+from thalweg._core.groups import Group
 from thalweg.formula import Rule
-from thalweg.ground.showing import show_value
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 from thalweg.optim.param_state import Own

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.groups import Group
-from thalweg.core.options.average import EMA
-from thalweg.core.options.update_targets import MASTER
+from thalweg._base.locks import importing
+from thalweg._core.groups import Group
+from thalweg._core.options.average import EMA
+from thalweg._core.options.update_targets import MASTER
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.locks import importing
 from thalweg.optim.groups import number
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+from thalweg._base.lazy import offering
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offering
 
 MODERN_RULES: tuple[Rule, ...]
 

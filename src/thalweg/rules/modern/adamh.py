@@ -1,7 +1,7 @@
 """AdamH: Adam on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
 
 from thalweg.formula import Rule, like_update, variable_squares, wide
-from thalweg.rules.modern.arithmetic import (
+from thalweg.rules.modern.common import (
     SLOTS,
     corrections,
     hypers,

@@ -1,7 +1,7 @@
 """What the four AdamW rules have in common, which differ in their weight decay."""
 
 from thalweg.formula import Hyper, Rule, moved
-from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
 def as_it_is(value, other, learning_rate, weight_decay):

@@ -1,8 +1,8 @@
 """Adan: Nesterov's momentum with a mean of the gradients' differences (Xie et al. 2022)."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
-from thalweg.rules.modern.arithmetic import SLOTS, hypers, lerp, mean_square, root_of
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, root_of
+from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, learning_rate, beta1, beta2, last_beta, t):

@@ -1,9 +1,9 @@
 """AdEMAMix: Adam with a second, slow mean of gradients (Pagliardini et al. 2024)."""
 
 from thalweg.formula import Hyper, Rule, Slot, exp, log, moved
-from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
 from thalweg.rules.modern.schedule_free import larger
-from thalweg.rules.torch.arithmetic import as_read, value_if
+from thalweg.rules.torch.common import as_read, value_if
 
 
 def slow_weight(beta1, last_beta, share):

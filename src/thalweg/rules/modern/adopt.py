@@ -1,8 +1,8 @@
 """ADOPT: gradients are divided by the root that was before them (Taniguchi et al. 2024)."""
 
 from thalweg.formula import Hyper, Rule, maximum, minimum, sqrt, where
-from thalweg.rules.modern.arithmetic import SLOTS, hypers, lerp, mean_square, weights
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, weights
+from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, beta1, beta2, clip_exp, t):

@@ -1,7 +1,7 @@
 """Cautious AdamW: no element moves against its gradient, and the others the more (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
-from thalweg.rules.modern.arithmetic import (
+from thalweg.rules.modern.common import (
     SLOTS,
     corrections,
     hypers,

@@ -11,7 +11,7 @@ from thalweg.formula import (
     where,
     wide,
 )
-from thalweg.rules.modern.arithmetic import (
+from thalweg.rules.modern.common import (
     SLOTS,
     corrections,
     hypers,

@@ -5,8 +5,8 @@
 import torch
 
 from thalweg.formula import Rule, Slot, sqrt
-from thalweg.rules.modern.arithmetic import SLOTS, hypers, mean_square, weights
-from thalweg.rules.torch.arithmetic import as_read, multiplied, value_if
+from thalweg.rules.modern.common import SLOTS, hypers, mean_square, weights
+from thalweg.rules.torch.common import as_read, multiplied, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):

@@ -1,8 +1,8 @@
 """MARS: AdamW of gradients whose variance the gradients before reduce (Yuan et al. 2024)."""
 
 from thalweg.formula import Rule, Slot, maximum, narrow, sqrt, where
-from thalweg.rules.modern.arithmetic import SLOTS, lerp, mean_square, root_of
-from thalweg.rules.modern.mars_numbers import HYPERS, prepare
+from thalweg.rules.modern.common import SLOTS, lerp, mean_square, root_of
+from thalweg.rules.modern.mars_scalars import HYPERS, prepare
 
 
 def corrected(grad, last_grad, gain, steps_before):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import sign, where
-from thalweg.rules.modern.arithmetic import lerp, mean_square, root_of
+from thalweg.rules.modern.common import lerp, mean_square, root_of
 from thalweg.rules.modern.mars import MARS, corrected
 
 

@@ -3,9 +3,9 @@
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, moved
-from thalweg.rules.modern.arithmetic import check_count, lerp
+from thalweg.rules.modern.common import check_count, lerp
 from thalweg.rules.modern.newton_schulz import check_dtype, orthogonal, scale_of, triples
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 HYPERS = (
     Hyper("learning_rate", 0.001, "step size; torch's lr"),

@@ -3,11 +3,11 @@
 from functools import lru_cache, partial
 
 from thalweg.formula import Pass, Rule, Stage, variable_squares
-from thalweg.rules.modern.arithmetic import check_count, lerp
+from thalweg.rules.modern.common import check_count, lerp
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, orthogonalize
 from thalweg.rules.modern.newton_schulz import check_dtype, triples
 from thalweg.rules.modern.sphere import RADIUS, per_variable
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, momentum):

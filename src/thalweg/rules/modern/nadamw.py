@@ -1,7 +1,7 @@
 """NAdamW: AdamW whose step looks one gradient ahead (Dozat 2016), as AlgoPerf's baseline has it."""
 
 from thalweg.formula import Rule, moved
-from thalweg.rules.modern.arithmetic import SLOTS, corrections, hypers, lerp, mean_square, root_of
+from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
 def update(

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.ground.showing import show_value
+from thalweg._base.showing import show_value
 
 Triple = tuple[float, float, float]
 COEFFICIENTS: dict[str, tuple[Triple, ...]] = {

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from thalweg._base.showing import show_value
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage
-from thalweg.ground.showing import show_value
-from thalweg.rules.modern.arithmetic import check_count
+from thalweg.rules.modern.common import check_count
 from thalweg.rules.modern.muon import EPSILON, HYPERS, SLOTS, mean, mean_ahead, update
 from thalweg.rules.modern.muon import prepare as prepare_muon
 from thalweg.rules.modern.newton_schulz import check_dtype, norms_of, orthogonal, scale_of, triples
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 _TINY = 1e-10  # added to roots and norms
 LENGTHS = ("preserve_norm", "match_rms")  # how long a step is: as Muon's, or as AdamW's

@@ -1,8 +1,8 @@
 """Prodigy: AdamW that finds its rate by how far variables have come (Mishchenko 2023)."""
 
 from thalweg.formula import Rule, Slot, absolute, moved, sqrt, where
-from thalweg.rules.modern.arithmetic import SLOTS, mean_square
-from thalweg.rules.modern.prodigy_numbers import HYPERS, NUMBERS, per_optimizer, prepare
+from thalweg.rules.modern.common import SLOTS, mean_square
+from thalweg.rules.modern.prodigy_scalars import HYPERS, NUMBERS, per_optimizer, prepare
 
 BEGINS = float("nan")  # where there is no start yet: the variable is it
 

@@ -8,7 +8,7 @@ The variable is y, between z, which moves as without a mean, and the mean x, whi
 import torch
 
 from thalweg.formula import Hyper, Slot
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 WARMUP = Hyper("warmup_steps", 0.0, "steps in which the rate rises to what it is")
 POWER = Hyper("r", 0.0, "weight of a step in the mean is its number to this power")

@@ -1,9 +1,9 @@
 """Schedule-free AdamW (Defazio et al. 2024)."""
 
 from thalweg.formula import Rule, Slot, sqrt, where
-from thalweg.rules.modern.arithmetic import hypers, lerp, mean_square
+from thalweg.rules.modern.common import hypers, lerp, mean_square
 from thalweg.rules.modern.schedule_free import POWER, RATE_POWER, SLOTS, WARMUP, shares
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """Schedule-free SGD (Defazio et al. 2024)."""
 
 from thalweg.formula import Hyper, Rule, where
-from thalweg.rules.modern.arithmetic import hypers, lerp
+from thalweg.rules.modern.common import hypers, lerp
 from thalweg.rules.modern.schedule_free import POWER, RATE_POWER, SLOTS, WARMUP, shares
 
 

@@ -14,8 +14,8 @@ from thalweg.formula import (
     moved,
     sqrt,
 )  # fmt: skip
-from thalweg.rules.modern.arithmetic import lerp
-from thalweg.rules.torch.arithmetic import as_read, value_if
+from thalweg.rules.modern.common import lerp
+from thalweg.rules.torch.common import as_read, value_if
 
 HYPERS = (
     Hyper("learning_rate", 0.1, "step size"),

@@ -6,7 +6,7 @@ The first gradient makes factors and bases, and moves nothing, as in the authors
 from functools import lru_cache, partial
 
 from thalweg.formula import Hyper, Pass, Rule, Slot, Stage, sqrt
-from thalweg.rules.modern.arithmetic import check_count, hypers, lerp, mean_square
+from thalweg.rules.modern.common import check_count, hypers, lerp, mean_square
 from thalweg.rules.modern.eigenbasis import (
     add_product,
     first_basis,
@@ -17,7 +17,7 @@ from thalweg.rules.modern.eigenbasis import (
     turn_back,
     whiten,
 )  # fmt: skip
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.torch.common import as_read
 
 SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 

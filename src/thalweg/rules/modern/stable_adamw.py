@@ -1,8 +1,8 @@
 """StableAdamW: AdamW with a smaller rate where gradients outgrow their root (Wortsman 2023)."""
 
 from thalweg.formula import Rule, maximum, moved, narrow, sqrt
-from thalweg.rules.modern.arithmetic import SLOTS, hypers, lerp, mean_square, ones
-from thalweg.rules.torch.arithmetic import as_read
+from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, ones
+from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, beta1, beta2, t):

@@ -9,8 +9,8 @@ number: results differ from its own by a few units in the last place.
 
 from __future__ import annotations
 
+from thalweg._base.lazy import offering
 from thalweg.formula import Rule
-from thalweg.ground.lazily import offering
 
 TORCH_RULES: tuple[Rule, ...]
 

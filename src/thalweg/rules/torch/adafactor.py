@@ -4,6 +4,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
+from thalweg._base.divisors import as_divisor
 from thalweg.formula import (
     FusedStage,
     Hyper,
@@ -23,9 +24,8 @@ from thalweg.formula import (
     where,
     wide,
 )  # fmt: skip
-from thalweg.ground.divisors import as_divisor
-from thalweg.rules.modern.arithmetic import ones
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.modern.common import ones
+from thalweg.rules.torch.common import (
     MAXIMIZE,
     as_read,
     direction_of,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Rule, Slot, absolute, maximum, moved
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     BETA1,
     BETA2,
     EPSILON,

@@ -6,7 +6,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, moved, where
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     LEARNING_RATE,
     MAXIMIZE,
     WEIGHT_DECAY,

@@ -6,7 +6,7 @@ The order of operations is that of lucidrains' lion-pytorch.
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, moved, where
-from thalweg.rules.torch.arithmetic import BETA1, LEARNING_RATE
+from thalweg.rules.torch.common import BETA1, LEARNING_RATE
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay):

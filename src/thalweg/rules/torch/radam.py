@@ -1,7 +1,7 @@
 """RAdam of torch: plain momentum until the mean square is known well enough to divide by."""
 
 from thalweg.formula import Rule, Slot, moved, sqrt, where
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     BETA1,
     BETA2,
     DECOUPLED,

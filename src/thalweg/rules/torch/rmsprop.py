@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     EPSILON,
     LEARNING_RATE,
     MAXIMIZE,

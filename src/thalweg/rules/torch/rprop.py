@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from thalweg.formula import Hyper, Rule, Slot, maximum, minimum, moved, where
-from thalweg.rules.torch.arithmetic import LEARNING_RATE, MAXIMIZE, direction_of
+from thalweg.rules.torch.common import LEARNING_RATE, MAXIMIZE, direction_of
 
 
 def prepare(*, maximize):

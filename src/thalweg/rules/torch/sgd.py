@@ -2,7 +2,7 @@
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.formula import moved as moved_by
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     LEARNING_RATE,
     MAXIMIZE,
     WEIGHT_DECAY,

@@ -1,7 +1,7 @@
 """SparseAdam of torch: Adam over the rows that a sparse gradient names, and no others."""
 
 from thalweg.formula import Rule, Slot, moved, sqrt
-from thalweg.rules.torch.arithmetic import (
+from thalweg.rules.torch.common import (
     BETA1,
     BETA2,
     EPSILON,

@@ -4,10 +4,10 @@
 `thalweg.optim` have them as options, too. Sparse gradients of a wrapped rule are made dense.
 """
 
-from thalweg.rules.wrappers.brakes import radial_brake
-from thalweg.rules.wrappers.floors import row_floor
-from thalweg.rules.wrappers.lengths import sphere, trust_ratio
-from thalweg.rules.wrappers.masks import cautious, cautious_decay
+from thalweg.rules.wrappers.cautious import cautious, cautious_decay
+from thalweg.rules.wrappers.radial_brake import radial_brake
+from thalweg.rules.wrappers.row_floor import row_floor
+from thalweg.rules.wrappers.trust_ratio import sphere, trust_ratio
 
 __all__ = ["cautious", "cautious_decay", "radial_brake", "row_floor", "sphere", "trust_ratio"]
 

@@ -1,6 +1,6 @@
 """`tf.compat`: TensorFlow 1's API as `v1`, `tf` itself as `v2`, and text and bytes."""
 
-from thalweg.tf.compat.later import find as __getattr__
+from thalweg.tf.compat.deferred import find as __getattr__
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:

@@ -9,9 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from thalweg.core.nest import leaves_of
-from thalweg.graph.default import begin_graphs, disable_eager_execution, enable_eager_execution
-from thalweg.ground.running import process
+from thalweg._base.execution_context import process
+from thalweg._core.nest import leaves_of
+from thalweg._graph.default_graph import (
+    begin_graphs,
+    disable_eager_execution,
+    enable_eager_execution,
+)
 
 __all__ = [
     "control_flow_v2_enabled",

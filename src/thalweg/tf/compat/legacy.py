@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph, v1
+from thalweg import _graph, v1
+from thalweg._graph.eager_or_graph import EagerOrGraphMeta
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph.either import Either
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.compat.behavior import begins_graphs
@@ -45,13 +45,13 @@ __all__ = [
 ]
 
 
-class Variable(metaclass=Either):
+class Variable(metaclass=EagerOrGraphMeta):
     """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape` and `import_scope` are ignored.
     """
 
-    CLASSES = (EagerVariable, graph.GraphVariable)
+    CLASSES = (EagerVariable, _graph.GraphVariable)
 
     @begins_graphs
     def __new__(
@@ -90,8 +90,8 @@ def constant(
     In a graph the last of too few values is repeated; `verify_shape` says whether the value must
     have the shape itself.
     """
-    sizes = None if shape is None else graph.ints(shape)
-    return graph.constant(value, dtype, sizes, name, verify_shape)
+    sizes = None if shape is None else _graph.ints(shape)
+    return _graph.constant(value, dtype, sizes, name, verify_shape)
 
 
 def _with_older_arguments(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -291,7 +291,7 @@ def convert_to_tensor_or_indexed_slices(
     Raises:
         InvalidTypeError: Slices are of another dtype.
     """
-    if not isinstance(value, IndexedSlices | graph.SymbolicSlices):
+    if not isinstance(value, IndexedSlices | _graph.SymbolicSlices):
         return convert_to_tensor(value, dtype, name)
     if dtype is not None and as_dtype(dtype) != value.dtype:
         raise InvalidTypeError(f"The slices are {value.dtype}, not {as_dtype(dtype)}.")

@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from thalweg.core.nest import leaves_of, mapped
+from thalweg._base.execution_context import executing_eagerly, is_symbolic, resolve
+from thalweg._base.lazy import lazy
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, did_you_mean
-from thalweg.graph.exchange import exported
-from thalweg.ground.lazily import lazy
-from thalweg.ground.running import executing_eagerly, is_symbolic, resolve
 from thalweg.tf.data import spec as specs
 from thalweg.tf.data.iterators import Iterator as EagerIterator
 from thalweg.tf.data.iterators import make_initializable_iterator, make_one_shot_iterator
-from thalweg.tf.data.steps import batches, checked, draw_below, padded, shuffle_elements
+from thalweg.tf.data.transformations import batches, checked, draw_below, padded, shuffle_elements
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)

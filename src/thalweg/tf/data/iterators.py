@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator as Elements
 from typing import Any
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped, packed
+from thalweg import _graph
+from thalweg._base.execution_context import current_session, executing_eagerly
+from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._graph.default_graph import begin_graphs
 from thalweg.errors import FailedPreconditionError, OutOfRangeError
-from thalweg.graph.default import begin_graphs
-from thalweg.ground.running import current_session, executing_eagerly
 from thalweg.tf.data import spec as specs
 
 
-class _Place:
+class _IteratorPosition:
     """Where a session is in a dataset."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class InGraph:
         def begin() -> None:
             self._current_place().elements = dataset._begin_iteration()
 
-        return graph.operation(begin, [], name or "MakeIterator")
+        return _graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
         """The next element, another one in each run; OutOfRangeError at the end."""
@@ -108,12 +108,12 @@ class InGraph:
                 )
             return list(leaves_of(_next_element(place.elements)))
 
-        outputs = [graph.Output(x.dtype, x.shape, ()) for x in leaves_of(self.element_spec)]
-        tensors = graph.operation(next_elements, [], name or "IteratorGetNext", outputs=outputs)
+        outputs = [_graph.Output(x.dtype, x.shape, ()) for x in leaves_of(self.element_spec)]
+        tensors = _graph.operation(next_elements, [], name or "IteratorGetNext", outputs=outputs)
         return packed(self.element_spec, iter(tensors))
 
-    def _current_place(self) -> _Place:
-        return current_session().resource(self, _Place)
+    def _current_place(self) -> _IteratorPosition:
+        return current_session().resource(self, _IteratorPosition)
 
     output_types = property(lambda self: get_output_types(self))
     output_shapes = property(lambda self: get_output_shapes(self))

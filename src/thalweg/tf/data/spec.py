@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import mapped
+from thalweg import _graph
+from thalweg._base.execution_context import eagerly, is_symbolic
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import mapped
+from thalweg._graph.shapes import infer_outputs
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph.shapes import infer_outputs
-from thalweg.ground.running import eagerly, is_symbolic
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf.convert import tensor
 from thalweg.variable import as_dtype
 
@@ -28,7 +28,7 @@ class TensorSpec:
     """
 
     def __init__(self, shape: object, dtype: Any = torch.float32, name: str | None = None) -> None:
-        self.shape = graph.Shape(shape)
+        self.shape = _graph.Shape(shape)
         self.dtype = None if dtype is None else as_dtype(dtype)
 
     def __repr__(self) -> str:
@@ -144,10 +144,10 @@ def after(function: Callable[..., object], spec: object, first: Callable[[], Ite
         first: Starts what the function has returned for elements that there are; asked where the
             function needs values. It may raise an error if there are none yet.
     """
-    with graph.Graph().as_default():
-        symbols = mapped(lambda each: graph.placeholder(each.dtype or "float32", each.shape), spec)
+    with _graph.Graph().as_default():
+        symbols = mapped(lambda each: _graph.placeholder(each.dtype or "float32", each.shape), spec)
         found = infer_outputs(lambda element: converted(function(element)), (symbols,), "map")
-    if not (isinstance(found, graph.Output) and found.shape is None):
+    if not (isinstance(found, _graph.Output) and found.shape is None):
         return spec_of(found)
     try:
         element = next(first())

@@ -11,7 +11,7 @@ from typing import Any
 from thalweg.tf.keras import backend, optimizers
 from thalweg.tf.keras.lookup import Later as _Later
 from thalweg.tf.keras.lookup import namespace as _namespace
-from thalweg.tf.views import View as _View
+from thalweg.tf.module_views import View as _View
 
 _OWN = ("Model", "Sequential", "models")
 _MODULES = (

@@ -24,9 +24,11 @@ import numpy as np
 import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from thalweg.core.nest import leaves_of, mapped
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import eagerly
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph import (
     GraphVariable,
     Output,
     SymbolicTensor,
@@ -38,11 +40,9 @@ from thalweg.graph import (
     operation,
     placeholder,
 )
-from thalweg.graph.keras.variables import track
-from thalweg.graph.names import node_name_from
-from thalweg.ground.running import eagerly
-from thalweg.ground.static_shape import UNKNOWN
-from thalweg.ground.switches import no_grad
+from thalweg._graph.keras.variables import track
+from thalweg._graph.unique_names import node_name_from
+from thalweg.errors import InvalidTypeError
 from thalweg.variable import as_dtype, dtype_name, tensor_of
 
 keras: Any = importlib.import_module("keras")

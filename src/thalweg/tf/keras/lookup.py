@@ -7,7 +7,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from thalweg.ground.running import process, thread
+from thalweg._base.execution_context import process, thread
 
 
 def namespace() -> ModuleType:

@@ -6,13 +6,13 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from thalweg._base.execution_context import eagerly
 from thalweg.distribute import get_strategy
 from thalweg.errors import CheckpointWarning, InvalidArgumentError, InvalidTypeError, warn
-from thalweg.ground.running import eagerly
-from thalweg.integrations.keras3.lending import Lender
+from thalweg.integrations.keras3.keras_subclassing import Lender
 from thalweg.keras import optimizers
+from thalweg.tf.keras.dataset_adapter import readable
 from thalweg.tf.keras.lookup import namespace
-from thalweg.tf.keras.reading import readable
 from thalweg.tf.keras.train_optimizer import TFOptimizer
 from thalweg.v1 import train
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from thalweg import graph
-from thalweg.graph.session import Session
-from thalweg.ground.running import executing_eagerly, get_default_session, thread
+from thalweg import _graph as graph
+from thalweg._base.execution_context import executing_eagerly, get_default_session, thread
+from thalweg._graph.session import Session
 from thalweg.tf.random import set_seed
 from thalweg.tf.test import values
-from thalweg.tf.test.comparing import Comparing
+from thalweg.tf.test.assertions import Comparing
 
 _SEED = 87654321
 

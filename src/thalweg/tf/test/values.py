@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg import graph
-from thalweg.core.nest import leaves_of, mapped
-from thalweg.graph.exchange import exported
+from thalweg import _graph
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.feeds_and_fetches import exported
 from thalweg.variable import tensor_of
 
 
 def is_symbolic(value: object) -> bool:
     """Whether a session has to compute the value, or a part of it."""
-    kinds = graph.SymbolicTensor | graph.SymbolicSlices | graph.Operation
+    kinds = _graph.SymbolicTensor | _graph.SymbolicSlices | _graph.Operation
     return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.graph import GraphKeys, get_collection
+from thalweg._graph import GraphKeys, get_collection
 from thalweg.v1.missing import attribute_of
 from thalweg.v1.train.global_step import (
     assert_global_step,

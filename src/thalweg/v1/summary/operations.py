@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
 from thalweg.v1.summary import values
 from thalweg.v1.summary.protos import message
 
@@ -86,7 +86,7 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 
     inputs = list(inputs)
     for each in inputs:
-        if not isinstance(each, graph.SymbolicTensor):
+        if not isinstance(each, _graph.SymbolicTensor):
             raise InvalidTypeError(f"merge takes summaries of the graph, not {show_value(each)}.")
     return _add_to_collections(
         join_summaries, inputs, name or "Merge/MergeSummary", collections or ()
@@ -100,7 +100,7 @@ def merge_all(
     are none.
     """
     _check_mode()
-    found = graph.get_collection(key, scope)
+    found = _graph.get_collection(key, scope)
     return merge(found, name=name) if found else None
 
 
@@ -114,7 +114,7 @@ def _summary_operation(
 ) -> object:
     """An operation that gives what `describe` says of a tensor."""
     _check_mode()
-    given = given if kind is str else graph.convert_to_tensor(given)
+    given = given if kind is str else _graph.convert_to_tensor(given)
 
     def summarize_value(value: object) -> bytes:
         return message("Summary")(value=describe(value, tag)).SerializeToString()
@@ -127,8 +127,8 @@ def _summary_operation(
 def _add_to_collections(
     function: Callable[..., bytes], inputs: Sequence[object], name: str, collections: object
 ) -> object:
-    known = graph.Output(None, (), ())
-    found = graph.operation(function, inputs, name, kind="pure", outputs=known)
+    known = _graph.Output(None, (), ())
+    found = _graph.operation(function, inputs, name, kind="pure", outputs=known)
     found.graph.add_to_collections(collections, found)
     return found
 
@@ -137,7 +137,7 @@ def _add_to_collections(
 def _tag_scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
     """The tag, and the name of the operation, which is the scope's own."""
     label, group = _clean_tag(name), None if family is None else _clean_tag(family)
-    with graph.name_scope(label if group is None else f"{group}/{label}") as scope:
+    with _graph.name_scope(label if group is None else f"{group}/{label}") as scope:
         whole = scope.rstrip("/")
         tag = whole if group is None else f"{group}/{whole}"
         yield tag, label.rpartition("/")[2]
@@ -148,7 +148,7 @@ def _clean_tag(name: str) -> str:
 
 
 def _check_mode() -> None:
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         raise FailedPreconditionError(
             "Operations of tf.summary belong to a graph: build one, or use"
             " torch.utils.tensorboard.SummaryWriter."

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from thalweg.v1.summary.stand_ins import EventFileWriter, Message
+from thalweg.v1.summary.stand_ins import EventFileWriter, StandInMessage
 
 PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
 _MESSAGES = {
@@ -39,7 +39,7 @@ def _can_be_imported() -> bool:
 def message(name: str) -> Any:
     """Return a class of messages, such as `Summary`; without TensorBoard a stand-in."""
     if not is_installed():
-        return Message
+        return StandInMessage
     return getattr(importlib.import_module(f"tensorboard.compat.proto.{_MESSAGES[name]}"), name)
 
 

@@ -17,13 +17,13 @@ _NUMBERS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "t
 class _RepeatedField(list[Any]):
     """A repeated field of a message."""
 
-    def add(self, **fields: object) -> Message:
+    def add(self, **fields: object) -> StandInMessage:
         """Append a message, and return it."""
-        self.append(Message(**fields))
+        self.append(StandInMessage(**fields))
         return self[-1]
 
 
-class Message:
+class StandInMessage:
     """A message of any kind, which takes all fields and serializes to nothing."""
 
     # Kinds of message, and a constant, that code reads from the classes of messages.
@@ -39,10 +39,10 @@ class Message:
         for name, field in fields.items():
             setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
 
-    def __getattr__(self, name: str) -> Message:
+    def __getattr__(self, name: str) -> StandInMessage:
         if name.startswith("_"):
             raise AttributeError(name)
-        return vars(self).setdefault(name, Message())
+        return vars(self).setdefault(name, StandInMessage())
 
     def __setattr__(self, name: str, field: object) -> None:
         if not name.startswith("_"):
@@ -58,7 +58,7 @@ class Message:
         return next((name for name in self._set if name not in ("tag", "metadata")), None)
 
     @classmethod
-    def FromString(cls, serialized: bytes) -> Message:
+    def FromString(cls, serialized: bytes) -> StandInMessage:
         """Return an empty message."""
         return cls()
 
@@ -90,7 +90,7 @@ class Message:
         return 0
 
 
-Message.Value = Message.Image = Message.Audio = Message
+StandInMessage.Value = StandInMessage.Image = StandInMessage.Audio = StandInMessage
 
 
 class EventFileWriter:

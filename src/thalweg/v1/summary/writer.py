@@ -6,10 +6,10 @@ import os
 import time
 from typing import Any
 
-from thalweg import graph as graphs
+from thalweg import _graph as graphs
 from thalweg.errors import CheckpointWriteError, InvalidTypeError
-from thalweg.v1.seconds import check_seconds, wait_seconds
 from thalweg.v1.summary.protos import event_file_writer, message
+from thalweg.v1.time_arguments import check_seconds, wait_seconds
 
 
 class FileWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from thalweg.core.hyperparameters import as_number
+from thalweg._core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_V1
 from thalweg.v1.train.checks import check_positive

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_number
+from thalweg._base.device_counters import number_of
+from thalweg._base.showing import show_value
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_number
+from thalweg._graph import is_symbolic, resolve
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.graph import is_symbolic, resolve
-from thalweg.ground.counters import number_of
-from thalweg.ground.showing import show_value
 from thalweg.rules import ADAGRAD_DA
 from thalweg.v1.train.checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper

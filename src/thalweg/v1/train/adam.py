@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.core.hyperparameters import as_hyper
+from thalweg._base.device_counters import Move
+from thalweg._base.execution_context import graph_of
+from thalweg._base.scalars import scalar_type
+from thalweg._core.hyperparameters import as_hyper
 from thalweg.formula import Rule
-from thalweg.ground.counters import Move
-from thalweg.ground.running import graph_of
-from thalweg.ground.scalars import scalar_type
 from thalweg.rules import ADAM_V1
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.v1.train.slot_creator import base_name

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.options.moving_average import assign_average
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.options.moving_average import assign_average
+from thalweg._graph import (
     GraphKeys,
     GraphVariable,
     by_reference,
@@ -23,8 +24,7 @@ from thalweg.graph import (
     variable_scope,
     zeros_initializer,
 )
-from thalweg.ground.running import is_symbolic
-from thalweg.ground.switches import no_grad
+from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.gradients import title_of
 from thalweg.variable import dtype_name, to_tensor
 

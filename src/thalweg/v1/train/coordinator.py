@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from thalweg._base.locks import Lock, on_fork
+from thalweg._base.showing import show_value
 from thalweg.errors import (
     CancelledError,
     FailedPreconditionError,
     InvalidTypeError,
     OutOfRangeError,
 )
-from thalweg.ground.locks import Lock, on_fork
-from thalweg.ground.showing import show_value
-from thalweg.v1.seconds import check_seconds, wait_seconds
+from thalweg.v1.time_arguments import check_seconds, wait_seconds
 
 _PAUSE = 0.05  # seconds between two looks at whether threads have ended
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from thalweg import schedules
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.scalars import as_scalar, scalar_type
+from thalweg._graph import Output, operation
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import Output, operation
-from thalweg.ground.running import is_deferred
-from thalweg.ground.scalars import as_scalar, scalar_type
 from thalweg.schedules.base import kind_of
 from thalweg.schedules.formulas import natural_base
-from thalweg.v1.train.followed import Followed, remember_source
+from thalweg.v1.train.callable_rate import CallableRate, remember_source
 from thalweg.variable import as_dtype, dtype_name
 
 
@@ -235,7 +235,7 @@ def noisy_linear_cosine_decay(
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
     found = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
-    if isinstance(found, Followed):
+    if isinstance(found, CallableRate):
         found.keeps = [keeper]
         # Loading a state gives `keeper` another sequence.
         config = cache(lambda: schedules.NoisyLinearCosineDecay(*inputs).get_config())  # pyright: ignore
@@ -293,7 +293,7 @@ def follow_rate(
             integer.
 
     Returns:
-        A `Followed`, which reads `inputs` anew when it is called (eager), or a tensor (graph).
+        A `CallableRate`, which reads `inputs` anew when it is called (eager), or a tensor (graph).
 
     Raises:
         ValueError: There is no global step.
@@ -301,7 +301,7 @@ def follow_rate(
     if inputs[0] is None:
         raise ValueError(f"global_step is required for {name}: the variable that counts steps.")
     if not is_deferred(*inputs):
-        made = Followed(lambda: rate(*inputs), name)
+        made = CallableRate(lambda: rate(*inputs), name)
         if rate_at is not None:
             made.follow(inputs[0], rate_at)
         return made

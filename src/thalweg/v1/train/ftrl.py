@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.columns import Groups
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_number
-from thalweg.core.pairs import has_rows
+from thalweg._base.scalars import as_operand, scalar_type
+from thalweg._core.columns import Groups
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_number
+from thalweg._core.pairs import has_rows
 from thalweg.formula import Rule
-from thalweg.ground.scalars import as_operand, scalar_type
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
 from thalweg.v1.train.checks import check_not_negative, check_step_size

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.showing import show_value
+from thalweg._graph import (
     GraphKeys,
     current_session,
     executing_eagerly,
@@ -18,7 +18,7 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
-from thalweg.ground.showing import show_value
+from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.variable import Variable
 
 _eager: list[object] = []

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from thalweg.autodiff import GradientTape, has_replicas, variables_of
-from thalweg.core.pairs import check_variables, distinct, flatten
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.showing import show_value
+from thalweg._core.pairs import check_variables, distinct, flatten
+from thalweg._graph import (
     GraphKeys,
     executing_eagerly,
     get_default_graph,
@@ -19,8 +19,8 @@ from thalweg.graph import (
     graph_variable_of,
     is_symbolic,
 )
-from thalweg.ground.running import is_deferred
-from thalweg.ground.showing import show_value
+from thalweg.autodiff import GradientTape, has_replicas, variables_of
+from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import as_gradient
 from thalweg.variable import (
     TRAINED,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._graph import GraphKeys, Output
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys, Output
 from thalweg.v1 import summary
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner
 from thalweg.v1.train.queues import FIFOQueue
@@ -33,12 +33,12 @@ def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = 
         return tensor
     if num_epochs <= 0:
         raise InvalidArgumentError(f"num_epochs must be > 0 not {num_epochs}.")
-    with graph.name_scope(name or "limit_epochs"):
+    with _graph.name_scope(name or "limit_epochs"):
         start = torch.zeros((), dtype=torch.int64, device="cpu")
         keys = [GraphKeys.LOCAL_VARIABLES]
-        epochs = graph.Variable(start, trainable=False, collections=keys, name="epochs")
-        with graph.control_dependencies([epochs.count_up_to(num_epochs)]):
-            return graph.identity(tensor)
+        epochs = _graph.Variable(start, trainable=False, collections=keys, name="epochs")
+        with _graph.control_dependencies([epochs.count_up_to(num_epochs)]):
+            return _graph.identity(tensor)
 
 
 def input_producer(
@@ -72,8 +72,8 @@ def input_producer(
         ValueError: The tensor has no rows, or `num_epochs` is not positive.
     """
     _check_mode()
-    with graph.name_scope(name or "input_producer") as scope:
-        rows = graph.convert_to_tensor(input_tensor)
+    with _graph.name_scope(name or "input_producer") as scope:
+        rows = _graph.convert_to_tensor(input_tensor)
         if rows.shape == ():
             raise InvalidArgumentError(f"'{rows.name}' must have rows, not shape {rows.shape}.")
         queue = FIFOQueue(capacity, [rows.dtype], [rows.shape[1:]], name=scope)
@@ -81,13 +81,15 @@ def input_producer(
         enqueue = queue.enqueue_many([limit_epochs(shuffled, num_epochs)])
         add_queue_runner(QueueRunner(queue, [enqueue], cancel_op=cancel_op))
         if summary_name is not None:
-            summary.scalar(summary_name, graph.cast(queue.size(), torch.float32) * (1.0 / capacity))
+            summary.scalar(
+                summary_name, _graph.cast(queue.size(), torch.float32) * (1.0 / capacity)
+            )
         return queue
 
 
 def _check_mode() -> None:
     """Raise FailedPreconditionError in eager mode."""
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         raise FailedPreconditionError(
             "Input pipelines based on queues belong to a graph. Build one, or use tf.data."
         )
@@ -95,7 +97,7 @@ def _check_mode() -> None:
 
 def _shuffle_rows(rows: Any, seed: int | None) -> Any:
     """Return the rows of a tensor in a new random order in each run."""
-    numbers = graph.numbers_of(seed)
+    numbers = _graph.numbers_of(seed)
 
     def shuffle(values: torch.Tensor) -> torch.Tensor:
         count, generator = len(values), numbers()
@@ -103,7 +105,7 @@ def _shuffle_rows(rows: Any, seed: int | None) -> Any:
         return values[order]
 
     output = Output(rows.dtype, rows.shape, ())
-    return graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=output)
+    return _graph.operation(shuffle, [rows], "RandomShuffle", kind="pure", outputs=output)
 
 
 def range_input_producer(
@@ -116,7 +118,7 @@ def range_input_producer(
     name: str | None = None,
 ) -> FIFOQueue:
     """Return a queue of the integers from 0 up to `limit`; otherwise as `input_producer`."""
-    with graph.name_scope(name or "input_producer") as scope:
+    with _graph.name_scope(name or "input_producer") as scope:
         title = f"fraction_of_{capacity}_full"
         options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
         return input_producer(_arange(limit), *options, name=scope)
@@ -152,8 +154,8 @@ def slice_input_producer(
     if not tensor_list:
         raise InvalidArgumentError("Expected at least one tensor in slice_input_producer().")
     _check_mode()
-    with graph.name_scope(name or "input_producer"):
-        tensors = [graph.convert_to_tensor(tensor) for tensor in tensor_list]
+    with _graph.name_scope(name or "input_producer"):
+        tensors = [_graph.convert_to_tensor(tensor) for tensor in tensor_list]
         for tensor in tensors:
             if tensor.shape == ():
                 raise InvalidArgumentError(f"'{tensor.name}' must have rows, not shape ().")
@@ -163,7 +165,7 @@ def slice_input_producer(
         title = f"fraction_of_{capacity}_full"
         options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
         place = input_producer(places, *options).dequeue()
-        return [graph.gather(tensor, place) for tensor in tensors]
+        return [_graph.gather(tensor, place) for tensor in tensors]
 
 
 def _arange(limit: int) -> torch.Tensor:
@@ -173,6 +175,6 @@ def _arange(limit: int) -> torch.Tensor:
 def _places_of(tensor: Any) -> Any:
     """Return the places of the rows of a tensor whose number only a run knows."""
     output = Output(torch.int32, (None,), ())
-    return graph.operation(
+    return _graph.operation(
         lambda value: _arange(len(value)), [tensor], "range", kind="pure", outputs=output
     )

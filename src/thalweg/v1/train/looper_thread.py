@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
-from thalweg.ground.showing import show_value
-from thalweg.v1.seconds import check_seconds, wait_seconds
+from thalweg.v1.time_arguments import check_seconds, wait_seconds
 from thalweg.v1.train.coordinator import Coordinator
 
 

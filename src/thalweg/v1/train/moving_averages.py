@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core import section
-from thalweg.core.hyperparameters import as_number
-from thalweg.core.options.moving_average import debias_divisor, move, share_of
-from thalweg.core.pairs import check_variables, distinct
-from thalweg.core.slots import SlotStore
-from thalweg.core.state import Entry, making
-from thalweg.errors import InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.context_managers import outside_inference
+from thalweg._base.scalars import scalar_type
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core import section
+from thalweg._core.hyperparameters import as_number
+from thalweg._core.options.moving_average import debias_divisor, move, share_of
+from thalweg._core.pairs import check_variables, distinct
+from thalweg._core.slots import SlotStore
+from thalweg._core.state import Entry, making
+from thalweg._graph import (
     GraphKeys,
     GraphVariable,
     by_reference,
@@ -29,24 +32,21 @@ from thalweg.graph import (
     make_variable,
     operation,
 )
-from thalweg.graph.slice_info import mark_slice_like
-from thalweg.ground.scalars import scalar_type
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import outside_inference
-from thalweg.ground.tracing import untraced
+from thalweg._graph.slice_info import mark_slice_like
+from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.assigned_averages import assign_moving_average as assign_moving_average
 from thalweg.v1.train.assigned_averages import (
     weighted_moving_average as weighted_moving_average,
 )
 from thalweg.v1.train.gradients import VALID_DTYPES
 from thalweg.v1.train.slot_creator import base_name, scoped_name
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.variable import check_held, is_variable, over
 
 _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 
 
-class ExponentialMovingAverage(StateDict):
+class ExponentialMovingAverage(V1StateDict):
     """Keeps a moving average beside each variable.
 
         average <- average - (average - value)(1 - d)

@@ -14,22 +14,26 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg.autodiff import has_replicas
-from thalweg.core.described import OPTIMIZERS, Argument, Described, Names
-from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg.core.hooks import Copies
-from thalweg.core.hyperparameters import is_function
-from thalweg.core.meshes import is_imported
-from thalweg.core.outcome import Outcome, raise_first, says_taken
-from thalweg.core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
-from thalweg.core.plan_cache import PlanCache, Plans
-from thalweg.core.repeats import Done, note_repeated, quick_steps, say_what_became
-from thalweg.core.section import run
-from thalweg.core.slot_optimizer import SlotOptimizer
-from thalweg.core.slots import SlotStore
-from thalweg.core.slots_as_dicts import variable_key_in_graph
-from thalweg.core.step import finish, repeat, take
-from thalweg.graph import (
+from thalweg._base.context_managers import ContextSetting, Sections
+from thalweg._base.device_counters import Move, number_of
+from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thread
+from thalweg._base.locks import Lock, importing
+from thalweg._base.tracing import untraced
+from thalweg._core.described import OPTIMIZERS, Argument, Described, Names
+from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
+from thalweg._core.hooks import Copies
+from thalweg._core.hyperparameters import is_function
+from thalweg._core.meshes import is_imported
+from thalweg._core.outcome import Outcome, raise_first, says_taken
+from thalweg._core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
+from thalweg._core.plan_cache import PlanCache, Plans
+from thalweg._core.repeats import Done, note_repeated, quick_steps, say_what_became
+from thalweg._core.section import run
+from thalweg._core.slot_optimizer import SlotOptimizer
+from thalweg._core.slots import SlotStore
+from thalweg._core.slots_as_dicts import variable_key_in_graph
+from thalweg._core.step import finish, repeat, take
+from thalweg._graph import (
     GraphKeys,
     by_reference,
     check_updates,
@@ -43,19 +47,16 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.graph.either import IndexedSlices as EitherSlices
-from thalweg.ground.counters import Move, number_of
-from thalweg.ground.locks import Lock, importing
-from thalweg.ground.running import handle_of, is_deferred, is_ours, thread
-from thalweg.ground.switches import Sections, Within
-from thalweg.ground.tracing import untraced
+from thalweg._graph.eager_or_graph import IndexedSlices as EitherSlices
+from thalweg.autodiff import has_replicas
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train import gating, gradients, processors
+from thalweg.v1.train import gradients, processors
+from thalweg.v1.train.gate_gradients import backward, forward, need_no_tape
 from thalweg.v1.train.gradients import GradsAndVars
-from thalweg.v1.train.hooks import V1Hooks, counting_calls
-from thalweg.v1.train.recorded import add_update_names, check_counter, has_hooks, recorded
 from thalweg.v1.train.state import State
-from thalweg.v1.train.state_dict import StateDict
+from thalweg.v1.train.state_dict import V1StateDict
+from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
+from thalweg.v1.train.traced_hooks import add_update_names, check_counter, has_hooks, recorded
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
@@ -66,11 +67,11 @@ _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # chang
 def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.v1.train.steady import SteadyV1Apply
+        from thalweg.v1.train.replay import SteadyV1Apply
     return SteadyV1Apply.of(optimizer, kept, step)
 
 
-class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
+class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients before they are
@@ -129,7 +130,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._under_way: V1Hooks | None = None
+        self._under_way: V1StepAdapter | None = None
 
     def get_name(self) -> str:
         """The name given to the constructor."""
@@ -193,7 +194,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
             var_list = None if var_list is None else flatten(var_list)
-            if gating.need_no_tape(var_list or ()):
+            if need_no_tape(var_list or ()):
                 return self._minimize_one_by_one(loss, global_step, var_list, grad_loss, name)
         with distribute.guard_backward(self) if thread.strategies else contextlib.nullcontext():
             pairs = self.compute_gradients(
@@ -465,10 +466,10 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
     def _make_hooks(
         self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> V1Hooks:
-        return V1Hooks(self, global_step, name, values)
+    ) -> V1StepAdapter:
+        return V1StepAdapter(self, global_step, name, values)
 
-    def _while_taking(self, hooks: V1Hooks) -> Within:
+    def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Take a step; whoever calls has the locks.
 
         TensorFlow's hooks get a gradient and a variable and find the rest in `self`; so the step
@@ -483,7 +484,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
                 )  # hooks that run may put a run's values there
             return [partial(change, {"_under_way": hooks})], [partial(change, outside)]
 
-        return Within(begin_step, hooks)
+        return ContextSetting(begin_step, hooks)
 
     def _prepare_for_graph(self) -> None:
         """Take over the symbols that a subclass's `_prepare` makes, for those who ask for them.
@@ -508,7 +509,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
         grad_loss: object,
         name: str | None,
     ) -> object:
-        value, variables = gating.forward(loss, var_list)
+        value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
         made = self._make_hooks(global_step, name or self._name, None)
         locked, one_step = self._locked(), self._plans.one_step(self._name)
@@ -522,7 +523,7 @@ class Optimizer(State, StateDict, SlotOptimizer, Described, Argument):
 
             hooks.read_hypers(variables)
             hooks.is_prepared = True
-            updated = gating.backward(value, variables, grad_loss, apply_one)
+            updated = backward(value, variables, grad_loss, apply_one)
             kept.forget_others(updated)
             hooks.updates = len(updated)
             errors += finish(hooks)

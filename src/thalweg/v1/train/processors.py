@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from thalweg.core.checks import sparse_and_constrained
-from thalweg.graph import (
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.checks import sparse_and_constrained
+from thalweg._graph import (
     GraphVariable,
     apply_constraint,
     executing_eagerly,
 )
-from thalweg.graph.either import IndexedSlices
-from thalweg.ground.running import is_symbolic
+from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.variable import is_variable, name_of, variable_constraint
 
 

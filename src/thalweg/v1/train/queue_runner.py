@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg._base.locks import Lock, on_fork
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys, Session, get_default_graph
+from thalweg._graph.nodes import session_for
 from thalweg.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -17,10 +21,6 @@ from thalweg.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from thalweg.graph import GraphKeys, Session, get_default_graph
-from thalweg.graph.nodes import session_for
-from thalweg.ground.locks import Lock, on_fork
-from thalweg.ground.showing import show_value
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.queues import QueueBase
 

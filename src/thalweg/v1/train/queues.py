@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from thalweg.core.nest import leaves_of
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.locks import Lock
+from thalweg._base.static_shape import Shape
+from thalweg._core.nest import leaves_of
+from thalweg._graph import Output, current_session, executing_eagerly, no_op, operation
 from thalweg.errors import CancelledError, InvalidArgumentError, OutOfRangeError
-from thalweg.graph import Output, current_session, executing_eagerly, no_op, operation
-from thalweg.ground.locks import Lock
-from thalweg.ground.running import is_deferred
-from thalweg.ground.static_shape import Shape
 from thalweg.variable import as_dtype, to_tensor
 
 Element = tuple[torch.Tensor, ...]

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thalweg._base.locks import Lock, on_fork
 from thalweg.errors import CancelledError, FailedPreconditionError
-from thalweg.ground.locks import Lock, on_fork
 from thalweg.v1.train.accumulators import Accumulator
 
 Make = Callable[[], list[Accumulator]]

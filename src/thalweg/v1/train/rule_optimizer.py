@@ -8,21 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.checks import scatters
-from thalweg.core.columns import Groups
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_hyper, check_scalar, is_function
-from thalweg.core.outcome import raise_within
-from thalweg.core.step import take
+from thalweg._base.device_counters import number_of
+from thalweg._base.execution_context import is_ours
+from thalweg._base.showing import show_value
+from thalweg._core.checks import scatters
+from thalweg._core.columns import Groups
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_hyper, check_scalar, is_function
+from thalweg._core.outcome import raise_within
+from thalweg._core.step import take
+from thalweg._graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
+from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.formula import Rule
-from thalweg.graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
-from thalweg.graph.either import IndexedSlices
-from thalweg.ground.counters import number_of
-from thalweg.ground.running import is_ours
-from thalweg.ground.showing import show_value
-from thalweg.v1.train.followed import has_formula, value_now
-from thalweg.v1.train.hooks import AloneHooks, RuleHooks
+from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
+from thalweg.v1.train.step_adapter import V1HookStepAdapter, V1RuleStepAdapter
 from thalweg.variable import to_tensor
 
 ACCEPTED = "number, tensor or callable"
@@ -145,8 +145,8 @@ class RuleOptimizer(Optimizer):
 
     def _make_hooks(
         self, global_step: object, name: str, values: dict[str, object] | None
-    ) -> RuleHooks:
-        return RuleHooks(self, global_step, name, values)
+    ) -> V1RuleStepAdapter:
+        return V1RuleStepAdapter(self, global_step, name, values)
 
     def __getattr__(self, name: str) -> Any:
         hyper = type(self).TENSORS.get(name)
@@ -215,7 +215,9 @@ class RuleOptimizer(Optimizer):
     def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
         with self._turn_lock(), self._locked():
             kept = self._plans.now().alone(var)
-            errors = take(AloneHooks(self, values), kept, [(grad, var)], is_last=False).errors
+            errors = take(
+                V1HookStepAdapter(self, values), kept, [(grad, var)], is_last=False
+            ).errors
         raise_within(errors)
 
     def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Any:

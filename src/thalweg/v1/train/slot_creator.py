@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from thalweg.graph import get_default_graph, get_variable_scope, make_variable
-from thalweg.graph.slice_info import mark_slice_like
-from thalweg.ground.running import executing_eagerly, handle_of, is_symbolic, resolve
-from thalweg.ground.static_shape import Shape
+from thalweg._base.execution_context import executing_eagerly, handle_of, is_symbolic, resolve
+from thalweg._base.static_shape import Shape
+from thalweg._graph import get_default_graph, get_variable_scope, make_variable
+from thalweg._graph.slice_info import mark_slice_like
 from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 

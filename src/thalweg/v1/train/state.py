@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 from thalweg import distribute
-from thalweg.core.hyperparameters import is_function
-from thalweg.core.meshes import is_imported
-from thalweg.core.slots_as_dicts import SlotsByName, SlotsOfName
-from thalweg.core.state import Entry
-from thalweg.core.trackable import TrackableSlots
-from thalweg.formula import Slot
-from thalweg.graph import (
+from thalweg._base.execution_context import graph_of
+from thalweg._core.hyperparameters import is_function
+from thalweg._core.meshes import is_imported
+from thalweg._core.slots_as_dicts import SlotsByName, SlotsOfName
+from thalweg._core.state import Entry
+from thalweg._core.trackable import TrackableSlots
+from thalweg._graph import (
     GraphVariable,
     current_session,
     executing_eagerly,
@@ -24,8 +24,8 @@ from thalweg.graph import (
     make_variable,
     resolve,
 )
-from thalweg.graph.slice_info import mark_slice_like
-from thalweg.ground.running import graph_of
+from thalweg._graph.slice_info import mark_slice_like
+from thalweg.formula import Slot
 from thalweg.v1.train.slot_creator import base_name, scoped_name
 from thalweg.variable import Variable, as_dtype, over, to_tensor
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.pairs import check_variables, distinct, flatten
-from thalweg.core.state import Entry, Names
-from thalweg.core.trackable import TrackableSlots
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core import state
+from thalweg._core.pairs import check_variables, distinct, flatten
+from thalweg._core.state import Entry, Names
+from thalweg._core.trackable import TrackableSlots
+from thalweg._graph import executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.graph import executing_eagerly
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
 from thalweg.variable import name_of, to_tensor
 
 
-class StateDict(TrackableSlots, state.StateDict):
+class V1StateDict(TrackableSlots, state.StateDict):
     """The part of an optimizer, or of what keeps averages, that saves and loads."""
 
     _name: str

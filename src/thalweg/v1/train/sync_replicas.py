@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core.checks import check_pairs
-from thalweg.core.pairs import as_gradient, as_pairs
-from thalweg.core.state import check_eager
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import (
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.checks import check_pairs
+from thalweg._core.pairs import as_gradient, as_pairs
+from thalweg._core.state import check_eager
+from thalweg._graph import (
     GraphKeys,
     GraphVariable,
     Operation,
@@ -31,9 +33,7 @@ from thalweg.graph import (
     operation,
     report_uninitialized_variables,
 )
-from thalweg.ground.running import is_deferred
-from thalweg.ground.showing import show_value
-from thalweg.ground.tracing import untraced
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, whole
 from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
@@ -42,7 +42,7 @@ from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
 from thalweg.v1.train.rendezvous import Rendezvous
 from thalweg.v1.train.slot_creator import base_name
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 
 
 class SyncReplicasOptimizer(WrappingOptimizer):

@@ -25,8 +25,7 @@ import thalweg.tf.compat as compat
 import thalweg.tf.data as data
 import thalweg.tf.io as io
 import thalweg.tf.keras as keras
-from thalweg.autodiff import UnconnectedGradients
-from thalweg.graph import (
+from thalweg._graph import (
     AUTO_REUSE,
     Dimension,
     Graph,
@@ -80,10 +79,11 @@ from thalweg.graph import (
     variables_initializer,
     zeros_initializer,
 )
-from thalweg.graph import Shape as TensorShape
-from thalweg.graph import executing_eagerly as executing_eagerly_outside_functions
-from thalweg.graph import tuple_ as tuple
-from thalweg.graph.tape import GradientTape
+from thalweg._graph import Shape as TensorShape
+from thalweg._graph import executing_eagerly as executing_eagerly_outside_functions
+from thalweg._graph import tuple_ as tuple
+from thalweg._graph.tape import GradientTape
+from thalweg.autodiff import UnconnectedGradients
 from thalweg.tf import (
     debugging,
     distribute,
@@ -99,13 +99,13 @@ from thalweg.tf.arrays import *
 from thalweg.tf.checks import *
 from thalweg.tf.clipping import *
 from thalweg.tf.compat import behavior as _behavior
-from thalweg.tf.compat import dropped as _dropped
 from thalweg.tf.compat import legacy as _legacy
+from thalweg.tf.compat import removed_in_v2 as _dropped
 from thalweg.tf.compat.behavior import *
-from thalweg.tf.compat.dropped import *
+from thalweg.tf.compat.ignored_settings import *
 from thalweg.tf.compat.legacy import *
 from thalweg.tf.compat.legacy import Variable
-from thalweg.tf.compat.settings import *
+from thalweg.tf.compat.removed_in_v2 import *
 from thalweg.tf.compat.v1 import (
     app,
     contrib,
@@ -145,7 +145,6 @@ from thalweg.tf.data.spec import TensorSpec
 from thalweg.tf.dtypes import *
 from thalweg.tf.elementwise import *
 from thalweg.tf.missing import attribute_of as _attribute_of
-from thalweg.tf.parts import *
 from thalweg.tf.python_functions import numpy_function, print, py_function
 from thalweg.tf.random import normal as random_normal
 from thalweg.tf.random import set_seed as set_random_seed
@@ -153,6 +152,7 @@ from thalweg.tf.random import shuffle as random_shuffle
 from thalweg.tf.random import truncated_normal
 from thalweg.tf.random import uniform as random_uniform
 from thalweg.tf.segments import *
+from thalweg.tf.slicing import *
 from thalweg.tf.variables import IndexedSlices, SparseTensor, Tensor
 from thalweg.v1.summary.protos import PUBLIC as _MESSAGES
 from thalweg.v1.train.queues import FIFOQueue, QueueBase, RandomShuffleQueue

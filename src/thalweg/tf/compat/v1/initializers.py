@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from thalweg import graph
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import (
+from thalweg import _graph
+from thalweg._graph import (
     Initializer,
     constant_initializer,
     global_variables_initializer,
@@ -23,6 +22,7 @@ from thalweg.graph import (
     variables_initializer,
     zeros_initializer,
 )
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call
 from thalweg.tf.missing import attribute_of
 from thalweg.variable import as_dtype
@@ -80,10 +80,10 @@ class VarianceScaling(Initializer):
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
         if self.distribution == "uniform":
             limit = math.sqrt(3 * variance)
-            return graph.random_uniform(shape, -limit, limit, kind, self.seed)
+            return _graph.random_uniform(shape, -limit, limit, kind, self.seed)
         if self.distribution == "untruncated_normal":
-            return graph.random_normal(shape, 0.0, math.sqrt(variance), kind, self.seed)
-        return graph.truncated_normal(shape, 0.0, math.sqrt(variance) / _CUT, kind, self.seed)
+            return _graph.random_normal(shape, 0.0, math.sqrt(variance), kind, self.seed)
+        return _graph.truncated_normal(shape, 0.0, math.sqrt(variance) / _CUT, kind, self.seed)
 
 
 def _variance_scaling(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ class Orthogonal(Initializer):
             raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         flat = (max(rows, columns), min(rows, columns))
-        normal = graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
+        normal = _graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
 
         def turn(given: object) -> torch.Tensor:
             q, r = torch.linalg.qr(given)
@@ -139,7 +139,7 @@ class Identity(Initializer):
         # A part of a partitioned variable has its rows of the whole.
         for axis, start in enumerate(getattr(partition_info, "var_offset", ())):
             identity = identity.narrow(axis, start, shape[axis])
-        return graph.constant(self.gain * identity)
+        return _graph.constant(self.gain * identity)
 
 
 class UniformUnitScaling(Initializer):
@@ -155,7 +155,7 @@ class UniformUnitScaling(Initializer):
     ) -> torch.Tensor:
         full_shape = getattr(partition_info, "full_shape", shape)
         limit = math.sqrt(3 / max(1.0, math.prod(full_shape[:-1]))) * self.factor
-        return graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+        return _graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
 
 
 _AVERAGE = (1.0, "fan_avg")

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import distribute, graph
+from thalweg import _graph, distribute
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import nn
-from thalweg.tf.compat.v1.weighting import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
@@ -72,18 +72,18 @@ _DEFAULT = Reduction.SUM_BY_NONZERO_WEIGHTS
 
 def add_loss(loss: object, loss_collection: str | None = _LOSSES) -> None:
     """Add a loss to a collection of the default graph; nothing in eager mode."""
-    if loss_collection and not graph.executing_eagerly():
-        graph.add_to_collection(loss_collection, loss)
+    if loss_collection and not _graph.executing_eagerly():
+        _graph.add_to_collection(loss_collection, loss)
 
 
 def get_losses(scope: str | None = None, loss_collection: str = _LOSSES) -> list[Any]:
     """The losses that were collected, of those in a name scope if one is given."""
-    return graph.get_collection(loss_collection, scope)
+    return _graph.get_collection(loss_collection, scope)
 
 
 def get_regularization_losses(scope: str | None = None) -> list[Any]:
     """The penalties of variables that were collected."""
-    return graph.get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
+    return _graph.get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
 def get_regularization_loss(
@@ -91,7 +91,7 @@ def get_regularization_loss(
 ) -> Tensor:
     """The sum of the penalties of variables, 0 if there are none."""
     found = get_regularization_losses(scope)
-    return add_n(found, name=name) if found else graph.constant(0.0)
+    return add_n(found, name=name) if found else _graph.constant(0.0)
 
 
 def get_total_loss(

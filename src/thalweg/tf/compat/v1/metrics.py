@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
-from thalweg.tf.compat.v1.weighting import check_weights, quotient
+from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
 
@@ -61,15 +61,16 @@ def _counting_metric(
         metrics_collections: Where the value goes.
         updates_collections: Where the update goes.
     """
-    if graph.executing_eagerly():
+    if _graph.executing_eagerly():
         raise FailedPreconditionError(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
         )
     keys = [GraphKeys.LOCAL_VARIABLES, GraphKeys.METRIC_VARIABLES]
     zeros = partial(torch.zeros, dtype=torch.float32, device=torch.get_default_device())
-    with graph.name_scope(name):
+    with _graph.name_scope(name):
         sums = [
-            graph.Variable(zeros(shape), False, keys, name=title) for title, shape in counts.items()
+            _graph.Variable(zeros(shape), False, keys, name=title)
+            for title, shape in counts.items()
         ]
         value = call(result, *(each.read_value() for each in sums), name="value")
         added = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
@@ -77,7 +78,7 @@ def _counting_metric(
         update = call(result, *later, name="update_op")
     for names, each in ((metrics_collections, value), (updates_collections, update)):
         if names:
-            graph.get_default_graph().add_to_collections(names, each)
+            _graph.get_default_graph().add_to_collections(names, each)
     return value, update
 
 

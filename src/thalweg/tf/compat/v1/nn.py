@@ -3,7 +3,7 @@
 from thalweg.tf.compat import legacy
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.nn import *
-from thalweg.tf.older_nn import *  # after `nn`, whose names it has
+from thalweg.tf.nn_v1 import *  # after `nn`, whose names it has
 
 softmax_cross_entropy_with_logits = legacy.softmax_cross_entropy_with_logits
 sparse_softmax_cross_entropy_with_logits = legacy.sparse_softmax_cross_entropy_with_logits

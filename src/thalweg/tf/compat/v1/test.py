@@ -1,6 +1,6 @@
 """`tf.test` of TensorFlow 1: its tests are in graph mode; see `thalweg.tf.compat.v1`."""
 
-from thalweg.graph.default import begin_graphs
+from thalweg._graph.default_graph import begin_graphs
 from thalweg.tf import test
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.test import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.ground.lazily import UPPER_PACKAGES
+from thalweg._base.lazy import UPPER_PACKAGES
 from thalweg.v1.contrib.layers.regularizers import l2_regularizer
 from thalweg.v1.missing import attribute_of
 

@@ -7,8 +7,8 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.ground.showing import show_value
 
 
 def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:

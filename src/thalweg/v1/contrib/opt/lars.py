@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.columns import Groups
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import as_hyper
-from thalweg.core.pairs import has_rows
+from thalweg._base.scalars import as_operand
+from thalweg._core.columns import Groups
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_hyper
+from thalweg._core.pairs import has_rows
 from thalweg.formula import Rule
-from thalweg.ground.scalars import as_operand
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import name_of

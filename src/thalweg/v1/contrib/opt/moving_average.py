@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.outcome import say, says_not_taken
-from thalweg.core.pairs import as_pairs, check_variables, distinct
-from thalweg.core.state import Entry, making
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import (
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.locks import Guard
+from thalweg._base.tracing import untraced
+from thalweg._core.outcome import say, says_not_taken
+from thalweg._core.pairs import as_pairs, check_variables, distinct
+from thalweg._core.state import Entry, making
+from thalweg._graph import (
     control_dependencies,
     graph_variable_of,
     group,
 )
-from thalweg.ground.locks import Guard
-from thalweg.ground.running import is_deferred
-from thalweg.ground.tracing import untraced
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.saving.saveables import all_saveable, by_name
 from thalweg.v1.train.saving.saver import Saver
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 
 _AVERAGES = "averages"  # what leads to them in a checkpoint of objects
 

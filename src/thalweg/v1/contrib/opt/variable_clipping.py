@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.core import section
-from thalweg.core.outcome import say
-from thalweg.core.pairs import as_gradient, as_pairs
-from thalweg.errors import InvalidArgumentError
-from thalweg.graph import (
+from thalweg._base.context_managers import no_grad
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._base.tracing import untraced
+from thalweg._core import section
+from thalweg._core.outcome import say
+from thalweg._core.pairs import as_gradient, as_pairs
+from thalweg._graph import (
     by_reference,
     control_dependencies,
     graph_variable_of,
@@ -21,12 +23,10 @@ from thalweg.graph import (
     handle_of,
     operation,
 )
-from thalweg.ground.static_shape import UNKNOWN
-from thalweg.ground.switches import no_grad
-from thalweg.ground.tracing import untraced
+from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.slot_creator import base_name
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import name_of
 
 

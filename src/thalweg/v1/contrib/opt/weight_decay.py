@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from thalweg.core.columns import Groups
-from thalweg.core.hooks import Dtype
-from thalweg.core.hyperparameters import check_scalar, is_function
-from thalweg.core.one_rule import OneRule
-from thalweg.core.outcome import raise_within
-from thalweg.core.pairs import Gradient
-from thalweg.core.step import take
+from thalweg._base.context_managers import ContextSetting
+from thalweg._base.scalars import as_operand
+from thalweg._base.tracing import untraced
+from thalweg._core.columns import Groups
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import check_scalar, is_function
+from thalweg._core.one_rule import OneRule
+from thalweg._core.outcome import raise_within
+from thalweg._core.pairs import Gradient
+from thalweg._core.step import take
+from thalweg._graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
 from thalweg.formula import Rule
-from thalweg.graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
-from thalweg.ground.scalars import as_operand
-from thalweg.ground.switches import Within
-from thalweg.ground.tracing import untraced
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
-from thalweg.v1.train.followed import has_formula, value_now
+from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
@@ -126,9 +126,11 @@ class DecoupledWeightDecayExtension(Optimizer):
 
     _APPLIES = True
 
-    def _while_decaying(self, chosen: Iterable[object] | None) -> Within:
+    def _while_decaying(self, chosen: Iterable[object] | None) -> ContextSetting:
         change, decayed = _DECAYED.set, (self, list(chosen or ()) or None)
-        return Within(lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())]))
+        return ContextSetting(
+            lambda: ([partial(change, decayed)], [partial(change, _DECAYED.get())])
+        )
 
     def _read_values(self) -> dict[str, Any]:
         optimizer, chosen = _DECAYED.get()

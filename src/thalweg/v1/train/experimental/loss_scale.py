@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from thalweg.core.gradient_transforms import Decision
-from thalweg.core.nest import leaves_of
-from thalweg.core.options.scale_policies import Policy, answer, dynamic
-from thalweg.core.pairs import concrete
-from thalweg.core.section import run
-from thalweg.core.trackable import Trackable
-from thalweg.errors import InvalidArgumentError
-from thalweg.graph import (
+from thalweg._base.showing import show_value
+from thalweg._core.gradient_transforms import Decision
+from thalweg._core.nest import leaves_of
+from thalweg._core.options.scale_policies import Policy, answer, dynamic
+from thalweg._core.pairs import concrete
+from thalweg._core.section import run
+from thalweg._core.trackable import Trackable
+from thalweg._graph import (
     GraphVariable,
     Output,
     Variable,
@@ -26,7 +26,7 @@ from thalweg.graph import (
     operation,
     resolve,
 )
-from thalweg.ground.showing import show_value
+from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import values_of
 from thalweg.variable import check_held
 

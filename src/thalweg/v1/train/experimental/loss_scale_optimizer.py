@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.checks import check_readable
-from thalweg.core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg.core.outcome import putting_back, says_taken
-from thalweg.core.pairs import as_gradient
-from thalweg.core.section import calls, drain
-from thalweg.core.state import Entry
-from thalweg.core.vectors import is_host
-from thalweg.errors import InvalidArgumentError
-from thalweg.graph import (
+from thalweg._base.tracing import untraced
+from thalweg._core.checks import check_readable
+from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
+from thalweg._core.outcome import putting_back, says_taken
+from thalweg._core.pairs import as_gradient
+from thalweg._core.section import calls, drain
+from thalweg._core.state import Entry
+from thalweg._core.vectors import is_host
+from thalweg._graph import (
     GraphKeys,
     cast,
     cond,
@@ -26,9 +26,9 @@ from thalweg.graph import (
     no_op,
     resolve,
 )
-from thalweg.ground.tracing import untraced
+from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.experimental import loss_scale as scales
-from thalweg.v1.train.wrapping import WrappingOptimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 from thalweg.variable import titles_of
 
 

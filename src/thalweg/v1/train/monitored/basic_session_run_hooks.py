@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from thalweg._graph import get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
-from thalweg.graph import get_default_graph
 from thalweg.v1.train.global_step import _get_or_create_global_step_read
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,

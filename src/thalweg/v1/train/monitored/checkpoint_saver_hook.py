@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from thalweg._formats import atomic_write
+from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.storage import disk
 from thalweg.v1.train.monitored.basic_session_run_hooks import global_step_for
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
@@ -86,7 +86,7 @@ class CheckpointSaverHook(SessionRunHook):
     def begin(self) -> None:
         """Find the global step, and make the folder; RuntimeError if there is no step."""
         self._step = global_step_for(self)
-        disk.make_folder(self._folder)
+        atomic_write.make_folder(self._folder)
         for listener in self._listeners:
             listener.begin()
 

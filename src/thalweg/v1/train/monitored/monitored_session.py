@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from thalweg._graph import GraphKeys, Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from thalweg.graph import GraphKeys, Session, get_default_graph
-from thalweg.v1.seconds import check_seconds
+from thalweg.v1.time_arguments import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thalweg.errors import FailedPreconditionError
-from thalweg.graph import (
+from thalweg._graph import (
     GraphKeys,
     get_default_graph,
     global_variables,
@@ -15,6 +14,7 @@ from thalweg.graph import (
     local_variables_initializer,
     report_uninitialized_variables,
 )
+from thalweg.errors import FailedPreconditionError
 from thalweg.v1.summary import merge_all
 from thalweg.v1.train.monitored.checkpoint_saver_hook import the_saver
 from thalweg.v1.train.saving.saver import Saver

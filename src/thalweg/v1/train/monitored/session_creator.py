@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
-from thalweg.graph import Session, get_default_graph
+from thalweg._graph import Session, get_default_graph
 from thalweg.v1.train.monitored.scaffold import Scaffold
 from thalweg.v1.train.monitored.session_manager import SessionManager
 

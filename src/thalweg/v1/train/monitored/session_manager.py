@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from thalweg._base.showing import show_value
+from thalweg._graph import Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import Session, get_default_graph
-from thalweg.ground.showing import show_value
-from thalweg.v1.seconds import check_seconds, wait_seconds
+from thalweg.v1.time_arguments import check_seconds, wait_seconds
 from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
 
 Path = str | os.PathLike[str]

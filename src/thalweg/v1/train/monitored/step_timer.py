@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.v1.seconds import check_seconds, wait_seconds
+from thalweg.v1.time_arguments import check_seconds, wait_seconds
 
 
 class SecondOrStepTimer:

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from thalweg.core.state import flaw, kept
-from thalweg.core.trackable import Trackable
+from thalweg._base.locks import Lock
+from thalweg._base.tracing import untraced
+from thalweg._core.state import flaw, kept
+from thalweg._core.trackable import Trackable
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.path_resolution import ENDING
+from thalweg._graph import GraphVariable, executing_eagerly, get_default_graph
+from thalweg._graph.nodes import session_for
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphVariable, executing_eagerly, get_default_graph
-from thalweg.graph.nodes import session_for
-from thalweg.ground.locks import Lock
-from thalweg.ground.tracing import untraced
-from thalweg.storage.bundle import ObjectGraph
-from thalweg.storage.located import ENDING
 from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (
-    Member,
+    ObjectMember,
     check_trackable,
     child_of,
     children_of,
@@ -239,7 +239,7 @@ class Checkpoint(Trackable):
             )
         return found[0] if found else None
 
-    def _members_in(self, graph: object = None) -> Sequence[Member]:
+    def _members_in(self, graph: object = None) -> Sequence[ObjectMember]:
         with _as_default_graph(graph):
             return members_of(self, graph)
 
@@ -282,11 +282,11 @@ def _as_default_graph(graph: Any) -> Iterator[None]:
         yield
 
 
-def _is_eager(member: Member) -> bool:
+def _is_eager(member: ObjectMember) -> bool:
     return isinstance(member.held, Tensor)
 
 
-def _copy_value(member: Member) -> Tensor:
+def _copy_value(member: ObjectMember) -> Tensor:
     problem = flaw(member.held)
     if problem is not None:
         raise InvalidTypeError(f"'{member.path}' is {problem}, which cannot be saved.")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from thalweg._formats.atomic_write import NOWHERE
+from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import InvalidArgumentError
-from thalweg.storage.bundle import CheckpointState, read_state, write_state
-from thalweg.storage.disk import NOWHERE
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
 _LOG = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
+from thalweg._base.tracing import untraced
+from thalweg._formats.bundle import CheckpointState
+from thalweg._formats.retention import Keeper
+from thalweg._graph import get_default_session, is_symbolic
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import get_default_session, is_symbolic
-from thalweg.ground.tracing import untraced
-from thalweg.storage.bundle import CheckpointState
-from thalweg.storage.keeper import Keeper
 from thalweg.v1.train.saving.checkpoint import Checkpoint, Path, count_save
 from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_state,

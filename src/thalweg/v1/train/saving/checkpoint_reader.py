@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from thalweg._formats import bundle, container
+from thalweg._formats.path_resolution import ENDING as SUFFIX
+from thalweg._formats.path_resolution import PathKind, ResolvedPath, locate_checkpoint
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, dtype_of
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     NotFoundError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, container
-from thalweg.storage.located import ENDING as SUFFIX
-from thalweg.storage.located import Kind, Located, locate_checkpoint
-from thalweg.storage.stored import ITEM_BYTES, Stored, dtype_of
 from thalweg.v1.train.saving.objects import files
 
 INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
@@ -43,7 +43,7 @@ class CheckpointReader:
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
         place = _locate_existing(self._prefix)
-        self._path, self._is_ours = place.path, place.kind is Kind.OURS
+        self._path, self._is_ours = place.path, place.kind is PathKind.OURS
         self._document: dict[str, object] = {}
         if self._is_ours:
             described = container.describe(self._path)
@@ -118,15 +118,15 @@ class CheckpointReader:
         values = [] if graph is None else [each for node in graph.nodes for each in node.attributes]
         return {each.full_name: each.key for each in values}
 
-    def _read_tensors(self, names: Collection[str]) -> dict[str, Stored]:
+    def _read_tensors(self, names: Collection[str]) -> dict[str, StoredTensor]:
         if self._is_ours:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
 
 
-def _locate_existing(prefix: str) -> Located:
+def _locate_existing(prefix: str) -> ResolvedPath:
     place = locate_checkpoint(prefix)
-    if place.kind is Kind.MISSING:
+    if place.kind is PathKind.MISSING:
         raise MissingFileError(
             "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
             f" {prefix}"
@@ -136,4 +136,4 @@ def _locate_existing(prefix: str) -> Located:
 
 def is_checkpoint(prefix: str) -> bool:
     """Whether there is a checkpoint with that prefix, or a file that may be one."""
-    return locate_checkpoint(prefix).kind not in (Kind.MISSING, Kind.FOLDER)
+    return locate_checkpoint(prefix).kind not in (PathKind.MISSING, PathKind.FOLDER)

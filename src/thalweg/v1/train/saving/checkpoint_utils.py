@@ -11,12 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from thalweg._base.static_shape import Shape
+from thalweg._graph import GraphKeys, GraphVariable, Output, get_default_graph, operation
+from thalweg._graph.partitioned import PartitionedVariable
+from thalweg._graph.slice_info import SaveSliceInfo
+from thalweg._graph.variables import begin_with
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphKeys, GraphVariable, Output, get_default_graph, operation
-from thalweg.graph.partitioned import PartitionedVariable
-from thalweg.graph.slice_info import SaveSliceInfo
-from thalweg.graph.variables import begin_with
-from thalweg.ground.static_shape import Shape
 from thalweg.v1.train.saving.checkpoint_management import latest_checkpoint
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.v1.train.saving.saveables import as_variable

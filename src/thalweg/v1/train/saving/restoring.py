@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core import state
+from thalweg._core import state
+from thalweg._graph import GraphVariable
 from thalweg.errors import NotFoundError, listed
-from thalweg.graph import GraphVariable
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.v1.train.saving.saveables import whole_name
 from thalweg.variable import dtype_name

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
+from thalweg._graph.partitioned import PartitionedVariable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
-from thalweg.graph.partitioned import PartitionedVariable
-from thalweg.ground.showing import show_value
 
 
 def all_saveable() -> list[Any]:

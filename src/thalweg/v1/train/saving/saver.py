@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from thalweg._base.locks import Lock
+from thalweg._base.tracing import untraced
+from thalweg._formats import container
+from thalweg._formats.bundle import CheckpointState, write_state
+from thalweg._formats.retention import Dated, Keeper
+from thalweg._formats.stored_tensor import of_tensor
+from thalweg._graph import GraphVariable, executing_eagerly
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.graph import GraphVariable, executing_eagerly
-from thalweg.ground.locks import Lock
-from thalweg.ground.tracing import untraced
-from thalweg.storage import container
-from thalweg.storage.bundle import CheckpointState, write_state
-from thalweg.storage.keeper import Dated, Keeper
-from thalweg.storage.stored import of_tensor
 from thalweg.v1.train.saving import saveables
 from thalweg.v1.train.saving.checkpoint_management import (
     STATE,

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphVariable, Session, is_symbolic
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import GraphVariable, Session, is_symbolic
-from thalweg.ground.showing import show_value
 
 
 def as_session(sess: object) -> Session:

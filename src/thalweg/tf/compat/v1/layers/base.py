@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph, v1
+from thalweg import _graph, v1
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
@@ -90,9 +90,9 @@ class Layer:
         self._losses: list[object] = []
         self._base_name = name if isinstance(name, str) else _snake_case(type(self).__name__)
         self._reuse = _reuse
-        self._scope: graph.VariableScope | None = None
-        if _scope is not None and not graph.executing_eagerly():
-            with graph.variable_scope(_scope) as self._scope:
+        self._scope: _graph.VariableScope | None = None
+        if _scope is not None and not _graph.executing_eagerly():
+            with _graph.variable_scope(_scope) as self._scope:
                 pass
 
     @property
@@ -144,16 +144,16 @@ class Layer:
     def __call__(self, inputs: object, *args: object, **kwargs: Any) -> Any:
         scope = kwargs.pop("scope", None)
         inputs = _as_tensors(inputs)
-        if graph.executing_eagerly():
+        if _graph.executing_eagerly():
             return self._build_and_call(inputs, *args, **kwargs)
         if self._scope is None:
             given, default = scope or (self._base_name if self._reuse else None), self._base_name
-            with graph.variable_scope(given, default, reuse=self._reuse) as self._scope:
+            with _graph.variable_scope(given, default, reuse=self._reuse) as self._scope:
                 pass
         reuse = True if self.built else self._reuse
         with (
-            graph.variable_scope(self._scope, reuse=reuse, auxiliary_name_scope=False) as current,
-            graph.name_scope(current.original_name_scope),
+            _graph.variable_scope(self._scope, reuse=reuse, auxiliary_name_scope=False) as current,
+            _graph.name_scope(current.original_name_scope),
         ):
             return self._build_and_call(inputs, *args, **kwargs)
 
@@ -220,16 +220,16 @@ class Layer:
         kind, shape = dtype or self.dtype or torch.float32, tuple(int(size) for size in shape)
         name, start = self.NAMES.get(name, name), initializers.get(initializer)
         trained = bool(trainable and self.trainable)
-        if graph.executing_eagerly():
+        if _graph.executing_eagerly():
             fill = start or initializers.glorot_uniform()
             title = f"{self.name}/{name}"
             made = v1.Variable(fill(shape, kind), trained, name=title, constraint=constraint)
             if regularizer is not None:
                 self._losses.append(functools.partial(regularizer, made))
         else:
-            store = graph.get_default_graph().variable_store
+            store = _graph.get_default_graph().variable_store
             count = len(store)
-            made = graph.get_variable(
+            made = _graph.get_variable(
                 name, shape, kind, start, trainable=trained, constraint=constraint
             )
             if regularizer is not None and len(store) > count:  # one that is reused has its penalty
@@ -243,14 +243,14 @@ class Layer:
 
     def add_loss(self, loss: object) -> None:
         """Count a penalty; in a graph it goes to REGULARIZATION_LOSSES, too."""
-        if not graph.executing_eagerly():
-            graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
+        if not _graph.executing_eagerly():
+            _graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
         self._losses.append(loss)
 
     def add_update(self, update: object) -> None:
         """Have an operation of the graph in UPDATE_OPS, unless the layer is not trained."""
-        if self.trainable and not graph.executing_eagerly():
-            graph.get_default_graph().add_to_collections(self.UPDATES, update)
+        if self.trainable and not _graph.executing_eagerly():
+            _graph.get_default_graph().add_to_collections(self.UPDATES, update)
             self.updates.append(update)
 
 
@@ -264,7 +264,7 @@ def _as_tensors(inputs: object) -> Any:
     return tensor(inputs)
 
 
-_TENSORS = (torch.Tensor, graph.SymbolicTensor)
+_TENSORS = (torch.Tensor, _graph.SymbolicTensor)
 
 
 def _snake_case(title: str) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf import convolution, nn, windows
+from thalweg.tf import conv_windows, convolution, nn
 from thalweg.tf.compat.v1.initializers import zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer, activation_of, as_function
+from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call
-from thalweg.tf.windows import Windows
 
 
 class Convolution(Layer):
@@ -69,7 +69,7 @@ class Convolution(Layer):
         )
         self.windows = Windows.of(strides, padding, dilation_rate, data_format, self.SIZES)
         first = self.windows.channels_first
-        self.kernel_size = windows.spatial(kernel_size, self.SIZES, first, "kernel_size")
+        self.kernel_size = conv_windows.spatial(kernel_size, self.SIZES, first, "kernel_size")
         self._of_kernel = (kernel_initializer, kernel_regularizer, True, kernel_constraint)
         self._of_bias = (bias_initializer, bias_regularizer, True, bias_constraint)
         self.kernel: Any = None
@@ -88,7 +88,7 @@ class Convolution(Layer):
 
     def _convolved(self, inputs: Tensor) -> Tensor:
         name = f"Conv{self.SIZES}D"
-        return call(windows.convolve, inputs, self.kernel, self.windows, name=name)
+        return call(conv_windows.convolve, inputs, self.kernel, self.windows, name=name)
 
     def call(self, inputs: Any) -> Any:
         outputs = self._convolved(inputs)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.context_managers import no_grad
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.showing import show_value
-from thalweg.ground.switches import no_grad
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
 from thalweg.tf.compat.v1.layers.base import Layer
 from thalweg.tf.compat.v1.layers.dense import decided
@@ -121,10 +121,10 @@ class BatchNormalization(Layer):
         training = decided(training)
         moving = (self.moving_mean, self.moving_variance)
         own = (inputs, self.gamma, self.beta)
-        if isinstance(training, graph.SymbolicTensor):
-            known = graph.Output(inputs.dtype, inputs.shape, _symbols_in(own))
+        if isinstance(training, _graph.SymbolicTensor):
+            known = _graph.Output(inputs.dtype, inputs.shape, _symbols_in(own))
             parts = [*own, *moving, training]
-            outputs = graph.operation(
+            outputs = _graph.operation(
                 self._normalize, parts, "batchnorm", kind="pure", outputs=known
             )
         else:
@@ -155,15 +155,15 @@ class BatchNormalization(Layer):
 
         found = call(measure, inputs, name="moments")
         for average, value in zip((self.moving_mean, self.moving_variance), found, strict=True):
-            if graph.executing_eagerly():
+            if _graph.executing_eagerly():
                 move(average, value, training)
             else:
-                parts = [graph.by_reference(average), value, training]
-                self.add_update(graph.operation(move, parts, "AssignMovingAvg"))
+                parts = [_graph.by_reference(average), value, training]
+                self.add_update(_graph.operation(move, parts, "AssignMovingAvg"))
 
 
 def _symbols_in(parts: Sequence[object]) -> tuple[Any, ...]:
-    return tuple(each for each in parts if isinstance(each, graph.SymbolicTensor))
+    return tuple(each for each in parts if isinstance(each, _graph.SymbolicTensor))
 
 
 def batch_normalization(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.tf import convolution, windows
+from thalweg.tf import conv_windows, convolution
 from thalweg.tf.compat.v1.layers.base import Layer, as_function
 
 
@@ -53,12 +53,12 @@ def _pooling_class(
     return type(title, (Pooling,), {**own, "__doc__": Pooling.__doc__, "__module__": __name__})
 
 
-MaxPooling1D = _pooling_class("MaxPooling1D", 1, windows.largest, "MaxPool")
-MaxPooling2D = _pooling_class("MaxPooling2D", 2, windows.largest, "MaxPool")
-MaxPooling3D = _pooling_class("MaxPooling3D", 3, windows.largest, "MaxPool3D")
-AveragePooling1D = _pooling_class("AveragePooling1D", 1, windows.mean, "AvgPool")
-AveragePooling2D = _pooling_class("AveragePooling2D", 2, windows.mean, "AvgPool")
-AveragePooling3D = _pooling_class("AveragePooling3D", 3, windows.mean, "AvgPool3D")
+MaxPooling1D = _pooling_class("MaxPooling1D", 1, conv_windows.largest, "MaxPool")
+MaxPooling2D = _pooling_class("MaxPooling2D", 2, conv_windows.largest, "MaxPool")
+MaxPooling3D = _pooling_class("MaxPooling3D", 3, conv_windows.largest, "MaxPool3D")
+AveragePooling1D = _pooling_class("AveragePooling1D", 1, conv_windows.mean, "AvgPool")
+AveragePooling2D = _pooling_class("AveragePooling2D", 2, conv_windows.mean, "AvgPool")
+AveragePooling3D = _pooling_class("AveragePooling3D", 3, conv_windows.mean, "AvgPool3D")
 
 max_pooling1d = as_function(MaxPooling1D, "max_pooling1d")
 max_pooling2d = as_function(MaxPooling2D, "max_pooling2d")

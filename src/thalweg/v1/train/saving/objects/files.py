@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from thalweg._formats import atomic_write, bundle, container
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
+from thalweg._formats.format_detection import reader_of
+from thalweg._formats.path_resolution import ENDING, PathKind, locate_checkpoint
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.errors import (
     DataLossError,
     UnsupportedCheckpointError,
 )
-from thalweg.storage import bundle, container, disk
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
-from thalweg.storage.foreign import reader_of
-from thalweg.storage.located import ENDING, Kind, locate_checkpoint
-from thalweg.storage.stored import Stored, of_tensor
 from thalweg.v1.train.saving.objects.members import VALUE
 
 KIND = "tf.train.Checkpoint"
@@ -30,7 +30,7 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
         graph: What the objects are.
         values: The values of their variables by the graph's keys; not changed meanwhile.
     """
-    disk.make_folder(os.path.dirname(prefix) or ".")
+    atomic_write.make_folder(os.path.dirname(prefix) or ".")
     stored = {key: of_tensor(value) for key, value in values.items()}
     container.write(prefix + ENDING, stored, {"kind": KIND, "object_graph": encode_graph(graph)})
 
@@ -60,9 +60,9 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
     return graph, values
 
 
-def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, Stored]]:
+def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, StoredTensor]]:
     place = locate_checkpoint(prefix).of_savers()
-    if place.kind is not Kind.OURS:
+    if place.kind is not PathKind.OURS:
         read = bundle.read(place.path)
         if read.graph is None:
             raise _without_objects(prefix, "thalweg.v1.train.Saver reads it, in a session")
@@ -133,7 +133,7 @@ def _decode_node(given: object, position: Any, source: str) -> Node:
                 raise _damage_error(source, f"has {str(each)[:20]} as a name")
     return Node(
         {name: position(child) for name, child in children.items()},
-        tuple(Attribute(*row) for row in values),
+        tuple(SavedAttribute(*row) for row in values),
         tuple(SlotVariable(*row) for row in slots),
     )
 

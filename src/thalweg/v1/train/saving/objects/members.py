@@ -10,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg.core.trackable import Trackable, TrackableSlots
+from thalweg._base.showing import show_value
+from thalweg._core.trackable import Trackable, TrackableSlots
+from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable
+from thalweg._graph import GraphVariable, handle_of, is_symbolic
 from thalweg.errors import InvalidTypeError
-from thalweg.graph import GraphVariable, handle_of, is_symbolic
-from thalweg.ground.showing import show_value
-from thalweg.storage.bundle import Attribute, Node, ObjectGraph, SlotVariable
 from thalweg.variable import name_of
 
 VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable
@@ -24,7 +24,7 @@ _CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
 
 
 @dataclass
-class Member:
+class ObjectMember:
     """An object that a root leads to.
 
     Attributes:
@@ -126,7 +126,7 @@ def is_variable(held: object) -> bool:
     return isinstance(held, Tensor | GraphVariable)
 
 
-def members_of(root: object, graph: object = None) -> list[Member]:
+def members_of(root: object, graph: object = None) -> list[ObjectMember]:
     """All objects that a root leads to, itself first, those near to it before others; then slots.
 
     Args:
@@ -136,7 +136,7 @@ def members_of(root: object, graph: object = None) -> list[Member]:
     Raises:
         InvalidTypeError: Something cannot be part of a checkpoint; names it.
     """
-    members: list[Member] = []
+    members: list[ObjectMember] = []
     places: dict[int, int] = {}
 
     def place_of(value: object, path: str) -> int:
@@ -144,11 +144,11 @@ def members_of(root: object, graph: object = None) -> list[Member]:
         held = held_by(value, graph)
         if id(held) not in places:
             places[id(held)] = len(members)
-            members.append(Member(path, held, is_variable(held)))
+            members.append(ObjectMember(path, held, is_variable(held)))
             pending.append((value, members[-1]))
         return places[id(held)]
 
-    pending: deque[tuple[Any, Member]] = deque()
+    pending: deque[tuple[Any, ObjectMember]] = deque()
     place_of(root, "")
     while pending:
         owner, member = pending.popleft()
@@ -159,7 +159,7 @@ def members_of(root: object, graph: object = None) -> list[Member]:
     return members
 
 
-def _add_slots(members: list[Member], places: dict[int, int]) -> None:
+def _add_slots(members: list[ObjectMember], places: dict[int, int]) -> None:
     variables = [(place, each) for place, each in enumerate(members) if each.is_variable]
     for keeper in [each for each in members if isinstance(each.held, TrackableSlots)]:
         keeper.held._slots.check_whole("in a checkpoint of objects")
@@ -168,7 +168,7 @@ def _add_slots(members: list[Member], places: dict[int, int]) -> None:
                 path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escape_name(name)}"
                 if id(slot) not in places:
                     places[id(slot)] = len(members)
-                    members.append(Member(path, slot, True))
+                    members.append(ObjectMember(path, slot, True))
                 keeper.slots.append((place, name, places[id(slot)]))
 
 
@@ -177,25 +177,25 @@ def _escape_name(name: str) -> str:
     return name.replace(".", "..").replace("/", ".S")
 
 
-def optimizers_in(members: Iterable[Member]) -> list[TrackableSlots]:
+def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
     """The optimizers among members, in the order in which their locks are taken."""
     found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
     return sorted(found, key=id)
 
 
-def graphs_of(members: Iterable[Member]) -> list[Any]:
+def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
     """The graphs whose variables are among members."""
     found = (each.held.graph for each in members if isinstance(each.held, GraphVariable))
     return list({id(graph): graph for graph in found}.values())
 
 
-def describe_members(members: Iterable[Member]) -> ObjectGraph:
+def describe_members(members: Iterable[ObjectMember]) -> ObjectGraph:
     """The members as a checkpoint describes them."""
     return ObjectGraph(tuple(map(_describe_member, members)))
 
 
-def _describe_member(member: Member) -> Node:
+def _describe_member(member: ObjectMember) -> Node:
     values = ()
     if member.is_variable:
-        values = (Attribute(VALUE, name_of(member.held).split(":")[0], member.key),)
+        values = (SavedAttribute(VALUE, name_of(member.held).split(":")[0], member.key),)
     return Node(member.children, values, tuple(SlotVariable(*each) for each in member.slots))

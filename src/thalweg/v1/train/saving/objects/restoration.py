@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core.trackable import TrackableSlots
-from thalweg.ground.locks import Lock
+from thalweg._base.locks import Lock
+from thalweg._core.trackable import TrackableSlots
 from thalweg.v1.train.saving.objects.members import held_by, is_variable, members_of, optimizers_in
-from thalweg.v1.train.saving.objects.values import Values
+from thalweg.v1.train.saving.objects.values import ObjectValues
 from thalweg.v1.train.saving.objects.walk import Walk
 
 
-class Restoration(Values):
-    """One restore; see `Values`."""
+class Restoration(ObjectValues):
+    """One restore; see `ObjectValues`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Self
 
+from thalweg._graph import GraphVariable
+from thalweg._graph.nodes import session_for
 from thalweg.errors import NotConsumedError, listed
-from thalweg.graph import GraphVariable
-from thalweg.graph.nodes import session_for
-from thalweg.v1.train.saving.objects.members import Member
-from thalweg.v1.train.saving.objects.values import Values
+from thalweg.v1.train.saving.objects.members import ObjectMember
+from thalweg.v1.train.saving.objects.values import ObjectValues
 
 
 class InitializationOnlyStatus:
@@ -19,7 +19,7 @@ class InitializationOnlyStatus:
         members: Lists what there is now.
     """
 
-    def __init__(self, members: Callable[[], Sequence[Member]]) -> None:
+    def __init__(self, members: Callable[[], Sequence[ObjectMember]]) -> None:
         self._members = members
 
     @property
@@ -74,7 +74,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         members: Lists what there is now.
     """
 
-    def __init__(self, values: Values, members: Callable[[], Sequence[Member]]) -> None:
+    def __init__(self, values: ObjectValues, members: Callable[[], Sequence[ObjectMember]]) -> None:
         super().__init__(members)
         self._values = values
 

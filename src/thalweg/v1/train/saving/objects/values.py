@@ -1,4 +1,4 @@
-"""`Values`: what a file has for objects, and which of them it has found."""
+"""`ObjectValues`: what a file has for objects, and which of them it has found."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from thalweg.graph import GraphVariable
-from thalweg.storage.bundle import ObjectGraph
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._graph import GraphVariable
 from thalweg.v1.train.saving.objects.members import SUFFIX, VALUE
 
 Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slot's name, its own
@@ -16,7 +16,7 @@ Link = tuple[int, int, str, int]  # positions of optimizer and variable, the slo
 _numbers = itertools.count(1)
 
 
-class Values:
+class ObjectValues:
     """What a file has for objects, and which of them it has found.
 
     Args:

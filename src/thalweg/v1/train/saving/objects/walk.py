@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.core import state
-from thalweg.core.state import Entry, alike
-from thalweg.core.trackable import Position, Trackable, TrackableSlots
-from thalweg.graph import GraphVariable, constant
-from thalweg.graph.variables import begin_with
-from thalweg.ground.static_shape import UNKNOWN
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core import state
+from thalweg._core.state import Entry, alike
+from thalweg._core.trackable import Position, Trackable, TrackableSlots
+from thalweg._graph import GraphVariable, constant
+from thalweg._graph.variables import begin_with
 from thalweg.v1.train.saving.objects.members import child_of, held_by, is_variable
-from thalweg.v1.train.saving.objects.values import Link, Values
+from thalweg.v1.train.saving.objects.values import Link, ObjectValues
 from thalweg.variable import dtype_name
 
 
@@ -29,7 +29,7 @@ class Walk:
         pending: Positions and their objects that have yet to be looked at.
     """
 
-    def __init__(self, values: Values, place: Callable[[int], Position]) -> None:
+    def __init__(self, values: ObjectValues, place: Callable[[int], Position]) -> None:
         self.pending: list[tuple[int, Any]] = []
         self._values, self._place = values, place
         self._objects: dict[int, object] = {}

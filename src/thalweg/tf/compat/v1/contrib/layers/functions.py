@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.ground.showing import show_value
-from thalweg.ground.static_shape import UNKNOWN
 from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
@@ -58,19 +58,19 @@ def _format_of(data_format: str | None) -> str:
 @contextlib.contextmanager
 def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any]]:
     """The arguments of a layer in a variable scope."""
-    with graph.variable_scope(scope, default, reuse=reuse) as opened:
+    with _graph.variable_scope(scope, default, reuse=reuse) as opened:
         yield {"_scope": opened, "_reuse": reuse, "name": default}
 
 
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
     """The outputs, once they and the variables are in collections."""
     for each in [] if layer is None else layer.variables:
-        graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
+        _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
         title = each.op.name.rpartition("/")[2]
         keys = variables.get(title, ()) if isinstance(variables, dict) else variables or ()
-        graph.get_default_graph().add_to_collections(keys, each)
+        _graph.get_default_graph().add_to_collections(keys, each)
     if collections:
-        graph.get_default_graph().add_to_collections(collections, outputs)
+        _graph.get_default_graph().add_to_collections(collections, outputs)
     return outputs
 
 
@@ -222,7 +222,7 @@ def batch_norm(
         layer.UPDATES = updates_collections or ()
         outputs = layer(inputs, training=is_training)
         if updates_collections is None:
-            with graph.control_dependencies(layer.updates):
+            with _graph.control_dependencies(layer.updates):
                 outputs = arrays.identity(outputs)
         if activation_fn is not None:
             outputs = activation_fn(outputs)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
-from thalweg.ground.showing import show_value
 from thalweg.tf.compat.v1.initializers import fans
 
 
@@ -48,9 +48,9 @@ def variance_scaling_initializer(
         variance = factor / max(sizes[mode.upper()], 1.0)
         if uniform:
             limit = math.sqrt(3.0 * variance)
-            return graph.random_uniform(shape, -limit, limit, dtype, seed)
+            return _graph.random_uniform(shape, -limit, limit, dtype, seed)
         # A normal distribution that is cut at two deviations has 1 / 1.3 of the variance.
-        return graph.truncated_normal(shape, 0.0, math.sqrt(1.3 * variance), dtype, seed)
+        return _graph.truncated_normal(shape, 0.0, math.sqrt(1.3 * variance), dtype, seed)
 
     return initialize
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._base.showing import show_value
+from thalweg._graph import GraphKeys
+from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
-from thalweg.graph.either import IndexedSlices
-from thalweg.ground.showing import show_value
 from thalweg.tf.clipping import clip_by_global_norm, global_norm
 from thalweg.tf.convert import is_tensor, tensor
 from thalweg.v1 import summary, train
@@ -81,13 +81,13 @@ def optimize_loss(
     if step is not None:
         train.assert_global_step(step)
     chosen = _check_summaries(summaries)
-    with graph.variable_scope(name, "OptimizeLoss"):
-        loss = _after(graph.get_collection(GraphKeys.UPDATE_OPS), update_ops, loss)
+    with _graph.variable_scope(name, "OptimizeLoss"):
+        loss = _after(_graph.get_collection(GraphKeys.UPDATE_OPS), update_ops, loss)
         rate = _make_rate(learning_rate, learning_rate_decay_fn, step, chosen)
         opt = _make_optimizer(optimizer, rate)
         pairs = opt.compute_gradients(
             loss,
-            graph.trainable_variables() if variables is None else variables,
+            _graph.trainable_variables() if variables is None else variables,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
         )
         if gradient_noise_scale is not None:
@@ -99,8 +99,8 @@ def optimize_loss(
         pairs = _clip_and_summarize(pairs, clip_gradients, chosen, loss)
         counted = step if increment_global_step else None
         update = opt.apply_gradients(pairs, global_step=counted, name="train")
-        with graph.control_dependencies([update]):
-            return graph.identity(loss)
+        with _graph.control_dependencies([update]):
+            return _graph.identity(loss)
 
 
 def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
@@ -121,8 +121,8 @@ def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) ->
     updates = collected if update_ops is None else update_ops
     if not updates:
         return loss
-    with graph.control_dependencies(list(dict.fromkeys(updates))):
-        return graph.identity(loss)
+    with _graph.control_dependencies(list(dict.fromkeys(updates))):
+        return _graph.identity(loss)
 
 
 def _make_rate(
@@ -138,8 +138,8 @@ def _make_rate(
     if is_tensor(learning_rate) and not learning_rate.shape:
         rate = learning_rate
     elif isinstance(learning_rate, float) and learning_rate >= 0:
-        start = graph.constant_initializer(learning_rate)
-        rate = graph.get_variable("learning_rate", [], trainable=False, initializer=start)
+        start = _graph.constant_initializer(learning_rate)
+        rate = _graph.get_variable("learning_rate", [], trainable=False, initializer=start)
     else:
         raise InvalidArgumentError(
             "learning_rate must be a float of at least 0 or a tensor of shape (), not"
@@ -191,7 +191,7 @@ def _add_noise(grad: Any, scale: float) -> Any:
     if grad is None:
         return None
     dense = tensor(grad)
-    return dense + graph.truncated_normal(dense.shape, dtype=dense.dtype) * scale
+    return dense + _graph.truncated_normal(dense.shape, dtype=dense.dtype) * scale
 
 
 def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
@@ -200,7 +200,7 @@ def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
     if grad is None or factor is None:
         return grad
     if is_tensor(factor) and grad.dtype is not None:
-        factor = graph.cast(factor, grad.dtype)
+        factor = _graph.cast(factor, grad.dtype)
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
     return grad * factor

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg import graph
+from thalweg import _graph
+from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.graph import GraphKeys
 from thalweg.tf.elementwise import add_n
 
 
@@ -46,9 +46,9 @@ def apply_regularization(regularizer: Callable[[Any], Any], weights_list: Any = 
 
     It goes to REGULARIZATION_LOSSES; it is 0 if there are none.
     """
-    weights = graph.get_collection(GraphKeys.WEIGHTS) if weights_list is None else weights_list
+    weights = _graph.get_collection(GraphKeys.WEIGHTS) if weights_list is None else weights_list
     found = [each for each in map(regularizer, weights) if each is not None]
-    total = add_n(found) if found else graph.constant(0.0)
+    total = add_n(found) if found else _graph.constant(0.0)
     if found:
-        graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, total)
+        _graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, total)
     return total

@@ -1,0 +1,49 @@
+"""Two formulas that engines run as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg._base.showing import show_value
+from thalweg.errors import RuleError
+
+Formula = Callable[..., Any]
+
+
+class ComposedFormula:
+    """What engines alone run: one formula of both.
+
+    Attributes:
+        both: The formulas.
+
+    Raises:
+        RuleError: One is no function.
+    """
+
+    def __init__(self, first: Formula, second: Formula, name: str) -> None:
+        for formula in (first, second):
+            if not hasattr(formula, "__qualname__"):
+                raise RuleError(
+                    f"A formula must be a function written with def, not {show_value(formula)}."
+                )
+        self.both = first, second
+        self.__qualname__ = f"{first.__qualname__} {name} {second.__qualname__}"
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+
+class ChainedFormula(ComposedFormula):
+    """A formula and then another, which gets the variable that the first has made.
+
+    Args:
+        first: A formula of a rule.
+        then: A formula without helper functions. `(var, *, scalars) -> var` changes the variable;
+            `(var, value, *, scalars) -> value` makes the value of one further slot, the last, and
+            `-> (var, value)` changes both.
+    """
+
+    def __init__(self, first: Formula | ChainedFormula, then: Formula) -> None:
+        super().__init__(first, then, "then")
+        self.first, self.then = first, then

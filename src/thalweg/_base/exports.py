@@ -1,0 +1,22 @@
+"""The public module of classes and functions that private modules define."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def exported_from(module: str) -> Callable[[T], T]:
+    """Return a decorator that sets `__module__` to the public module that offers the name.
+
+    Documentation and pickles then name the public module. Place it above `dataclass`, which looks
+    up annotations in the module that defines the class.
+    """
+
+    def set_module(public: T) -> T:
+        public.__module__ = module
+        return public
+
+    return set_module

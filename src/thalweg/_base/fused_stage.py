@@ -1,0 +1,85 @@
+"""A stage that is a formula, and what such formulas may call beside all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from thalweg._base.divisors import as_divisor
+from thalweg._base.exports import exported_from
+from thalweg._base.pairwise_sum import join_pairs, pairs_of
+from thalweg._base.rule_passes import Stage
+from thalweg._base.showing import show_value
+from thalweg.errors import RuleError
+
+
+@exported_from("thalweg.formula")
+@dataclass(frozen=True, eq=False)
+class FusedStage(Stage):
+    """A stage over rows and columns that is a formula, and needs no torch.
+
+    On the CPU kernels compute it, with all measures before it, within the sweep, where matrices
+    have few rows and columns, such as those of convolutions: they keep as many numbers of rows and
+    columns as elements. Of large matrices NumPy computes it, and on a GPU torch's functions do. The
+    bits are the same.
+
+    Args:
+        function: A formula, `(*, names...) -> values`, in float64 or `like_update`, of what a
+            matrix has of rows and columns: of measures of "row" and "column", slots per="row" and
+            per="column", and scalars. `mean_over_rows` and `mean_over_columns` make one number of
+            those of a matrix. It has neither `exp`, `log` nor `power`, whose last bits are other
+            ones in torch.
+        makes: What each value becomes, of the names that it is given.
+
+    Raises:
+        RuleError: The function cannot be called, or a name is no text.
+    """
+
+    makes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = (self.makes,) if isinstance(self.makes, str) else tuple(self.makes)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise RuleError(f"makes of a FusedStage must be names, not {show_value(self.makes)}.")
+        if len(set(names)) < len(names):
+            raise RuleError(f"makes of a FusedStage has a name twice: {', '.join(names)}.")
+        if self.every != 1 or self.block_count != 1 or self.of_matrices:
+            raise RuleError("A FusedStage has neither every=, heads= nor of_matrices=.")
+        object.__setattr__(self, "makes", names)
+
+    def call(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Stage`."""
+        found = self.function(**given)
+        values = found if isinstance(found, tuple) else (found,)
+        return dict(zip(self.makes, cast("tuple[Any, ...]", values), strict=True))
+
+
+@exported_from("thalweg.formula")
+def mean_over_rows(values: Any) -> Any:
+    """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
+
+    Sums are of pairs of neighbours, and of these; for a `FusedStage`.
+    """
+    return _mean_over(values, -2)
+
+
+@exported_from("thalweg.formula")
+def mean_over_columns(values: Any) -> Any:
+    """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
+    return _mean_over(values, -1)
+
+
+def _mean_over(values: Any, dim: int) -> Any:
+    """Of a tensor, or of an array."""
+    dim += values.ndim
+    count = values.shape[dim]
+    if isinstance(values, Tensor):
+        total, count = values.clone(), as_divisor(count, values)
+    else:
+        total, count = values.copy(), values.dtype.type(count)
+    join_pairs(pairs_of(total, dim), "sum")
+    return (total[*(slice(None),) * dim, :1] + 0.0) / count

@@ -1,0 +1,94 @@
+"""What is there when it is first asked for: `lazy` attributes, and names that a package offers.
+
+`functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
+them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Generic, Self, TypeVar, overload
+
+from thalweg._base.locks import importing
+
+T = TypeVar("T")
+
+# Packages that lower layers offer names of, and functions that import them. `thalweg` registers
+# them, so that a lower layer imports nothing from a higher one.
+UPPER_PACKAGES: dict[str, Callable[[], Any]] = {}
+
+
+class lazy(Generic[T]):
+    """As `functools.cached_property`, without a lock: two threads may both compute it.
+
+    Args:
+        function: Computes it.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function = function
+        self._name = function.__name__
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[object]) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[object]) -> T: ...
+    def __get__(self, instance: object, owner: type[object]) -> Self | T:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._function(instance)
+        return value
+
+
+def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None = None) -> Any:
+    """What a module offers under a name; for its `__getattr__`.
+
+    Args:
+        owner: The name of the module.
+        homes: For each name the module that has it, `module:its` where it has another name there.
+            None of these modules asks for such a name while it is imported: another thread may hold
+            `importing`, and wait for that module.
+        name: The name. Modules of the package are offered, too.
+        package: Where the modules are; the owner itself by default.
+
+    Raises:
+        AttributeError: The module offers no such name.
+    """
+    package = package or owner
+    if name not in homes:
+        if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+    module, _, its = homes[name].partition(":")
+    with importing:
+        value = getattr(import_module(f"{package}.{module}"), its or name)
+    setattr(sys.modules[owner], name, value)
+    return value
+
+
+def offering(
+    owner: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
+) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that offers names, and tuples of what they are.
+
+    Args:
+        owner: The name of the package, whose `__all__` has all of these.
+        homes: As in `offered`.
+        lists: The names of each tuple.
+        kind: What type checkers are told a name is.
+    """
+
+    def get(name: str) -> Any:
+        if name not in lists:
+            return offered(owner, homes, name)
+        found = tuple(offered(owner, homes, each) for each in lists[name])
+        return vars(sys.modules[owner]).setdefault(name, found)
+
+    def list_names() -> list[str]:
+        return sorted(vars(sys.modules[owner])["__all__"])
+
+    return get, list_names

@@ -1,0 +1,211 @@
+"""What TensorFlow's code asks of dtypes, shapes, tensors and variables, for torch's own classes.
+
+Dtypes and shapes of our own could not stand in: a gradient has torch's either way, `torch.dtype`
+has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's classes are lent
+the names that they lack, see `lending`; `Variable`, which is ours, has them in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from thalweg._base.added_dtypes import added_type
+from thalweg._base.execution_context import TensorReference, handle_of, process
+from thalweg._base.scatter import UPDATES, scatter
+from thalweg._base.static_shape import Shape
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of, to_tensor
+
+
+def _numpy_type(dtype: torch.dtype) -> type[Any]:
+    """Return NumPy's scalar type for a dtype.
+
+    Raises:
+        InvalidTypeError: Neither NumPy nor ml_dtypes, if it is installed, has one.
+    """
+    try:
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.type
+    except TypeError:
+        added = added_type(dtype)
+    if added is None:
+        raise InvalidTypeError(f"NumPy has no {dtype_name(dtype)}.")
+    return added
+
+
+def _limits(dtype: torch.dtype) -> tuple[object, object]:
+    if dtype == torch.bool:
+        return False, True
+    if dtype.is_floating_point:
+        found = torch.finfo(dtype)
+        return (found.min, found.max) if dtype == torch.bfloat16 else _of_numpy(dtype)
+    if dtype.is_complex:
+        raise InvalidTypeError(f"Cannot find the limits of {dtype_name(dtype)}.")
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def _of_numpy(dtype: torch.dtype) -> tuple[object, object]:
+    found = np.finfo(_numpy_type(dtype))
+    return found.min, found.max
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _is_compatible(dtype: torch.dtype, other: object) -> bool:
+    try:
+        return dtype == as_dtype(other)
+    except InvalidTypeError:
+        return False
+
+
+_OF_DTYPES = {
+    "base_dtype": property(lambda dtype: dtype),
+    "name": property(dtype_name),
+    "real_dtype": property(lambda dtype: dtype.to_real()),
+    "as_numpy_dtype": property(_numpy_type),
+    "is_floating": property(lambda dtype: dtype.is_floating_point),
+    "is_integer": property(_is_integer),
+    "is_bool": property(lambda dtype: dtype == torch.bool),
+    "is_unsigned": property(lambda dtype: _is_integer(dtype) and not dtype.is_signed),
+    "is_quantized": property(lambda dtype: False),
+    "is_numpy_compatible": property(lambda dtype: dtype != torch.bfloat16),
+    "is_compatible_with": _is_compatible,
+    "size": property(lambda dtype: dtype.itemsize),
+    "min": property(lambda dtype: _limits(dtype)[0]),
+    "max": property(lambda dtype: _limits(dtype)[1]),
+    "limits": property(_limits),
+    "_is_ref_dtype": property(lambda dtype: False),
+}
+
+_OF_SHAPES = {
+    name: vars(Shape)[name]
+    for name in (
+        "ndims",
+        "rank",
+        "dims",
+        "as_list",
+        "is_fully_defined",
+        "num_elements",
+        "is_compatible_with",
+        "assert_is_compatible_with",
+        "assert_has_rank",
+        "assert_is_fully_defined",
+        "with_rank",
+        "with_rank_at_least",
+        "with_rank_at_most",
+        "merge_with",
+        "concatenate",
+    )
+}
+
+
+def _set_shape(tensor: torch.Tensor, shape: Any) -> None:
+    if shape is not None and not Shape.is_compatible_with(Shape(tensor.shape), shape):
+        sizes = tuple(tensor.shape)
+        raise InvalidArgumentError(f"A tensor of shape {sizes} cannot have shape {tuple(shape)}.")
+
+
+_OF_TENSORS = {
+    "get_shape": lambda tensor: Shape(tensor.shape),
+    "set_shape": _set_shape,
+    "ref": lambda tensor: TensorReference(tensor),
+    "experimental_ref": lambda tensor: TensorReference(tensor),
+}
+
+
+class VariableOp(NamedTuple):
+    """What a variable's `op` tells in eager mode."""
+
+    name: str
+    type: str
+    device: torch.device
+    graph: None = None
+
+
+def _op(var: torch.Tensor) -> object:
+    handle = handle_of(var)
+    return VariableOp(_shared_name(var), "VarHandleOp", var.device) if handle is var else handle.op
+
+
+def _shared_name(var: torch.Tensor) -> str:
+    return name_of(var).partition(":")[0]
+
+
+def unique_id(var: torch.Tensor) -> str:
+    """A name that no other tensor has while this one lives."""
+    return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
+
+
+def _graph_key(var: torch.Tensor) -> str:
+    """That of the graph that would be built, were it not for eager mode."""
+    graph = process.default_graph()
+    return "" if graph is None else graph._graph_key
+
+
+def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) -> torch.Tensor:
+    """The rows that `indices` names."""
+    rows = to_tensor(indices)
+    check_held(var)
+    check_held(rows, f"What indexes '{name_of(var)}'")
+    rows = rows.to(var.device)
+    return var[rows.long()]
+
+
+def _scatter(update: str) -> Callable[..., Any]:
+    def apply(
+        var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> torch.Tensor:
+        scatter(var, sparse_delta.indices, sparse_delta.values, update)
+        return var
+
+    apply.__doc__ = f'The rows of slices, by "{update}": see `scatter`.'
+    return apply
+
+
+def _scatter_add(var: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.Tensor.scatter_add`, or given slices TensorFlow's, which changes the variable."""
+    first = args[0] if args else kwargs.get("sparse_delta")
+    if not isinstance(first, IndexedSlices):
+        return torch.Tensor.scatter_add(var, *args, **kwargs)
+    return _scatter("add")(var, *args, **kwargs)
+
+
+_OF_PARAMETERS = {
+    "name": property(name_of),
+    **{
+        name: vars(Variable)[name]
+        for name in ("assign", "assign_add", "assign_sub", "read_value", "value", "_operand")
+    },
+    "handle": property(lambda var: var),
+    "op": property(_op),
+    "initializer": property(lambda var: None),
+    "initialized_value": Variable.read_value,
+    "load": lambda var, value, session=None: var.assign(value) and None,
+    "is_initialized": lambda var: True,
+    "sparse_read": _sparse_read,
+    "scatter_add": _scatter_add,
+    "_shared_name": property(_shared_name),
+    "_unique_id": property(unique_id),
+    "_graph_key": property(_graph_key),
+    "_in_graph_mode": property(lambda var: False),
+    **{f"scatter_{update}": _scatter(update) for update in UPDATES if update != "add"},
+}
+
+NAMES: tuple[tuple[type, dict[str, Any]], ...] = (
+    (torch.dtype, _OF_DTYPES),
+    (torch.Size, _OF_SHAPES),
+    (torch.Tensor, _OF_TENSORS),
+    (torch.nn.Parameter, _OF_PARAMETERS),
+)
+# Torch has other ones: None for each parameter, and one that returns a new tensor.
+OVER_TORCHS = ((torch.nn.Parameter, "name"), (torch.nn.Parameter, "scatter_add"))
+
+for _name, _value in {**_OF_TENSORS, **_OF_PARAMETERS}.items():
+    if _name not in vars(Variable):
+        setattr(Variable, _name, _value)

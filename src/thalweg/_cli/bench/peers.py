@@ -1,0 +1,130 @@
+"""Other libraries' steps over the same shapes: torch.optim always, the others where installed.
+
+torch shares the variables and gradients of the problem; the others bring their own arrays. Each
+peer runs as its users run it: optax compiled with donated arguments, Keras and TensorFlow compiled
+by `tf.function`, Keras on another backend eagerly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import torch
+
+from thalweg._cli.bench.registry import BenchmarkedRule
+from thalweg._cli.bench.timing import Contender
+from thalweg._cli.bench.workload import RATE, Workload
+from thalweg.v1 import train
+
+Step = Callable[[], object]
+TORCH_FORMS: dict[str, dict[str, bool]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "forloop": {"foreach": False},
+}
+PEERS = ("torch-fused", "torch-foreach", "torch-forloop", "optax", "keras", "tensorflow")
+
+
+def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | None:
+    """A step of `torch.optim`; None where it has no such rule or form."""
+    if entry.torch is None or (form == "fused" and not entry.fused):
+        return None
+    make = getattr(torch.optim, entry.torch)
+    options = {**entry.torch_options, **TORCH_FORMS[form]}
+    return make(problem.variables, lr=RATE, **options).step
+
+
+def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
+    """A compiled step of optax."""
+    if entry.optax is None:
+        return None
+    jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
+    transform = getattr(optax, entry.optax)(RATE, **entry.optax_options)
+    params = [jax.numpy.asarray(each.detach().float().numpy()) for each in problem.variables]
+    grads = [jax.numpy.asarray(each.float().numpy()) for each in problem.gradients]
+    held = (params, transform.init(params))
+
+    def update(params: object, state: object, grads: object) -> object:
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(update, donate_argnums=(0, 1))
+
+    def step() -> None:
+        nonlocal held
+        held = jax.block_until_ready(compiled(*held, grads))
+
+    return step
+
+
+def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
+    """A step of Keras 3 on the backend it is configured for."""
+    if entry.named is None or entry.keras is None:
+        return None
+    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
+        os.environ["KERAS_BACKEND"] = "torch"
+    keras = importlib.import_module("keras")
+    optimizer = getattr(keras.optimizers, entry.keras)(RATE, **entry.named.options)
+    variables = [keras.Variable(each.detach().float().numpy()) for each in problem.variables]
+    grads = [keras.ops.convert_to_tensor(each.float().numpy()) for each in problem.gradients]
+    optimizer.build(variables)
+
+    def step() -> None:
+        optimizer.apply(grads, variables)
+
+    if keras.backend.backend() == "tensorflow":
+        return importlib.import_module("tensorflow").function(step)
+    if keras.backend.backend() == "jax":
+        return None  # needs its stateless calls; optax stands for jax
+    return step
+
+
+def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
+    """A step of TensorFlow's own fused kernels, through `tf.compat.v1.train`."""
+    names = {
+        "Adam": "AdamOptimizer", "Adagrad": "AdagradOptimizer", "Adadelta": "AdadeltaOptimizer",
+        "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
+    }  # fmt: skip
+    name = names.get(entry.keras or "")
+    options = {} if entry.named is None else entry.named.options
+    if entry.v1 is not None and hasattr(train, entry.v1):
+        name = entry.v1
+    elif options:
+        return None
+    if name is None or name == "AdagradDAOptimizer":  # it wants a variable of a graph
+        return None
+    tf = importlib.import_module("tensorflow")
+    optimizer = getattr(tf.compat.v1.train, name)(RATE, **options)
+    variables = [tf.Variable(each.detach().float().numpy()) for each in problem.variables]
+    grads = [tf.constant(each.float().numpy()) for each in problem.gradients]
+    return tf.function(lambda: optimizer.apply_gradients(list(zip(grads, variables))))
+
+
+_OTHERS: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]]] = {
+    "optax": ("optax", optax_step),
+    "keras": ("keras", keras_step),
+    "tensorflow": ("tensorflow", tensorflow_step),
+}
+
+
+def installed_peers() -> tuple[str, ...]:
+    """The peers that can be imported here, without importing them."""
+    return tuple(
+        name for name in PEERS if name not in _OTHERS or find_spec(_OTHERS[name][0]) is not None
+    )
+
+
+def make_contenders(
+    entry: BenchmarkedRule, problem: Workload, wanted: tuple[str, ...]
+) -> Iterator[Contender]:
+    """Those of the wanted peers that have the rule."""
+    for name in wanted:
+        if name.startswith("torch-"):
+            step = torch_step(entry, problem, name.removeprefix("torch-"))
+        else:
+            step = _OTHERS[name][1](entry, problem)
+        if step is not None:
+            yield Contender(name, step)

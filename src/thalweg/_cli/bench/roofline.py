@@ -1,0 +1,100 @@
+"""What this machine's memory allows: one add over the streams that a rule reads and writes.
+
+The roofline is itself a rule, run by the same engine, over the same tensors, on the same threads:
+what an update takes beyond it is arithmetic and host work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._core.section import run
+from thalweg._engines.cpu.group import Group
+from thalweg._engines.engine import Columns, Request
+from thalweg._engines.plan import DensePlan
+from thalweg._engines.selection import DEFAULT
+from thalweg.formula import Rule, Slot
+
+
+def add_0(var, grad):
+    """2 reads, 1 write."""
+    return (var + grad,)
+
+
+def add_1(var, grad, a):
+    """3 reads, 2 writes."""
+    return var + grad, a + grad
+
+
+def add_2(var, grad, a, b):
+    """4 reads, 3 writes."""
+    return var + grad, a + grad, b + grad
+
+
+def add_3(var, grad, a, b, c):
+    """5 reads, 4 writes."""
+    return var + grad, a + grad, b + grad, c + grad
+
+
+def add_4(var, grad, a, b, c, d):
+    """6 reads, 5 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad
+
+
+def add_5(var, grad, a, b, c, d, e):
+    """7 reads, 6 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad, e + grad
+
+
+def add_6(var, grad, a, b, c, d, e, f):
+    """8 reads, 7 writes."""
+    return var + grad, a + grad, b + grad, c + grad, d + grad, e + grad, f + grad
+
+
+_UPDATES = (add_0, add_1, add_2, add_3, add_4, add_5, add_6)
+MOST_SLOTS = len(_UPDATES) - 1
+
+RULES: tuple[Rule, ...] = tuple(
+    Rule(
+        name=f"Roofline{count}", update=update, hypers=(), slots=tuple(map(Slot, "abcdef"[:count]))
+    )
+    for count, update in enumerate(_UPDATES)
+)
+
+
+def count_streams(slots: int) -> int:
+    """Reads and writes of an update: variable and slots count twice, the gradient once."""
+    return 2 * (1 + slots) + 1
+
+
+def roofline(
+    slots: int,
+    variables: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    copies: Sequence[Tensor] = (),
+) -> Callable[[], None]:
+    """A step that adds over the streams of a rule with `slots` slots.
+
+    Args:
+        slots: How many slots the rule has, each of its variable's shape and dtype.
+        variables: Contiguous CPU tensors; the step adds to them.
+        gradients: One for each.
+        copies: None, or for each a tensor of a 16-bit type that is set to the variable.
+    """
+    made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
+    names = [""] * len(variables)
+    asked = Request(
+        RULES[slots], (), variables, gradients, made, names, DEFAULT, list(copies) or None
+    )
+    plan = DensePlan(asked, Group)
+    columns = Columns({np.float32: {}, np.float64: {}}, {})
+
+    # The table points at the gradients, so the step keeps them.
+    def step(kept: Sequence[Tensor] = tuple(gradients)) -> None:
+        run(plan.make_calls(columns))
+
+    return step

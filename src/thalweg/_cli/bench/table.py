@@ -1,0 +1,208 @@
+"""Rows of figures as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import platform
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from thalweg._base.terminal_tables import fitted
+from thalweg._cli.bench.compare import OURS, ROOFLINE, BenchmarkRow
+from thalweg._cli.bench.shapes import ShapeSet
+from thalweg._cli.bench.timing import BUDGET, OTHERS, SPREAD, Timings, Verdict
+
+_WORST: tuple[Verdict, ...] = ("busy", "unsteady", "quiet")
+
+
+def format_size(count: float) -> str:
+    """Bytes for people: `456 B`, `1.2 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def title_of(shapes: ShapeSet) -> str:
+    """What was measured, on one line."""
+    return (
+        f"{shapes.name}: {len(shapes.shapes):,} tensors, {shapes.parameters:,} parameters, "
+        f"{torch.get_num_threads()} threads"
+    )
+
+
+HEADINGS: tuple[str, ...] = (
+    "rule",
+    "step by",
+    "ms",
+    "ratio",
+    "GB/s",
+    "of roofline",
+    "extra memory",
+    "state bytes",
+)
+# What a narrow terminal does without, first to last; the rest stays.
+DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
+
+
+def table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], width: int) -> Table:
+    """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
+    as fit into the width of a terminal.
+    """
+    return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
+
+
+def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: list[str]) -> Table:
+    made = Table(
+        title=title_of(shapes),
+        caption="ratio: to torch.optim.Adam(fused=True), same rounds; state bytes: per parameter",
+    )
+    for heading in headings:
+        if heading in HEADINGS[:2]:
+            made.add_column(heading, overflow="fold")
+        else:
+            made.add_column(heading.replace(" ", "\n"), justify="right")
+    for rule in dict.fromkeys(row.rule for row in rows):
+        own = [row for row in rows if row.rule == rule]
+        for row in sorted(own, key=lambda row: (row.contender == ROOFLINE, row.ms)):
+            style = {**dict.fromkeys(OURS, "bold"), ROOFLINE: "dim"}.get(row.contender)
+            cells = (
+                row.rule, row.contender, f"{row.ms:.3f}", f"{row.ratio:.2f}", f"{row.gbps:.1f}",
+                f"{row.of_roofline:.0%}", format_size(row.extra_bytes),
+                "" if row.state_bytes is None else f"{row.state_bytes:.2f}",
+            )  # fmt: skip
+            told: dict[str, str] = dict(zip(HEADINGS, cells, strict=True))
+            made.add_row(*(told[heading] for heading in headings), style=style)
+        made.add_section()
+    return made
+
+
+def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
+    """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
+
+    The message is for people; it is empty where the verdict is "quiet".
+    """
+    others = max((row.disturbance for row in rows), default=0.0)
+    verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]
+    verdict = min(verdicts, key=_WORST.index)
+    found: dict[str, Any] = {
+        "verdict": verdict,
+        "trusted": verdict == "quiet",
+        "cores_of_others": others,
+        "spread": max((row.spread for row in rows), default=0.0),
+    }
+    return {
+        **found,
+        "message": _noise_message(verdict, [row for row in rows if row.verdict == verdict]),
+    }
+
+
+def _noise_message(verdict: Verdict, rows: Sequence[BenchmarkRow]) -> str:
+    if verdict == "quiet":
+        return ""
+    worst = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
+    rounds = len(worst.rounds_ms)
+    disturbed = f"{rounds - worst.quiet_rounds} of {rounds} rounds were disturbed"
+    if verdict == "busy":
+        seen = f"Other processes used {worst.disturbance:.1f} cores, {disturbed}"
+    elif worst.spread > SPREAD:
+        seen = (
+            f"Times jumped from round to round (the middle half of the ratios of {worst.rule},"
+            f" {worst.contender}, spans {worst.spread:.0%} of their median)"
+        )
+    else:
+        seen = f"Times jumped from round to round, {disturbed}"
+    return f"{seen}: do not trust these ratios, measure again when the machine is quiet."
+
+
+def explain_delay(timings: Timings) -> str:
+    """Why a measurement takes longer than its rounds."""
+    others = median(timings.others)
+    reason = (
+        f"Other processes use {others:.1f} cores"
+        if others > OTHERS
+        else "Times jump from round to round"
+    )
+    return f"{reason}: disturbed rounds are repeated, up to {BUDGET:.0f} s a rule."
+
+
+def report(
+    shapes: ShapeSet, rows: Sequence[BenchmarkRow], options: Mapping[str, object]
+) -> dict[str, Any]:
+    """The rows with what is needed to judge them, as plain values."""
+    return {
+        "shapes": {
+            "name": shapes.name,
+            "tensors": len(shapes.shapes),
+            "parameters": shapes.parameters,
+            "bytes": shapes.bytes,
+        },
+        "threads": torch.get_num_threads(),
+        "options": dict(options),
+        "noise": judge_noise(rows),
+        "anchor": "torch.optim.Adam(fused=True)",
+        "machine": {
+            "processor": processor_name(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "results": [row.as_json() for row in rows],
+    }
+
+
+def processor_name() -> str:
+    """The processor's name, as Linux tells it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            named = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+        return named[0]
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def plot(path: Path, shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> None:
+    """Save a bar chart of step times.
+
+    Raises:
+        ImportError: Without matplotlib.
+        ValueError: For a file name whose suffix matplotlib does not write.
+    """
+    figure(shapes, rows).savefig(path, dpi=150)
+
+
+def figure(shapes: ShapeSet, rows: Sequence[BenchmarkRow]) -> Any:
+    """Step times as bars, a group for each rule, the roofline as a line across."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rules = list(dict.fromkeys(row.rule for row in rows))
+    names = [name for name in dict.fromkeys(row.contender for row in rows) if name != ROOFLINE]
+    made = Figure(figsize=(max(3.5 + 1.6 * len(rules), 6.4), 4.5), layout="constrained")
+    FigureCanvasAgg(made)
+    axes = made.add_subplot()
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        own = [(rules.index(row.rule), row.ms) for row in rows if row.contender == name]
+        left = [index - 0.4 + width * (place + 0.5) for index, _ in own]
+        axes.bar(left, [ms for _, ms in own], 0.92 * width, label=name)
+    limits = [(rules.index(row.rule), row.ms) for row in rows if row.contender == ROOFLINE]
+    for index, ms in limits:
+        label = "roofline" if index == limits[0][0] else None
+        axes.plot([index - 0.42, index + 0.42], [ms, ms], "k--", linewidth=1, label=label)
+    axes.set_xticks(range(len(rules)), rules)
+    axes.set_ylabel("ms per step, median")
+    said = judge_noise(rows)["message"]
+    lines = [textwrap.fill(text, 70) for text in (title_of(shapes), said) if text]
+    made.suptitle("\n".join(lines), fontsize=10, color="darkred" if said else None)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return made

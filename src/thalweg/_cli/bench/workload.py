@@ -1,0 +1,79 @@
+"""The variables and gradients of a measurement, and thalweg's own step over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._cli.bench.registry import BenchmarkedRule
+from thalweg._cli.bench.shapes import ShapeSet
+from thalweg._cli.registry import applied
+from thalweg.keras.optimizers import RuleOptimizer
+
+RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Variables with their gradients, shared by all that are measured."""
+
+    variables: list[Tensor]
+    gradients: list[Tensor]
+
+
+def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return normally distributed float32 numbers on the CPU."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
+def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
+    """Random variables and gradients of these shapes; the gradients are also in `.grad`."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    variables, gradients = [], []
+    for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
+        value = _draw(shape, generator).mul_(0.02).to(dtype)
+        variables.append(value.requires_grad_())
+        gradients.append(_draw(shape, generator).mul_(1e-3).to(dtype))
+        variables[-1].grad = gradients[-1]
+    return Workload(variables, gradients)
+
+
+def make_optimizer(entry: BenchmarkedRule, options: Mapping[str, Any] | None = None) -> Any:
+    """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
+    given: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
+    if entry.named is None:
+        return RuleOptimizer(entry.rule, **given)
+    return entry.named.make(**given)
+
+
+def try_options(
+    entry: BenchmarkedRule, options: Mapping[str, object], dtypes: Iterable[torch.dtype]
+) -> None:
+    """Take two steps over a few elements; raises what an optimizer with these options raises."""
+    if options.get("in_backward"):
+        raise ValueError(
+            "in_backward updates in the backward pass, and step(), which is timed, idles."
+        )
+    few = tuple((shape, dtype) for dtype in set(dtypes) for shape in ((4, 4), (4,)))
+    made = make_tensors(ShapeSet("few", *zip(*few, strict=True)))
+    step = thalweg_step(entry, made, options)
+    for _ in range(2):
+        step()
+
+
+def thalweg_step(
+    entry: BenchmarkedRule, problem: Workload, options: Mapping[str, object] | None = None
+) -> Callable[[], object]:
+    """A step through the public call, as a training loop makes it."""
+    return step_of(make_optimizer(entry, options), problem)
+
+
+def step_of(optimizer: object, problem: Workload) -> Callable[[], object]:
+    """A step of an optimizer of ours, likewise."""
+    apply = applied(optimizer)
+    variables, gradients = problem.variables, problem.gradients
+    return lambda: apply(zip(gradients, variables))

@@ -1,0 +1,289 @@
+"""`thalweg bench`: the time of a step, against other libraries and against the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thalweg._base.literals import names_file
+from thalweg._cli import rule_loader
+from thalweg._cli.console import make_console
+from thalweg._cli.log_progress import ProgressLines
+from thalweg._cli.options import Whole, clamp_threads, split_values
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from thalweg._cli.bench.registry import BenchmarkedRule
+    from thalweg._cli.bench.shapes import ShapeSet
+    from thalweg._cli.bench.timing import Timings
+    from thalweg.formula import Rule
+
+
+def _split_names(value: str, known: tuple[str, ...], what: str) -> list[str]:
+    """The comma-separated names in `value`, as `known` spells them, each once."""
+    spelled = {name.lower(): name for name in known}
+    names = _split_value(value)
+    unknown = [name for name in names if name.lower() not in spelled]
+    if unknown or not names:
+        bad = f"no {what} '{unknown[0]}'" if unknown else f"no {what} given"
+        raise click.BadParameter(
+            f"{bad}; here there are {', '.join(known)}.", param_hint=f"--{what}s"
+        )
+    return list(dict.fromkeys(spelled[name.lower()] for name in names))
+
+
+def _split_value(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
+    """The rules in `value` by the names the table gives them."""
+    from thalweg._cli.bench import registry
+    from thalweg._cli.bench.roofline import MOST_SLOTS
+    from thalweg._cli.registry import spelled
+    from thalweg.errors import NotFoundError
+
+    found: dict[str, BenchmarkedRule] = {}
+    names = _split_value(value)
+    if not names:
+        raise click.BadParameter("no rule given.", param_hint="--rules")
+    for name in dict.fromkeys(names):
+        if not names_file(name):
+            try:
+                known = spelled(name)
+                found[known] = registry.entry(known)
+            except NotFoundError as error:
+                raise click.BadParameter(str(error), param_hint="--rules") from None
+            _check_elements(known, found[known].rule)
+            continue
+        rule = rule_loader.load_rule(name)
+        _check_elements(name, rule)
+        count = len(rule.element_slots)
+        if count > MOST_SLOTS:
+            raise click.BadParameter(
+                f"'{name}' has {count} slots; up to {MOST_SLOTS} can be measured.",
+                param_hint="--rules",
+            )
+        taken = rule.name in found or rule.name in registry.KNOWN
+        found[name if taken else rule.name] = registry.own(rule)
+    return found
+
+
+def _check_elements(name: str, rule: Rule) -> None:
+    """Refuse a rule that has more to do than to read and write memory."""
+    if rule.passes and not rule.is_of_lines:
+        raise click.BadParameter(
+            f"'{name}' is for matrices, whose products take most of its time: see"
+            " `python benchmarks/figures.py --only matrices`.",
+            param_hint="--rules",
+        )
+
+
+@click.command(short_help="Time a step against other libraries and the machine.")
+@click.argument("shapes", default="resnet50", metavar="[SHAPES|FILE]")
+@click.option(
+    "--rules",
+    default="Adam",
+    show_default=True,
+    metavar="A,B,...",
+    help="Optimizers, separated by commas: a name, v1: before an optimizer of TensorFlow 1, optim: "
+    "before one of thalweg.optim, torch: before one of torch.optim, or file.py:NAME for your "
+    "own rule.",
+)
+@click.option(
+    "--peers",
+    metavar="A,B,...",
+    help="Libraries to compare with: torch-fused, torch-foreach, torch-forloop, optax, keras, "
+    "tensorflow. [default: all that are installed]",
+)
+@click.option(
+    "--rounds",
+    default=7,
+    show_default=True,
+    type=Whole(1),
+    help="Number of undisturbed rounds; each optimizer takes steps in each round.",
+)
+@click.option(
+    "--threads",
+    type=Whole(1),
+    callback=clamp_threads,
+    help="Number of threads of a step. [default: torch's choice]",
+)
+@click.option(
+    "--set", "options", multiple=True, callback=split_values, metavar="NAME=VALUE",
+    help="Another argument of the optimizers of --rules, such as state_storage=8bit.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option(
+    "--plot",
+    default=None,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save a bar chart, as .png, .svg or .pdf.",
+)
+def bench(
+    shapes: str,
+    rules: str,
+    peers: str | None,
+    rounds: int,
+    threads: int | None,
+    options: dict[str, object],
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Time a step on SHAPES: gpt2, resnet50, small2000, or the shapes of a model's FILE.
+
+    FILE is a state_dict saved with torch.save, or a .safetensors file; only its shapes are read.
+    Every step runs in interleaved rounds with torch's fused Adam ("ratio") and with a kernel that
+    does one addition over the same memory ("of roofline"). Rounds that other processes disturb
+    are repeated, so a busy machine takes up to a minute for each rule. A warning says if too few
+    rounds are left or if times vary too much.
+
+    \b
+    Examples:
+      thalweg bench
+      thalweg bench gpt2 --rules Adam,Adagrad,Ftrl
+      thalweg bench model.safetensors --rules Nadam --plot steps.png
+      thalweg bench --rules v1:RMSPropOptimizer,v1:MomentumOptimizer
+      thalweg bench --rules optim:AdamW,torch:AdamW
+      thalweg bench --rules optim:AdamW --set state_storage=8bit
+      thalweg bench --rules Adam,mine.py:MyRule
+    """
+    import torch
+
+    from thalweg._cli.bench import peers as others
+    from thalweg._cli.bench import shapes as sets
+    from thalweg._cli.bench import table
+
+    try:
+        chosen = sets.load(shapes)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="SHAPES") from None
+    entries = _entries_named(rules)
+    wanted = (
+        others.installed_peers()
+        if peers is None
+        else _split_names(peers, others.installed_peers(), "peer")
+    )
+    for name, entry in entries.items() if options else ():
+        _try_options(name, entry, options, chosen)
+    if plot is not None:
+        _check_plot(plot)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        rows = _measure_all(chosen, entries, tuple(wanted), rounds, options, as_json)
+        if as_json:
+            click.echo(json.dumps(table.report(chosen, rows, options), indent=2))
+        else:
+            _print_table(partial(table.table, chosen, rows), table.judge_noise(rows)["message"])
+        if plot is not None:
+            table.plot(plot, chosen, rows)
+            click.echo(f"Saved {plot}", err=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _print_table(made: Callable[[int], object], warning: str) -> None:
+    from rich.text import Text
+
+    console = make_console()
+    if warning:
+        console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
+    console.print(made(console.width))
+
+
+def _try_options(
+    name: str, entry: BenchmarkedRule, options: dict[str, object], shapes: ShapeSet
+) -> None:
+    from thalweg._cli.bench.workload import try_options
+
+    try:
+        try_options(entry, options, shapes.dtypes)
+    except Exception as error:  # of a constructor or a step, which may raise anything
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        message = f"{name} with {given}: {type(error).__name__}: {error}"
+        raise click.BadParameter(message, param_hint="--set") from error
+
+
+def _check_plot(path: Path) -> None:
+    # Found out before the measurement, not after it.
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise click.UsageError("--plot needs matplotlib: pip install matplotlib") from None
+    kinds = FigureCanvasAgg(Figure()).get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise click.BadParameter(f"'{path}' must end in .png, .svg or .pdf.", param_hint="--plot")
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--plot")
+
+
+def _progress_bar(console: Console, disable: bool) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}", style="dim"), console=console, transient=True,
+        auto_refresh=False, disable=disable,
+    )  # fmt: skip
+
+
+def _measure_all(
+    shapes: Any,
+    entries: dict[str, BenchmarkedRule],
+    wanted: tuple[str, ...],
+    rounds: int,
+    options: dict[str, object],
+    quiet: bool,
+) -> list[Any]:
+    from thalweg._cli.bench import compare, memory, table
+    from thalweg._cli.bench.table import format_size
+
+    room = memory.available_bytes()
+    needed = max(compare.needed_bytes(shapes, entry, wanted) for entry in entries.values())
+    if room is not None and needed > room:
+        raise click.ClickException(
+            f"{shapes.name} needs about {format_size(needed)} for all peers together;"
+            f" {format_size(room)} are free. Name fewer with --peers, for example"
+            " --peers torch-fused."
+        )
+    rows: list[Any] = []
+    told = quiet
+    # On a terminal only, and never among the figures.
+    console = make_console(stderr=True)
+    lines = None if console.is_terminal else ProgressLines()
+    with _progress_bar(console, disable=quiet or lines is not None) as progress:
+        for place, (name, entry) in enumerate(entries.items()):
+            task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
+
+            def doing(now: str, task: Any = task) -> None:
+                progress.update(task, now=now, refresh=True)
+
+            def done(
+                count: int, wanted: int, timings: Timings, task: Any = task, name: str = name,
+                place: int = place,
+            ) -> None:  # fmt: skip
+                nonlocal told
+                progress.update(task, completed=count, total=wanted)
+                if lines is not None:
+                    share = (place + count / wanted) / len(entries)
+                    lines.tell(share, lambda: f"{name}: {count} of {wanted} rounds")
+                if not told and count < wanted <= len(timings.others):
+                    told = True
+                    console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)
+
+            rows += compare.compare(
+                name, entry, shapes, wanted, rounds=rounds, options=options, progress=done,
+                doing=doing,
+            )  # fmt: skip
+            progress.remove_task(task)
+    return rows

@@ -1,0 +1,350 @@
+"""`thalweg inspect`, `verify` and `diff`: what is in a checkpoint, of ours or of TensorFlow."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thalweg._cli.console import make_console
+from thalweg._cli.log_progress import ProgressLines
+from thalweg._cli.terminal_escape import escape_text
+
+if TYPE_CHECKING:
+    from thalweg.checkpoint.inspection import Listing
+
+Progress = Callable[[int, int], None]
+LARGE = 1 << 28  # bytes from which on progress is shown: a slow disk takes seconds to read them
+DIFFER = 1
+
+
+@click.command(name="inspect", short_help="List the contents of a checkpoint.")
+@click.argument("path", type=click.Path())
+@click.option("--tree", is_flag=True, help="Show the names as a tree.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def inspect_(path: str, tree: bool, as_json: bool) -> None:
+    """List the tensors of the checkpoint PATH without reading their values.
+
+    PATH is a file of thalweg or Keras, or the prefix of a TensorFlow checkpoint: run7/model.ckpt-5.
+
+    \b
+    Examples:
+      thalweg inspect run7/checkpoint-12.safetensors
+      thalweg inspect --tree model.ckpt-5
+      thalweg inspect --json weights.h5
+    """
+    from thalweg.checkpoint.inspection import list_file
+
+    with _watch_progress(path) as progress:
+        found = list_file(path, progress)
+    if as_json:
+        click.echo(json.dumps(_as_json(found), indent=2))
+        return
+    console = make_console()
+    for line in _print_summary(found):
+        console.print(escape_text(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(_print_tree(found) if tree else _print_table(found))
+
+
+@click.command(short_help="Verify the checksums of checkpoints.")
+@click.argument("paths", nargs=-1, required=True, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def verify(paths: tuple[str, ...], as_json: bool) -> None:
+    """Read each checkpoint of PATHS and compare every tensor with its checksum.
+
+    HDF5 files (.h5) have no checksums; the command only reads them. The exit status is 1 if a
+    file is damaged.
+
+    \b
+    Examples:
+      thalweg verify run7/checkpoint-12.safetensors
+      thalweg verify run7/*.safetensors
+      thalweg verify --json run7/checkpoint-12.safetensors
+    """
+    from thalweg.checkpoint.inspection import has_checksums, list_verified
+    from thalweg.errors import ThalwegError
+
+    told: list[dict[str, object]] = []
+    for path in paths:
+        try:
+            with _watch_progress(path) as progress:
+                found = list_verified(path, progress)
+        except ThalwegError as error:
+            if len(paths) == 1 and not as_json:
+                raise
+            message = " ".join(str(error).split())
+            told.append({"path": path, "state": "failed", "error": message})
+            if not as_json:
+                click.echo(escape_text(message), err=True)
+        else:
+            state = "verified" if has_checksums(path) else "readable"
+            size = {"tensors": len(found.tensors), "bytes": found.bytes}
+            told.append({"path": path, "state": state, **size})
+            how = state if state == "verified" else f"{state}; HDF5 holds no checksums"
+            if as_json:
+                continue
+            click.echo(
+                f"{escape_text(path)}: {len(found.tensors)} tensors,"
+                f" {_format_size(found.bytes)}, {how}"
+            )
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    sys.exit(int(any(each["state"] == "failed" for each in told)))
+
+
+@click.command(short_help="Compare two checkpoints.")
+@click.argument("one", type=click.Path())
+@click.argument("other", type=click.Path())
+@click.option("--rules", metavar="FILE", help="The mapping rules given to `thalweg convert`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def diff(one: str, other: str, rules: str | None, as_json: bool) -> None:
+    """Compare the tensors of ONE and OTHER to the bit; the formats of the files may differ.
+
+    A file of thalweg is compared with one of TensorFlow or Keras as `thalweg convert` maps them;
+    a converted file records the mapping rules it was given. The exit status is 1 if they differ.
+
+    \b
+    Examples:
+      thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
+      thalweg diff model.ckpt-5 converted.safetensors
+    """
+    from thalweg.checkpoint.inspection import differences
+
+    with ExitStack() as watched:
+        found = differences(
+            one, other, rules, lambda path: watched.enter_context(_watch_progress(os.fspath(path)))
+        )
+    if as_json:
+        click.echo(json.dumps({"one": one, "other": other, "differences": found}, indent=2))
+    elif not found:
+        click.echo("All tensors are equal, to the bit.")
+    for line in [] if as_json else found:
+        click.echo(escape_text(line))
+    sys.exit(DIFFER if found else 0)
+
+
+@click.command(short_help="Convert a checkpoint of TensorFlow to thalweg, or back.")
+@click.argument("path", type=click.Path())
+@click.argument("out", type=click.Path())
+@click.option(
+    "--to",
+    type=click.Choice(["thalweg", "tf", "tf1"]),
+    default="thalweg",
+    show_default=True,
+    help="The reader of OUT: tf.train.Checkpoint or tf.train.Saver.",
+)
+@click.option("--rules", metavar="FILE", help="Lines `pattern -> name [axes]`, one per variable.")
+@click.option(
+    "--optimizer", metavar="NAME", help="The class of the optimizer, if the file does not name it."
+)
+@click.option(
+    "--which",
+    type=int,
+    metavar="NUMBER",
+    help="The number of the optimizer, if the file has several.",
+)
+@click.option(
+    "--set",
+    "numbers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
+)
+@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def convert(
+    path: str,
+    out: str,
+    to: str,
+    rules: str | None,
+    optimizer: str | None,
+    which: int | None,
+    numbers: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Convert the checkpoint PATH and write it to OUT.
+
+    PATH is a checkpoint of TensorFlow or Keras, and `thalweg.checkpoint.restore` continues from
+    OUT; with --to, PATH is a file of thalweg. `thalweg rules` lists the names for --optimizer.
+
+    \b
+    Examples:
+      thalweg convert model.ckpt-5 model.safetensors --set learning_rate=0.01
+      thalweg convert model.ckpt-5 new.safetensors --rules names.txt \\
+          --optimizer v1:AdamOptimizer --set learning_rate=0.01
+      thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
+    """
+    from thalweg._cli.registry import named, spelled
+    from thalweg.checkpoint.inspection import list_file
+    from thalweg.checkpoint.tensorflow import convert as converted
+    from thalweg.errors import ThalwegError
+
+    there = [each for each in (out, f"{out}.index") if os.path.lexists(each)]
+    if there and not force:
+        raise click.ClickException(f"{there[0]} is there: give another OUT, or --force.")
+    cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
+    given: dict[str, Any] = dict(map(_parse_number, numbers))
+    try:
+        with _watch_progress(path) as progress:
+            left = converted(
+                path, out, rules, to, optimizer=cls, which=which, progress=progress, **given
+            )
+    except ThalwegError as error:
+        raise click.ClickException(_with_options(str(error))) from error
+    found = list_file(out)
+    if as_json:
+        click.echo(json.dumps({**_as_json(found), "left_out": list(left)}, indent=2))
+        return
+    click.echo(f"{escape_text(out)}: {len(found.tensors)} tensors, {_format_size(found.bytes)}")
+    click.echo("".join(f"left out: {name!r}\n" for name in left), nl=False)
+
+
+def _with_options(message: str) -> str:
+    """An error of the library, with the options of this command in place of arguments."""
+
+    def options(match: re.Match[str]) -> str:
+        names: list[str] = re.findall(r"(\w+)=", match[1])
+        return " ".join("--optimizer NAME" if n == "optimizer" else f"--set {n}=..." for n in names)
+
+    message = re.sub(r"restore\(\.\.\., (\w+=[^()]*)\)", options, message)
+    return message.replace("Give which=...:", "Give --which NUMBER:")
+
+
+def _parse_number(text: str) -> tuple[str, float | bool]:
+    name, equals, number = text.partition("=")
+    flags = {"true": True, "false": False}
+    if name and number.lower() in flags:
+        return name, flags[number.lower()]
+    try:
+        if not (name and equals):
+            raise ValueError
+        return name, float(number)
+    except ValueError:
+        raise click.UsageError(
+            f"--set takes NAME=VALUE, such as learning_rate=0.01 or centered=true; not '{text}'."
+        ) from None
+
+
+@contextmanager
+def _watch_progress(path: str) -> Iterator[Progress | None]:
+    """A callback for large files, which shows a bar on a terminal and tells lines to a log."""
+    if _bytes_of(path) < LARGE:
+        yield None
+        return
+    console, name = make_console(stderr=True), escape_text(os.path.basename(path))
+    if not console.is_terminal:
+        lines = ProgressLines()
+        yield lambda done, total: lines.tell(
+            done / max(total, 1), lambda: f"{name}: {_format_size(done)} of {_format_size(total)}"
+        )
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)  # all of the path may leave no room
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _bytes_of(path: str) -> int:
+    """How large the files of a checkpoint are."""
+    from thalweg._formats.path_resolution import locate_checkpoint
+
+    place = locate_checkpoint(path).path
+    files = [place, *glob.glob(f"{glob.escape(place)}.data-*")]
+    return sum(os.path.getsize(each) for each in files if os.path.isfile(each))
+
+
+def _as_json(found: Listing) -> dict[str, object]:
+    tensors = [
+        {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "bytes": each.bytes}
+        for each in found.tensors
+    ]
+    return {
+        "path": found.path,
+        "kind": found.kind,
+        "bytes": found.bytes,
+        "optimizer": found.document.get("optimizer"),
+        "step": found.document.get("step"),
+        "metrics": found.document.get("metrics", {}),
+        "tensors": tensors,
+    }
+
+
+def _print_summary(found: Listing) -> Iterator[str]:
+    from thalweg._formats.json_text import as_object
+    from thalweg.checkpoint.summary import format_arguments, in_words
+
+    kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
+    count = len(found.tensors)
+    yield f"{found.path}: {kinds[found.kind]}, {count} tensors, {_format_size(found.bytes)}"
+    yield from found.optimizers
+    optimizer = None if found.optimizers else found.document.get("optimizer")
+    if isinstance(optimizer, dict):
+        numbers = format_arguments(optimizer.get("arguments"))
+        yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
+    if found.document.get("step") is not None and not found.optimizers:
+        yield f"step: {found.document['step']}"
+    for name, value in as_object(found.document.get("metrics")).items():
+        yield f"{name}: {in_words(value)}"
+
+
+def _print_table(found: Listing) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tensor", overflow="fold")
+    table.add_column("dtype")
+    table.add_column("shape")
+    table.add_column("size", justify="right")
+    for each in found.tensors:
+        shape = " x ".join(map(str, each.shape)) or "()"
+        table.add_row(
+            Text(escape_text(each.name)),
+            Text(escape_text(each.dtype)),
+            shape,
+            _format_size(each.bytes),
+        )
+    return table
+
+
+def _print_tree(found: Listing) -> object:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(Text(escape_text(found.path)))
+    branches: dict[tuple[str, ...], Tree] = {(): root}
+    for each in found.tensors:
+        parts = tuple(each.name.split("/"))
+        for depth in range(1, len(parts)):
+            if parts[:depth] not in branches:
+                above = branches[parts[: depth - 1]]
+                branches[parts[:depth]] = above.add(Text(escape_text(parts[depth - 1])))
+        shape = " x ".join(map(str, each.shape)) or "()"
+        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {each.dtype} {shape}")))
+    return root
+
+
+def _format_size(count: int) -> str:
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"

@@ -1,0 +1,446 @@
+"""`thalweg race`: the same model from the same start, with several optimizers side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from thalweg._base.literals import split_at_commas
+from thalweg._cli.console import make_console
+from thalweg._cli.launch import launch_ranks
+from thalweg._cli.options import Stopped, Whole, clamp_threads, usable_cores
+from thalweg._cli.output_paths import check_writable, refuse_folder
+
+if TYPE_CHECKING:
+    from thalweg._cli.race.contestant import Contestant
+    from thalweg._cli.race.outcome import RaceOutcome
+
+
+SWEEP = "sweep"
+PROBLEMS = ("digits", "lines", "stdlib", "lm")
+OF_TARGETS = ("trials", "studies", "resume", "jobs")  # options that go with --target alone
+OF_RACES = (
+    "lr",
+    "epochs",
+    "seeds",
+    "nproc",
+    "logdir",
+    "report",
+)  # and those that do not go with it
+BATCHES = {"lm": 16}  # where they are smaller than the most ranks
+
+
+class Rates(NamedTuple):
+    """What --lr asks for: a rate for all, rates by name, or that each contestant tries several."""
+
+    shared: float | None
+    named: dict[str, float]
+    sweep: bool = False
+
+
+def _parse_rates(context: click.Context, parameter: click.Parameter, value: str | None) -> Rates:
+    """`0.01`, `Adam=0.01,Ftrl=0.5`, or both: the rate of all others, and rates by name; `sweep`."""
+    shared: float | None = None
+    named: dict[str, float] = {}
+    parts = split_at_commas(value or "")
+    if SWEEP in map(str.lower, parts):
+        if len(parts) > 1:
+            raise click.BadParameter(
+                f"'{SWEEP}' stands alone: everyone tries as many learning rates."
+            )
+        return Rates(None, {}, sweep=True)
+    for part in parts:
+        name, equals, number = part.rpartition("=")
+        try:
+            rate = float(number)
+        except ValueError:
+            raise click.BadParameter(
+                f"'{part}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
+            ) from None
+        if equals:
+            named[name.strip()] = rate
+        else:
+            shared = rate
+    return Rates(shared, named)
+
+
+def _parse_problems(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    """`lm` or `digits,lm`; nothing if none is named."""
+    found = [] if value is None else [each.strip().lower() for each in value.split(",")]
+    for name in found:
+        if name not in PROBLEMS:
+            listed = ", ".join(map(repr, PROBLEMS))
+            raise click.BadParameter(f"'{name}' is not one of {listed}.")
+        if found.count(name) > 1:
+            raise click.BadParameter(f"'{name}' comes twice.")
+    return tuple(found)
+
+
+@click.command(short_help="Train one model with several optimizers, side by side.")
+@click.option(
+    "--optimizers",
+    metavar="A,B,...",
+    help="The optimizers to compare, separated by commas: a name, v1: before an optimizer of "
+    "TensorFlow 1 (v1:AdamOptimizer), optim: before one of thalweg.optim, torch: before one of "
+    "torch.optim; `thalweg rules` lists all. file.py:NAME is your own rule or optimizer, "
+    "PACKAGE:NAME one of another package; their code is executed. Append arguments in "
+    "parentheses: 'optim:AdamW(weight_decay=0.1)'. [default: torch:AdamW as the baseline, "
+    "AdamW, 8-bit AdamW, Muon with AdamW, SOAP and Lion of thalweg.optim, Adam and Ftrl of "
+    "Keras; for lines all eight of Keras; for stdlib those that are cheap on sparse gradients; "
+    "for lm and with --target modern rules]",
+)
+@click.option(
+    "--lr",
+    callback=_parse_rates,
+    metavar="RATE|A=RATE,...|sweep",
+    help="The learning rate of all optimizers, or by name. sweep tries five rates for each, from a "
+    "tenth to ten times the default one, and continues with the one of the lowest training "
+    "loss; this takes five times as long. [default: a tuned rate for each optimizer of "
+    "thalweg]",
+)
+@click.option(
+    "--epochs",
+    type=Whole(1),
+    help="Passes over the training examples. [default: 10 for digits, 3 for lines, 1 for stdlib "
+    "and lm]",
+)
+@click.option(
+    "--seed",
+    type=Whole(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the initial weights and of the order of the examples.",
+)
+@click.option(
+    "--seeds",
+    type=Whole(1, 100),
+    default=1,
+    show_default=True,
+    help="Number of seeds, starting at --seed; the table then shows the spread and the possible "
+    "ranks.",
+)
+@click.option(
+    "--threads",
+    type=Whole(1),
+    default=1,
+    show_default=True,
+    callback=clamp_threads,
+    help="Number of threads; for models this small one is as fast as many.",
+)
+@click.option(
+    "--nproc",
+    type=Whole(1, 32),  # examples in the smallest batch
+    default=1,
+    show_default=True,
+    help="Number of processes that share each batch, started by torch's launcher.",
+)
+@click.option(
+    "--problem",
+    "problems",
+    callback=_parse_problems,
+    metavar="[digits|lines|stdlib|lm]",
+    help="digits: handwritten digits, small convolutional network; lines: lines of such digits, "
+    "CTC; stdlib: the next token of Python's standard library, large embedding table, sparse "
+    "gradients; lm: the next character of it, small transformer. Give several with --target, "
+    "as digits,lm. [default: digits; with --target all]",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    show_default=True,
+    help="Folder for race.png and race.json, with --target for target.svg and target.json. Asks "
+    "before it creates a folder.",
+)
+@click.option(
+    "--logdir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for TensorBoard events; each race creates a new folder in it.",
+)
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an HTML page of the first seed: the loss of each optimizer and, for those of "
+    "thalweg.optim (optim:AdamW), all layers step by step, as in `thalweg report`. Recording "
+    "takes time, so do not compare times in this run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+@click.option(
+    "--target",
+    is_flag=True,
+    help="Measure the time to a fixed loss for each problem, as AlgoPerf does: each optimizer "
+    "tries points of its published search space, and the fastest counts. Takes half an hour on two "
+    "cores.",
+)
+@click.option(
+    "--trials",
+    type=Whole(1, 1000),
+    default=5,
+    show_default=True,
+    help="With --target: number of points per study.",
+)
+@click.option(
+    "--studies",
+    type=Whole(1, 100),
+    default=3,
+    show_default=True,
+    help="With --target: number of studies; the median counts.",
+)
+@click.option(
+    "--jobs",
+    type=Whole(1, 256),
+    help="With --target: number of trials that run at once; only one at a time is timed. [default: "
+    "the number of cores]",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --target: continue from target.json after Ctrl-C.",
+)
+@click.pass_context
+def race(
+    context: click.Context,
+    optimizers: str | None,
+    lr: Rates,
+    epochs: int | None,
+    seed: int,
+    seeds: int,
+    threads: int,
+    nproc: int,
+    problems: tuple[str, ...],
+    out: Path,
+    logdir: Path | None,
+    report: Path | None,
+    as_json: bool,
+    target: bool,
+    trials: int,
+    studies: int,
+    jobs: int | None,
+    resume: bool,
+) -> None:
+    """Train one model with several optimizers, side by side, on real data.
+
+    All optimizers start from the same weights and see the same batches; blocks of steps
+    alternate, so that times are comparable. Writes race.png and race.json. Ctrl-C ends the race
+    early and keeps the results so far, unless several processes race.
+
+    \b
+    Examples:
+      thalweg race
+      thalweg race --optimizers Adam,Nadam --lr 0.002 --epochs 30 --seed 1
+      thalweg race --optimizers Adam,v1:AdamOptimizer,v1:LazyAdamOptimizer
+      thalweg race --optimizers optim:AdamW,torch:AdamW
+      thalweg race --optimizers Adam,mine.py:MyRule --lr MyRule=0.1
+      thalweg race --optimizers "torch:AdamW,lion_pytorch:Lion(weight_decay=0.1)"
+      thalweg race --optimizers Adam,Nadam --lr sweep --seeds 5
+      thalweg race --problem stdlib --logdir runs
+      thalweg race --problem lm --optimizers optim:AdamW,optim:Muon
+      thalweg race --optimizers optim:AdamW,torch:AdamW --report race.html
+      thalweg race --nproc 2
+      thalweg race --target --trials 5 --studies 3
+    """
+    from thalweg._cli.race.errors import need_modules
+
+    _check_options(context, target)
+    problems = problems or (PROBLEMS if target else PROBLEMS[:1])
+    need_modules("matplotlib", *(["sklearn"] if {"digits", "lines"} & set(problems) else []))
+    if target:
+        from thalweg._cli.race_target import TargetOptions, race_to_targets
+
+        names = None if optimizers is None else split_at_commas(optimizers)
+        jobs = jobs or max(1, usable_cores() // threads)
+        race_to_targets(
+            TargetOptions(
+                names, problems, trials, studies, seed, threads, jobs, out, resume, as_json
+            )
+        )
+        return
+    problem, *others = problems
+    if others:
+        raise click.UsageError("--problem: one at a time; with --target, several.")
+    if nproc > BATCHES.get(problem, nproc):
+        raise click.UsageError(
+            f"--nproc {nproc} is more than the {BATCHES[problem]} examples in a batch of {problem}."
+        )
+    if logdir is not None:
+        need_modules("tensorboard")
+    if seed + seeds > 2**63:
+        raise click.UsageError(f"--seeds {seeds} from --seed {seed} on go beyond {2**63 - 1}.")
+    each = range(seed, seed + seeds)
+    chosen = Chosen(optimizers, lr, epochs, each, threads, problem, out, logdir, report, as_json)
+    written = [out / "race.json", out / "race.png"]
+    racing = _choose_contestants(chosen)
+    check_writable(out, written)
+    if report is not None:
+        _check_page(report, written, racing)
+        written.append(report)
+    if nproc > 1:
+        launch_ranks(nproc, _run_race, chosen, written)
+    else:
+        _run_race(chosen, written)
+
+
+class Chosen(NamedTuple):
+    """What the command line asks for."""
+
+    optimizers: str | None
+    lr: Rates
+    epochs: int | None
+    seeds: range
+    threads: int
+    problem: str
+    out: Path
+    logdir: Path | None
+    report: Path | None
+    as_json: bool
+
+
+def _check_options(context: click.Context, target: bool) -> None:
+    """Refuse options that would do nothing."""
+    given = [name for name in (OF_RACES if target else OF_TARGETS)
+             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
+    if given and target:
+        raise click.UsageError(f"--{given[0]} does not go with --target: {_INSTEAD[given[0]]}.")
+    if given:
+        raise click.UsageError(f"--{given[0]} goes with --target.")
+
+
+_INSTEAD = {
+    "lr": "rates are drawn from search spaces",
+    "epochs": "the steps are those of the target",
+    "seeds": "--studies says how many there are",
+    "nproc": "a trial runs in one process, and --jobs of them at once",
+    "logdir": "it writes no events",
+    "report": "no steps of trials are measured",
+}
+
+
+def _choose_contestants(chosen: Chosen) -> list[Contestant]:
+    from thalweg._cli.race.contestants import line_up
+    from thalweg._cli.race.errors import RaceError
+    from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS
+    from thalweg._cli.race.sweep import enter_rates
+
+    try:
+        racing = line_up(
+            split_at_commas(chosen.optimizers) if chosen.optimizers is not None
+            else DEFAULT_OPTIMIZERS[chosen.problem],
+            chosen.lr.named, chosen.problem, rate=chosen.lr.shared,
+        )  # fmt: skip
+        if chosen.lr.sweep:
+            enter_rates(racing)  # a rate that cannot be set is found here
+        return racing
+    except RaceError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_page(page: Path, written: list[Path], racing: list[Contestant]) -> None:
+    """Refuse a page that cannot be written, or that would show no layer of anyone."""
+    from thalweg._cli.race.race_diagnostics import is_measurable
+
+    check_writable(page.parent, [page], "--report")
+    if os.path.realpath(page) in map(os.path.realpath, written):
+        raise click.BadParameter(f"the race writes '{page}' itself.", param_hint="--report")
+    if not any(is_measurable(each.make(each.learning_rate)) for each in racing):
+        names = ", ".join(each.name for each in racing)
+        raise click.UsageError(
+            f"--report shows layers of optimizers of thalweg.optim, and none races: {names}. Name"
+            " one, as in --optimizers optim:AdamW,torch:AdamW."
+        )
+
+
+def _run_race(chosen: Chosen, written: list[Path]) -> None:
+    """The race on this rank; rank 0 shows it and writes the files."""
+    from thalweg._cli.race import events, outcome, plot, report
+    from thalweg._cli.race.problems import PROBLEMS
+    from thalweg._cli.race_progress import watch_race
+    from thalweg.distribute import Strategy
+
+    strategy, contestants = Strategy(), _choose_contestants(chosen)
+
+    def ran(progress: outcome.Progress | None) -> outcome.RaceOutcome:
+        return outcome.race_seeds(
+            PROBLEMS[chosen.problem], contestants, seeds=chosen.seeds, sweeps=chosen.lr.sweep,
+            epochs=chosen.epochs, threads=chosen.threads, progress=progress, strategy=strategy,
+            measures=chosen.report is not None and strategy.ranks.rank == 0,
+        )  # fmt: skip
+
+    if strategy.ranks.rank:
+        ran(None)
+        return
+    console = make_console(stderr=chosen.as_json)
+    with _events_folder(chosen.logdir, chosen.problem) as events_folder:
+        with watch_race(make_console(stderr=True), chosen.problem) as progress:
+            result = ran(progress)
+        report.save(result, written[0])
+        plot.save(result, written[1])
+        if chosen.report is not None:
+            from thalweg._cli.race import html_page
+
+            html_page.save(result, chosen.report)
+        if events_folder is not None:
+            events.save(result, events_folder)
+            written.append(events_folder)
+    if chosen.as_json:
+        click.echo(report.text(result))
+    else:
+        _print_race(console, result, written)
+    if result.stopped:
+        raise Stopped(_say_where(result))
+
+
+def _say_where(result: RaceOutcome) -> str:
+    """Where Ctrl-C came, and what is there of the race."""
+    race = result.race
+    if not race.stopped:
+        kept = f"{len(result.races)} of {result.seeds} seeds"
+        return f"stopped; the races of {kept} are kept."
+    return (
+        f"stopped at step {race.step:,} of {race.steps:,}; what was raced until then is kept,"
+        " ranked by the latest scores that all have."
+    )
+
+
+@contextmanager
+def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
+    if logdir is None:
+        yield None
+        return
+    from thalweg._cli.race import events
+
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(events.folder(logdir, problem))
+        except OSError as error:
+            raise refuse_folder("--logdir", logdir, error) from error
+        yield made
+
+
+def _print_race(console: Any, result: RaceOutcome, written: list[Path]) -> None:
+    from thalweg._cli.race import report
+
+    race = result.race
+    console.print(f"[bold]{race.problem.description}[/bold]", highlight=False)
+    ranks = f" on {race.ranks} ranks" if race.ranks > 1 else ""
+    console.print(
+        f"{race.steps:,} steps of {race.problem.batch_size} examples{ranks}, "
+        f"{report.format_epochs(race)}, {report.format_seeds(result.races)},"
+        f" {result.seconds:.0f} s",
+        highlight=False,
+    )
+    if result.swept is not None:
+        console.print(report.sweep_table(result.swept, console.width))
+        console.print(report.sweep_note(result.swept), style="dim", highlight=False)
+    console.print(report.table(result.races, console.width))
+    for note in report.write_footnotes(result.races):
+        console.print(note, style="dim", highlight=False)
+    saved = "Saved " + ", ".join(map(str, written))
+    console.print(saved, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,338 @@
+"""`thalweg rules` lists the update rules; `thalweg show` prints one: formula, slots, defaults."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thalweg._base.literals import names_file
+from thalweg._cli import rule_loader
+from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli.console import make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thalweg.formula import Rule, Slot
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def rules(as_json: bool) -> None:
+    """List the update rules, one line each.
+
+    \b
+    Examples:
+      thalweg rules
+      thalweg rules --json
+    """
+    from thalweg._cli.registry import by_class, torch_rules
+    from thalweg.rules import RULES
+
+    if as_json:
+        click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+
+    # A line per rule in 80 columns, for eyes and for grep; the rest is told by `thalweg show`.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rule", style="bold", overflow="fold")
+    for heading in ("slots", "a sparse gradient updates"):
+        table.add_column(heading, overflow="fold")
+    for rule in RULES:
+        table.add_row(
+            rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse_words(rule)
+        )
+    console = make_console()
+    console.print(table)
+    classic = [name for name in by_class() if ":" in name]
+    console.print(
+        f"Optimizers of TensorFlow 1, with its arguments: {', '.join(classic)}.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+    console.print(
+        f"Rules of thalweg.optim: {', '.join(torch_rules())}; with torch: before"
+        " them torch's own, where it has them, can race and be timed.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+    console.print(
+        "Formula, hyperparameters with defaults, and source of one: thalweg show RULE",
+        style="dim", highlight=False,
+    )  # fmt: skip
+
+
+@click.command(short_help="Print a rule: formula, slots, defaults, differences.")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def show(name: str, as_json: bool) -> None:
+    """Print the rule NAME, or your own as file.py:NAME: formula, slots, defaults, differences.
+
+    NAME may also be an optimizer of TensorFlow 1, whose rule is printed, or a rule of torch.optim
+    with optim: before it. If TensorFlow and torch have rules of the same name, both formulas are
+    printed, side by side if there is room. `thalweg rules` lists all names.
+
+    \b
+    Examples:
+      thalweg show Adam
+      thalweg show ftrl
+      thalweg show v1:LARSOptimizer
+      thalweg show optim:Adam
+      thalweg show mine.py:MyRule
+    """
+    rule, cls = _find_rule(name)
+    torchs = _of_torch(rule)
+    if as_json:
+        description = {**_describe_rule(rule, cls), "formula": formula_source(rule)}
+        if torchs is not None:
+            _, its_class = _find_rule(torchs.name)
+            beside = {**_describe_rule(torchs, its_class), "formula": formula_source(torchs)}
+            description["torch"] = beside
+        click.echo(json.dumps(description, indent=2))
+        return
+    _print_rule(make_console(), rule, torchs, cls)
+
+
+def _print_code(console: Console, text: str) -> Any:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    if not console.is_terminal or console.no_color:
+        return Text(text)
+    return Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
+
+
+_HOSTS = ("prepare", "per_optimizer", "per_variable")
+
+
+def sweep_words(rule: Rule) -> str:
+    """How often a step goes over memory, and what for."""
+    from thalweg._engines.spread import sweeps_in_order
+
+    *before, _ = sweeps_in_order(rule)
+    parts = [f"{' and '.join(filter(None, (', '.join(own[:-1]), own[-1])))}" for own in before]
+    return f"{len(parts) + 1} a step: {'; '.join([*parts, 'the update'])}"
+
+
+def _slot_words(slot: Slot) -> str:
+    """What a slot begins at, and what is said of it."""
+    words = [f"starts at {slot.initial:g}"]
+    words += ["in a shape of its own"] * bool(slot.shape)
+    words += [f"one for each {slot.per}"] * bool(slot.per)
+    words += ["never negative"] * slot.positive
+    words += ["8 bits are too few"] * slot.exact
+    words += [f"kept in {slot.storage}"] * bool(slot.storage)
+    return ", ".join(words)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(getattr(function, "func", function), "__name__", repr(function))
+
+
+def _made_by(each: Any) -> tuple[str, ...]:
+    """The names of what a pass makes, if it says so."""
+    made = getattr(each, "makes", ())
+    return (made,) if isinstance(made, str) else tuple(made)
+
+
+def formula_source(rule: Rule) -> str:
+    """The source text of everything that the rule computes, with the functions that this calls;
+    for functions without, a note.
+    """
+    from thalweg.formula import FORMULAS
+
+    named = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
+    parts = [(part, each) for part, own in named for each in _functions_of(own)]
+    before = [getattr(each.function, "func", each.function) for each in rule.passes]
+    all_measures = (rule.measures, *(each.measures for each in rule.levels))
+    sums = [each for own in all_measures for one in own.values() for each in _functions_of(one)]
+    before += [each for each in sums if each not in [function for _, function in parts]]
+    parts[1:1] = [(each.__name__, each) for each in dict.fromkeys(before)]
+    beyond = [getattr(each.per_variable, "func", each.per_variable) for each in rule.levels]
+    parts += [("per_variable", each) for each in beyond]
+    given = [(part, function) for part, function in parts if function is not None]
+    helpers = _helpers_of([function for _, function in given])
+    texts: list[str] = []
+    for part, function in [*given, *((each.__name__, each) for each in helpers)]:
+        try:
+            texts.append(textwrap.dedent(inspect.getsource(function)).strip())
+        except OSError:
+            texts.append(f"# {part}: the source text of {function!r} is not available")
+    return "\n\n\n".join(texts)
+
+
+def _functions_of(formula: Any) -> list[Any]:
+    """Those that a formula is made of: one, or what follows it or lies around its step, too."""
+    both = getattr(formula, "both", None)
+    return [formula] if both is None else [each for own in both for each in _functions_of(own)]
+
+
+def _helpers_of(functions: list[object]) -> list[Any]:
+    """The functions that these call, directly or by way of others, but those of libraries."""
+    found: list[Any] = []
+    pending = list(filter(inspect.isfunction, functions))
+    while pending:
+        called = inspect.getclosurevars(pending.pop(0))
+        for each in (*called.nonlocals.values(), *called.globals.values()):
+            if inspect.isfunction(each) and not _is_known(each) and each not in functions + found:
+                found.append(each)
+                pending.append(each)
+    return found
+
+
+def _is_known(function: object) -> bool:
+    """Whether a formula may take the function for granted."""
+    room, *below = function.__module__.split(".")
+    if room == "thalweg":
+        return below[:1] != ["rules"]
+    return room in sys.stdlib_module_names or room in ("numpy", "torch")
+
+
+def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
+    """Return name, default and description of each hyperparameter, as the class has them."""
+    if cls is None:
+        return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
+    return [
+        (number.hyper.name, number.default, number.doc)
+        if number.argument or number.default is not None
+        else (number.hyper.name, number.hyper.default, number.doc)
+        for number in numbers_of(rule, cls)
+    ]
+
+
+def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
+    """Return a rule as JSON has it, with the defaults of a class that runs it."""
+    from thalweg._engines.spread import sweeps_in_order
+
+    return {
+        "name": rule.name,
+        "slots": [
+            {
+                "name": slot.name,
+                "initial": slot.initial,
+                "positive": slot.positive,
+                "exact": slot.exact,
+                "storage": slot.storage,
+            }
+            for slot in rule.slots
+        ],
+        "passes": [
+            {"kind": type(x).__name__, "function": _name_of(x.function), "makes": _made_by(x)}
+            for x in rule.passes
+        ],
+        "hypers": [
+            {"name": name, "default": default, "doc": doc}
+            for name, default, doc in _defaults_of(rule, cls)
+        ],
+        "powers": dict(rule.powers),
+        "sweeps": len(sweeps_in_order(rule)),
+        "sparse": sparse_words(rule, cls),
+        "source": rule.source,
+        "differs": rule.differs,
+    }
+
+
+def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
+    """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
+    from thalweg import optim
+    from thalweg._cli import registry
+    from thalweg.errors import NotFoundError
+    from thalweg.rules import RULES
+
+    known = {rule.name.lower(): rule for rule in RULES}
+    if name.lower() in known:
+        return known[name.lower()], None
+    titles = {rule.name.lower(): title for title, rule in registry.torch_rules().items()}
+    title = titles.get(name.lower(), name)
+    if names_file(title):
+        return rule_loader.load_rule(title), None
+    try:
+        entry = registry.named(registry.spelled(title))
+        made_of = getattr(entry.cls, "made_of", None)  # torch's own classes have the same facts
+        return entry.rule, made_of and getattr(optim, made_of.__name__, None)
+    except NotFoundError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _of_torch(rule: Rule) -> Rule | None:
+    """The rule of torch that has the name of one of TensorFlow."""
+    from thalweg._cli.registry import OPTIM, torch_rules
+    from thalweg.rules import RULES
+
+    if rule not in RULES:  # such as one of the user's that has the name of another
+        return None
+    known = {title.lower(): each for title, each in torch_rules().items()}
+    found = known.get((OPTIM + rule.name).lower())
+    return None if found is rule else found
+
+
+def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any] | None) -> None:
+    """Print a rule: its formula, slots, sweeps, defaults, and what a class does with it.
+
+    Args:
+        console: Where to print.
+        rule: The rule.
+        torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
+        cls: Optional. The class of `thalweg.optim` that runs the rule.
+    """
+    from rich.text import Text
+
+    console.print(Text(rule.name, style="bold green"))
+    if rule.source:
+        console.print(rule.source, markup=False, highlight=False, soft_wrap=True)
+    formulas = {"Formula": rule}
+    if torchs is not None:
+        formulas = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
+    _print_formulas(console, {title: formula_source(each) for title, each in formulas.items()})
+    for title, lines in _sections_of(rule, cls):
+        console.print(Text(f"\n{title}", style="bold"))
+        for line in lines:
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_formulas(console: Console, texts: dict[str, str]) -> None:
+    """Print formulas under their titles, side by side if there is room for several."""
+    from rich.table import Table
+    from rich.text import Text
+
+    widths = [max(map(len, text.splitlines())) for text in texts.values()]
+    if len(texts) > 1 and sum(widths) + 3 <= console.width:
+        table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
+        for title in texts:
+            table.add_column(title, header_style="bold", no_wrap=True)
+        table.add_row(*(_print_code(console, text) for text in texts.values()))
+        console.print()
+        console.print(table)
+        return
+    for title, text in texts.items():
+        console.print(Text(f"\n{title}", style="bold"))
+        console.print(_print_code(console, text), soft_wrap=True)
+
+
+def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield title and lines of what `thalweg show` prints below the formulas."""
+    slots = [f"{slot.name:<14} {_slot_words(slot)}" for slot in rule.slots]
+    yield "Slots", slots or ["none"]
+    passes: list[str] = []
+    for each in rule.passes:
+        names = ", ".join(_made_by(each))
+        words = f"{type(each).__name__} of {_name_of(each.function)}"
+        passes.append(f"{words}, makes {names}" if names else words)
+    if passes:
+        yield "Before the update", passes
+    yield "Sweeps over memory", [sweep_words(rule)]
+    defaults: list[str] = []
+    for name, default, doc in _defaults_of(rule, cls):
+        value = f"{default:g}" if isinstance(default, int | float) else str(default)
+        defaults.append(f"{name:<20} {value:<8} {doc}")
+    for power, hyper in rule.powers.items():
+        defaults.append(f"{power:<20} {hyper} to the power of the step")
+    yield "Defaults", defaults
+    yield "Sparse gradient", [sparse_words(rule, cls)]
+    yield "Differs from torch.optim", [rule.differs or "nothing noted"]

@@ -1,0 +1,125 @@
+"""The next character in the sources of Python's own standard library: a small transformer.
+
+Lines of a text are cut nowhere in particular: an example is 64 characters that begin anywhere, and
+the 64 that begin one later. Characters are the printable ones of ASCII and the end of a line; one
+more stands for all others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thalweg._cli.race.errors import RaceError
+from thalweg._cli.race.problems import stdlib_text
+from thalweg._cli.race.problems.problem import Examples, Problem
+
+CONTEXT = 64
+BATCH = 16
+STEPS = 400
+TEST_EXAMPLES = 64
+SAMPLE = 64
+TEST_SHARE = 0.1
+FEWEST_CHARACTERS = 1_000_000
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+CLASSES = len(CHARACTERS) + 1
+WIDTH = 64
+HEADS = 4
+LAYERS = 2
+OPTIMIZERS = (
+    "optim:AdamW", "optim:NAdamW", "optim:ADOPT", "optim:Lion", "optim:ScheduleFreeAdamW",
+    "optim:Muon", "optim:NorMuon", "optim:SOAP",
+)  # fmt: skip
+
+
+def load(seed: int) -> Problem:
+    """The problem; the seed decides which files are for testing, and where examples begin."""
+    texts = [_encode(path.read_text("utf-8", "replace")) for path in stdlib_text.files()]
+    if sum(map(len, texts)) < FEWEST_CHARACTERS:
+        raise RaceError(
+            f"problem 'lm' found {len(texts)} .py files of the standard library in"
+            f" {stdlib_text.root()}; this Python comes without its sources. Race on --problem"
+            " digits."
+        )
+    random = np.random.default_rng(seed)
+    chosen = set(random.permutation(len(texts))[: max(1, round(len(texts) * TEST_SHARE))].tolist())
+    train = np.concatenate([text for i, text in enumerate(texts) if i not in chosen])
+    test = np.concatenate([text for i, text in enumerate(texts) if i in chosen])
+    examples = _cut_examples(train, BATCH * STEPS, random)
+    return Problem(
+        name="lm",
+        description=f"next character in {len(texts)} files of Python's own library; transformer of"
+        f" {LAYERS} layers",
+        train=examples,
+        train_sample=Examples(examples.inputs[:SAMPLE], examples.targets[:SAMPLE]),
+        test=_cut_examples(test, TEST_EXAMPLES, random),
+        make_model=Transformer,
+        batch_size=BATCH,
+        epochs=1,
+    )
+
+
+def _encode(text: str) -> np.ndarray:
+    """The class of each character."""
+    table = np.full(128, CLASSES - 1, np.int64)
+    table[[ord(character) for character in CHARACTERS]] = range(len(CHARACTERS))
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return table[np.minimum(codes, 127)]
+
+
+def _cut_examples(text: np.ndarray, count: int, random: np.random.Generator) -> Examples:
+    begins = random.integers(len(text) - CONTEXT, size=count)
+    cut = torch.from_numpy(text[begins[:, None] + np.arange(CONTEXT + 1)])
+    return Examples(cut[:, :-1].contiguous(), cut[:, 1:].contiguous())
+
+
+class Transformer(nn.Module):
+    """Two layers of attention and a dense network each, of width 64; 116,193 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(CLASSES, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.layers = nn.Sequential(*(TransformerLayer() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.scores = nn.Linear(WIDTH, CLASSES)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The layer that characters are looked up in."""
+        return self.characters
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The layer that makes scores."""
+        return self.scores
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Scores of the characters that follow, (batch, CLASSES, CONTEXT)."""
+        values = self.characters(characters) + self.positions.weight[: characters.shape[1]]
+        return self.scores(self.norm(self.layers(values))).transpose(1, 2)
+
+
+class TransformerLayer(nn.Module):
+    """Attention to what comes before, then a dense network, each added to what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        # Apart, not as one matrix: a rule of matrices is to see each by itself.
+        self.queries, self.keys, self.values, self.joined = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Of shape (batch, CONTEXT, WIDTH), as it is given."""
+        seen = self.norms[0](values)
+        heads = [
+            each(seen).unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for each in (self.queries, self.keys, self.values)
+        ]
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        values = values + self.joined(attended.transpose(1, 2).flatten(2))
+        return values + self.narrow(torch.relu(self.wide(self.norms[1](values))))

@@ -1,0 +1,137 @@
+"""The next token in the sources of Python's own standard library: large table, sparse gradients.
+
+Four tokens of context give seven features: the tokens themselves, the last two and the middle two
+as pairs, and the last three as a triple. Tokens have rows of their own in the embedding table;
+pairs and triples are hashed into the rest of its 65,536 rows. The answer is one of the 2,000 most
+frequent tokens; positions followed by a rarer one are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thalweg._cli.race.errors import RaceError
+from thalweg._cli.race.problems.problem import Examples, Problem
+
+PACKAGES = """
+argparse ast collections contextlib csv dataclasses enum functools http json logging pathlib random
+shutil socket statistics string subprocess tempfile threading traceback
+"""
+SKIPPED = {"test", "tests", "site-packages", "__pycache__"}
+TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\n|\S")
+CONTEXT = 4
+ROWS = 65_536
+CLASSES = 2_000
+WIDTH = 32
+HIDDEN = 64
+FEATURES = 7
+TEST_SHARE = 0.1
+SAMPLE = 4_096
+FEWEST_TOKENS = 100_000
+OPTIMIZERS = ("SGD", "Adam", "Adamax", "Adagrad", "Adadelta", "Ftrl")
+
+
+def load(seed: int) -> Problem:
+    """The problem; the seed decides which files are for testing."""
+    texts = [TOKEN.findall(path.read_text("utf-8", "replace")) for path in files()]
+    if sum(map(len, texts)) < FEWEST_TOKENS:
+        raise RaceError(
+            f"problem 'stdlib' found {len(texts)} .py files of the standard library in {root()}; "
+            "this Python comes without its sources. Race on --problem digits."
+        )
+    frequent = Counter(token for text in texts for token in text).most_common()
+    vocabulary = {token: number for number, (token, _) in enumerate(frequent[: ROWS // 2])}
+    random = np.random.default_rng(seed)
+    chosen = set(random.permutation(len(texts))[: int(len(texts) * TEST_SHARE)].tolist())
+    train = _examples([text for i, text in enumerate(texts) if i not in chosen], vocabulary)
+    test = _examples([text for i, text in enumerate(texts) if i in chosen], vocabulary)
+    return Problem(
+        name="stdlib",
+        description=f"next token in {len(texts)} files of Python's own library; "
+        f"sparse {ROWS:,} x {WIDTH} table",
+        train=train,
+        train_sample=_sample(train, random),
+        test=_sample(test, random),
+        make_model=NextToken,
+        batch_size=512,
+        epochs=1,
+        output="scores.*",
+    )
+
+
+def root() -> Path:
+    """The folder of the standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def files() -> list[Path]:
+    """The sources, in the same order everywhere."""
+    found: list[Path] = []
+    for name in PACKAGES.split():
+        module, package = root() / f"{name}.py", root() / name
+        if module.is_file():
+            found.append(module)
+        inner = sorted(package.rglob("*.py")) if package.is_dir() else []
+        found += [path for path in inner if not SKIPPED & set(path.relative_to(root()).parts)]
+    return found
+
+
+def _examples(texts: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> Examples:
+    unknown = len(vocabulary) - 1  # the rarest token stands for all that are not in the vocabulary
+    inputs: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    for text in texts:
+        if len(text) > CONTEXT:
+            tokens = np.array([vocabulary.get(token, unknown) for token in text], np.int64)
+            following = tokens[CONTEXT:]
+            common = following < CLASSES
+            inputs.append(_features(tokens, len(vocabulary))[common])
+            targets.append(following[common])
+    return Examples(
+        torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
+    )
+
+
+def _features(tokens: np.ndarray, used: int) -> np.ndarray:
+    """Rows of the table for each position that has `CONTEXT` tokens before it, the last first."""
+    count = len(tokens) - CONTEXT
+    last = [tokens[CONTEXT - 1 - back : CONTEXT - 1 - back + count] for back in range(CONTEXT)]
+    groups = [last[:2], last[1:3], last[:3]]
+    return np.stack([*last, *(_hash(group, used) for group in groups)], axis=1)
+
+
+def _hash(group: Sequence[np.ndarray], used: int) -> np.ndarray:
+    mixed = np.full(len(group[0]), len(group), np.uint64)
+    for tokens in group:
+        mixed = (mixed ^ tokens.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return (mixed % np.uint64(ROWS - used)).astype(np.int64) + used
+
+
+def _sample(examples: Examples, random: np.random.Generator) -> Examples:
+    rows = torch.from_numpy(random.permutation(len(examples.targets))[:SAMPLE])
+    return Examples(examples.inputs[rows], examples.targets[rows])
+
+
+class NextToken(nn.Module):
+    """Embeddings of the features side by side, one hidden layer, one score per token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH, sparse=True)
+        nn.init.normal_(self.table.weight, std=0.1)
+        self.hidden = nn.Linear(FEATURES * WIDTH, HIDDEN)
+        self.scores = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scores of the next token."""
+        embedded = self.table(features).flatten(1)
+        return self.scores(torch.relu(self.hidden(embedded)))

@@ -1,0 +1,164 @@
+"""Who can race to a target: each with one published search space, and a schedule of its own.
+
+Numbers are those of the sources. Those of MARIN are the grids of "Fantastic Pretraining Optimizers
+and Where to Find Them" for its smallest model, with what is beside each grid: gradients are
+clipped to a norm of 1, SOAP changes its bases every tenth step, Muon does not warm up. Others warm
+up in 5 % of the steps, as AlgoPerf's baselines; all but schedule-free ones then fall as a cosine.
+Epsilons are those of the classes. Regularization that is none of an optimizer's (dropout, smoothed
+labels) and sizes of batches are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thalweg._cli.race.errors import RaceError
+from thalweg.errors import did_you_mean
+
+MARIN = (
+    "https://arxiv.org/abs/2509.02046; marin-community/marin,"
+    " experiments/optimizer_sweep/PhaseI/exp725_{}sweep_130M_1.py"
+)
+PAPER_BASELINES = (
+    "https://arxiv.org/abs/2306.07179; mlcommons/algorithmic-efficiency,"
+    " algorithms/archived_paper_baselines/{}/tuning_search_space.json"
+)
+SUBMISSIONS = (
+    "mlcommons/submissions_algorithms,"
+    " previous_leaderboards/algoperf_v06/submissions/external_tuning/{}/tuning_search_space.json"
+)
+
+
+@dataclass(frozen=True)
+class Log:
+    """All numbers between two, drawn evenly by their logarithms."""
+
+    low: float
+    high: float
+
+
+Point = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A contestant's search space and schedule.
+
+    Args:
+        rule: The class of `thalweg.optim`.
+        source: Where the space was published.
+        choices: What is drawn, by name: one of several values, or of all between two.
+        points: Instead of `choices`: the points themselves, which are taken in turn.
+        fixed: Other arguments of the class.
+        warmup: In this share of the steps the rate rises from 0.
+        falls: Whether the rate then falls to 0, as a cosine does. A schedule-free class warms up
+            by itself, and stays.
+    """
+
+    rule: str
+    source: str
+    choices: Mapping[str, Sequence[float] | Log] = field(default_factory=dict)
+    points: Sequence[Point] = ()
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    warmup: float = 0.05
+    falls: bool = True
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers of [0, 1) make a point."""
+        return len(self.choices)
+
+    def draw(self, number: int, unit: Sequence[float]) -> Point:
+        """A point.
+
+        Args:
+            number: Of the trial, counted through all studies.
+            unit: A number of [0, 1) for each choice.
+        """
+        if self.points:
+            return dict(self.points[number % len(self.points)])
+        return {
+            name: _choose(choice, share)
+            for (name, choice), share in zip(self.choices.items(), unit, strict=True)
+        }
+
+
+def _choose(choice: Sequence[float] | Log, share: float) -> float:
+    if isinstance(choice, Log):
+        span = math.log(choice.high / choice.low)
+        return float(f"{choice.low * math.exp(share * span):.6g}")
+    return choice[int(share * len(choice))]
+
+
+_DECAY, _BETA2 = (0.0, 0.1, 0.2), (0.9, 0.95, 0.98)
+_CLIPPED = {"clip_grad_norm": 1.0}
+_ADAM = {"lr": (8e-3, 1.6e-2, 3.2e-2), "weight_decay": _DECAY, "beta1": (0.8, 0.9, 0.95, 0.98),
+         "beta2": _BETA2}  # fmt: skip
+
+SPACES = {
+    f"optim:{space.rule}": space
+    for space in (
+        Space("AdamW", MARIN.format("adamw"),
+              {"lr": (4e-3, 8e-3, 1.6e-2, 3.2e-2), "weight_decay": _DECAY,
+               "beta1": (0.9, 0.95, 0.98), "beta2": _BETA2}, fixed=_CLIPPED),
+        Space("NAdamW", MARIN.format("nadamw"), _ADAM, fixed=_CLIPPED),
+        Space("CautiousAdamW", MARIN.format("cautious"), _ADAM, fixed=_CLIPPED),
+        Space("MARS", MARIN.format("mars"),
+              {**_ADAM, "beta2": (0.9, 0.95, 0.98, 0.99), "gamma": (0.0125, 0.025, 0.05, 0.1)},
+              fixed=_CLIPPED),
+        Space("Lion", MARIN.format("lion"),
+              {"lr": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
+               "weight_decay": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+               "beta1": (0.8, 0.9, 0.95, 0.98), "beta2": _BETA2}, fixed=_CLIPPED),
+        Space("Muon", MARIN.format("muon"),
+              {"lr": (8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 1.28e-1), "weight_decay": _DECAY,
+               "momentum": (0.8, 0.9, 0.95, 0.98), "beta1": (0.8, 0.9, 0.95, 0.98),
+               "beta2": _BETA2, "adamw_share": (0.1, 0.2, 0.3)}, fixed=_CLIPPED, warmup=0.0),
+        Space("SOAP", MARIN.format("soape"),
+              {"lr": (4e-3, 8e-3, 1.6e-2), "weight_decay": _DECAY, "beta1": (0.8, 0.9, 0.95),
+               "beta2": (0.9, 0.95, 0.98, 0.99), "shampoo_beta": (0.9, 0.95, 0.98, 0.99)},
+              fixed=_CLIPPED),
+        Space("ScheduleFreeAdamW", SUBMISSIONS.format("schedule_free_adamw_v2"),
+              points=({"lr": 0.003, "beta1": 0.9, "beta2": 0.9955, "weight_decay": 0.08},
+                      {"lr": 0.004, "beta1": 0.9, "beta2": 0.9955, "weight_decay": 0.08},
+                      {"lr": 0.005, "beta1": 0.9, "beta2": 0.62918, "weight_decay": 0.08},
+                      {"lr": 0.01, "beta1": 0.925, "beta2": 0.99, "weight_decay": 0.04},
+                      {"lr": 0.002, "beta1": 0.9, "beta2": 0.9955, "weight_decay": 0.08}),
+              warmup=0.02, falls=False),
+        Space("LAMB", PAPER_BASELINES.format("lamb"),
+              {"lr": Log(1e-4, 1e-2), "one_minus_beta1": Log(0.05, 0.3),
+               "weight_decay": Log(1e-3, 1.0)}, fixed={"beta2": 0.999}),
+    )
+}  # fmt: skip
+DEFAULT = tuple(
+    f"optim:{name}" for name in ("AdamW", "NAdamW", "Lion", "ScheduleFreeAdamW", "Muon", "SOAP")
+)
+
+
+def find_spaces(names: Sequence[str]) -> dict[str, Space]:
+    """The search spaces of contestants, by their names as `thalweg rules` has them.
+
+    Args:
+        names: In any case; "optim:" may be left out.
+
+    Raises:
+        RaceError: There is none of a name, one comes twice, or there is no name.
+    """
+    known = {name.lower(): name for name in SPACES}
+    found: dict[str, Space] = {}
+    for given in names:
+        name = known.get(f"optim:{given.lower().removeprefix('optim:')}")
+        if name is None:
+            near = did_you_mean(given, SPACES)
+            raise RaceError(
+                f"'{given}' has no published search space here, so it cannot race to a target."
+                f" {near + ' ' if near else ''}Those that have one: {', '.join(SPACES)}."
+            )
+        if name in found:
+            raise RaceError(f"'{name}' is in the race twice.")
+        found[name] = SPACES[name]
+    if not found:
+        raise RaceError(f"no contestant was named; these can race: {', '.join(SPACES)}.")
+    return found

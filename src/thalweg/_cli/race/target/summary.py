@@ -1,0 +1,113 @@
+"""What a race to a target comes to: two rankings, and what the tuning took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg._cli.race.target.profile import RankedRun, place_all, seconds_of, steps_of
+from thalweg._cli.race.target.results import Results
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a contestant's search took.
+
+    Attributes:
+        steps: Of all trials of a study on all problems, the mean over studies.
+        hits: In how many studies, of all problems, a trial reached the target.
+        studies: How many there were.
+    """
+
+    steps: float
+    hits: int
+    studies: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What all of it comes to.
+
+    Attributes:
+        steps: The contestants by steps to the target.
+        seconds: And by time.
+        tuning: What their searches took, by name.
+        by_clock: Whether times are the clock's, and not the processor's.
+    """
+
+    steps: list[RankedRun]
+    seconds: list[RankedRun]
+    tuning: dict[str, Tuning]
+    by_clock: bool
+
+
+def summarize(results: Results) -> Summary:
+    """Of results that are complete."""
+    return Summary(
+        place_all(results, steps_of),
+        place_all(results, seconds_of),
+        {name: _tuning_of(results, name) for name in results.plan.spaces},
+        results.by_clock,
+    )
+
+
+def _tuning_of(results: Results, name: str) -> Tuning:
+    plan = results.plan
+    taken = sum(ran.taken for key, ran in results.ran.items() if key.contestant == name)
+    found = [
+        results.fastest(problem, name, study) is not None
+        for problem in plan.problems
+        for study in range(plan.studies)
+    ]
+    return Tuning(taken / plan.studies, sum(found), len(found))
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """As JSON has it: a miss is null."""
+    return {
+        "steps": [_row_of(each) for each in summary.steps],
+        "seconds": [_row_of(each) for each in summary.seconds],
+        "tuning": {name: vars(each) for name, each in summary.tuning.items()},
+        "by_clock": summary.by_clock,
+    }
+
+
+def _row_of(placed: RankedRun) -> dict[str, Any]:
+    costs = {name: cost if math.isfinite(cost) else None for name, cost in placed.costs.items()}
+    return {**vars(placed), "costs": costs}
+
+
+def write_notes(results: Results, summary: Summary) -> list[str]:
+    """How the tables rank, and what they cannot tell."""
+    plan = results.plan
+    of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
+    of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"
+    notes = [
+        f"{of_studies}, of which {of_trials} counts. -"
+        " is a miss: infinite. score: the share of the problems within tau of the best, a mean over"
+        " tau from 1 to 4. hits: studies that reached the target; tuning: steps of all trials"
+        " of a study. Seconds are of forward, backward and step, in a second pass with one run at a"
+        " time, without the first step.",
+        _tell_open(plan.studies, summary.steps, "steps"),
+        _tell_open(plan.studies, summary.seconds, "time"),
+    ]
+    if not summary.by_clock:
+        notes.append(
+            f"Other processes took cores away: a timed run had {results.quiet:.0%} of one. So times"
+            " are the processor's, not the clock's."
+        )
+    return notes
+
+
+def _tell_open(studies: int, placed: Sequence[RankedRun], by: str) -> str:
+    best, *others = placed
+    if studies == 1:
+        return f"By {by} {best.name} is ahead; with one study that may be chance."
+    near = [each.name for each in others if each.first == 1]
+    if near:
+        return f"By {by} the studies cannot tell {', '.join(near)} from {best.name}."
+    if best.last > 1:
+        return f"By {by} {best.name} is ahead, though not in a paired t-test of the studies."
+    return f"By {by} {best.name} is ahead of all others, in a paired t-test of the studies."

@@ -1,0 +1,173 @@
+"""One trial: a training with one point of a search space, until it reaches the target or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thalweg._cli.race.errors import EntryError
+from thalweg._cli.race.problems import PROBLEMS, Problem
+from thalweg._cli.race.run import set_threads
+from thalweg._cli.race.target.contestant import evaluated, make_optimizer, make_schedule
+from thalweg._cli.race.target.goals import DATA_SEED, GOALS
+from thalweg._cli.race.target.search_spaces import Point, Space
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a trial.
+
+    Attributes:
+        steps: After how many the loss was at the target; None if it never was.
+        taken: How many were taken.
+        loss: The lowest on the test examples; infinite if it never was a number.
+        seconds: Of its steps, without the first, which compiles, and without what measures losses.
+    """
+
+    steps: int | None
+    taken: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long a trial takes to where it reached the target, when no other one runs.
+
+    Attributes:
+        seconds: Of its steps, as those of `Ran`.
+        cpu: The seconds of them in which this process had a processor.
+    """
+
+    seconds: float
+    cpu: float
+
+
+@cache
+def load(name: str) -> Problem:
+    """A problem, once in each process."""
+    return PROBLEMS[name](DATA_SEED)
+
+
+def run_trial(
+    name: str, space: Space, point: Point, seed: int, threads: int, fastest: int | None = None
+) -> Ran:
+    """Train until the target, or the end, or until another trial was faster.
+
+    Args:
+        name: Of the problem.
+        space: The contestant's search space.
+        point: Of that space.
+        seed: Decides the first weights, and the order of the examples.
+        threads: How many threads torch uses.
+        fastest: Optional. The steps of another trial of the study, after which this one is over.
+
+    Raises:
+        EntryError: A step fails; says whose, and with which point.
+    """
+    goal, lowest, taken, seconds = GOALS[name], math.inf, 0, 0.0
+    with closing(follow_trial(name, space, point, seed, threads)) as measured:
+        for taken, loss, seconds in measured:
+            lowest = min(lowest, loss)
+            if loss <= goal.loss:
+                return Ran(taken, taken, lowest, seconds)
+            if fastest is not None and taken >= fastest:
+                break
+    return Ran(None, taken, lowest, seconds)
+
+
+def follow_trial(
+    name: str, space: Space, point: Point, seed: int, threads: int
+) -> Generator[tuple[int, float, float], None, None]:
+    """Train to the end, target or not.
+
+    Yields:
+        Steps taken, the loss on the test examples, and the seconds of the steps, from time to time.
+        The loss is infinite where it is no number, which is the end, too.
+    """
+    problem, goal = load(name), GOALS[name]
+    with _begin_training(name, space, point, seed, threads) as training:
+        while training.taken < goal.steps:
+            loss = math.inf
+            if training.advance(min(goal.every, goal.steps - training.taken)):
+                with evaluated(space, training.optimizer):
+                    loss = problem.test_loss(training.model)
+            is_number = math.isfinite(loss)
+            yield training.taken, loss if is_number else math.inf, training.seconds
+            if not is_number:
+                return
+
+
+def time_trial(name: str, space: Space, point: Point, seed: int, threads: int, steps: int) -> Timed:
+    """Take the first steps of a trial once more, and measure nothing but time."""
+    with _begin_training(name, space, point, seed, threads) as training:
+        training.advance(steps)
+    return Timed(training.seconds, training.cpu)
+
+
+@contextmanager
+def _begin_training(
+    name: str, space: Space, point: Point, seed: int, threads: int
+) -> Iterator[_Training]:
+    problem, steps = load(name), GOALS[name].steps
+    with set_threads(threads), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = problem.make_model()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.sparse = False  # most contestants take no sparse gradients
+        order = problem.order(-(-steps // problem.steps_per_epoch), seed)
+        optimizer = make_optimizer(space, point, model, problem, steps)
+        schedule = make_schedule(space, optimizer, steps)
+        yield _Training(problem, space, point, order, model, optimizer, schedule)
+
+
+@dataclass
+class _Training:
+    """A model, its optimizer and its schedule, from the first step on."""
+
+    problem: Problem
+    space: Space
+    point: Point
+    order: Tensor
+    model: nn.Module
+    optimizer: Any
+    schedule: Any
+    taken: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+
+    def advance(self, count: int) -> bool:
+        """Take steps; says whether all losses were numbers."""
+        for rows in self.order[self.taken : self.taken + count]:
+            begin, began = perf_counter(), process_time()
+            self.optimizer.zero_grad()
+            loss = self.problem.loss(self.model, rows)
+            loss.backward()
+            self._step()
+            self.taken += 1
+            if self.taken > 1:
+                self.seconds += perf_counter() - begin
+                self.cpu += process_time() - began
+            if not math.isfinite(loss.item()):
+                return False
+        return True
+
+    def _step(self) -> None:
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            raise EntryError(
+                f"{self.space.rule} failed at step {self.taken + 1} of '{self.problem.name}' with"
+                f" {self.point}: {error}"
+            ) from error
+        if self.schedule is not None:
+            self.schedule.step()

@@ -1,0 +1,79 @@
+"""What one sees while a race runs: a bar and the standings on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from thalweg._cli.log_progress import ProgressLines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thalweg._cli.race.outcome import Fraction, Progress
+    from thalweg._cli.race.run import Race
+
+INTERVAL = 0.2
+
+
+@contextmanager
+def watch_race(console: Console, problem: str) -> Iterator[Progress]:
+    """A callback that keeps the display current."""
+    if not console.is_terminal:
+        yield _in_lines(ProgressLines())
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from thalweg._cli.race import report
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(), TimeRemainingColumn(), auto_refresh=False,
+    )  # fmt: skip
+    task = bar.add_task(f"loading {problem}", total=None)
+    last = 0.0
+    # Refreshed between blocks of steps: a thread of its own would take time from someone's step.
+    with Live(bar, console=console, transient=True, auto_refresh=False) as live:
+        live.refresh()
+
+        def progress(race: Race, part: Fraction) -> None:
+            nonlocal last
+            if monotonic() - last < INTERVAL:
+                return
+            bar.update(
+                task, description=_title_of(race, part), total=1.0, completed=part.done(race)
+            )
+            # With several learning rates each, there are more lanes than lines.
+            table = [] if part.searching else [report.table([race], console.width)]
+            shown: object = Group(bar, *table)
+            live.update(shown, refresh=True)
+            last = monotonic()
+
+        yield progress
+
+
+def _in_lines(lines: ProgressLines) -> Progress:
+    def progress(race: Race, part: Fraction) -> None:
+        def text() -> str:
+            best = race.ranked()[0]
+            ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
+            scored = best.evaluations and best.diverged_at is None
+            return f"{_title_of(race, part)} of {race.steps:,}{ahead if scored else ''}"
+
+        lines.tell(part.done(race), text)
+
+    return progress
+
+
+def _title_of(race: Race, part: Fraction) -> str:
+    return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"

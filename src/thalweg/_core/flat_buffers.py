@@ -1,0 +1,131 @@
+"""Flat buffers: tensors that hold several parameters of a model, or parts of them.
+
+A reduction over such a tensor, such as a norm, is not one over a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
+
+
+class FlatBuffer(NamedTuple):
+    """A flat buffer among the parameters of an optimizer.
+
+    Attributes:
+        param: The first one.
+        origin: The library that made it, for messages.
+        is_part: True if other ranks hold the rest of the model.
+    """
+
+    param: Tensor
+    origin: str
+    is_part: bool
+
+
+class AddedParams:
+    """Summary of the parameters that were added to an optimizer, by which replaced ones show."""
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+        self._has_matrices = False
+
+    def add(self, params: Sequence[Tensor]) -> None:
+        """Add parameters to the summary."""
+        self._ids.update(map(id, params))
+        self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
+
+    def find_replacement(self, params: Sequence[Tensor]) -> FlatBuffer | None:
+        """Return the first flat buffer that took the place of added parameters, or None.
+
+        DeepSpeed ZeRO, Megatron and apex put plain tensors of one dimension into the groups of an
+        optimizer, without a mark of their own.
+
+        Args:
+            params: The parameters that the groups have now.
+        """
+        for param in params:
+            if param.dim() != 1 or isinstance(param, nn.Parameter) or id(param) in self._ids:
+                return None
+        if not params or not (self._has_matrices or len(params) < len(self._ids)):
+            return None
+        return FlatBuffer(params[0], "DeepSpeed ZeRO or a library like it", _has_other_ranks())
+
+
+def find_marked(params: Sequence[Tensor]) -> FlatBuffer | None:
+    """Return the first parameter that FSDP1 or DeepSpeed ZeRO-3 has marked as flat, or None."""
+    views: list[Tensor] = []
+    for param in params:
+        if getattr(param, "_is_flat_param", False) or type(param).__name__ == "FlatParameter":
+            size = getattr(param, "_unpadded_unsharded_size", None)
+            is_part = _has_other_ranks() if size is None else param.numel() < size.numel()
+            return FlatBuffer(param, "FullyShardedDataParallel", is_part)
+        if hasattr(param, "ds_id"):
+            return FlatBuffer(param, "DeepSpeed ZeRO-3", _has_other_ranks())
+        if getattr(param, "_fsdp_flattened", False):
+            views.append(param)
+    # With use_orig_params=True, parameters are sharded as views of one dimension; those that are
+    # not sharded (NO_SHARD) keep their shapes.
+    if views and all(view.dim() == 1 for view in views):
+        return FlatBuffer(views[0], "FullyShardedDataParallel", is_part=True)
+    return None
+
+
+def is_reducing(rule: Rule | None, transforms: GradientTransforms) -> bool:
+    """Return True if a step reduces over variables, by its rule or by what precedes that."""
+    by_rule = rule is not None and (rule.reduces_variables or rule.per_optimizer is not None)
+    return by_rule or transforms.reduces_variables or transforms.global_clipnorm is not None
+
+
+def check_reductions(
+    flat: FlatBuffer,
+    title: str,
+    rule: Rule | None,
+    transforms: GradientTransforms,
+    *,
+    is_by_shape: bool = False,
+) -> None:
+    """Raise an error if a step reduces over what a flat buffer does not hold as a whole.
+
+    Args:
+        flat: The flat buffer.
+        title: Its name in messages.
+        rule: The rule of the step, if it has one.
+        transforms: What happens to its gradients.
+        is_by_shape: True if the shape of a parameter chooses the rule.
+
+    Raises:
+        InvalidArgumentError: Names the flat buffer and the rule or the option that reduces.
+    """
+    name = "" if rule is None else f"rule {rule.name!r}"
+    if rule is not None and rule.reduces_variables:
+        needs = f"{name} reduces over each parameter, and needs whole ones"
+    elif is_by_shape:
+        needs = f"{name} depends on the shape of each parameter"
+    elif transforms.reduces_variables:
+        needs = "clipping or scaling by the norm of each parameter needs whole parameters"
+    elif not flat.is_part:
+        return
+    elif transforms.global_clipnorm is not None:
+        needs = "clipping by the common norm needs the gradients of all ranks"
+    elif rule is not None and rule.per_optimizer is not None:
+        needs = f"{name} adds up over all parameters of the model"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"'{title}' is a flat buffer of {flat.origin}, which holds several parameters or parts of"
+        f" them: {needs}. Use a rule that updates each element by itself, such as AdamW or Lion,"
+        " without trust ratios and other options over whole parameters, and clip norms with that"
+        " library; or shard with torch's fully_shard, which keeps parameters whole."
+    )
+
+
+def _has_other_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

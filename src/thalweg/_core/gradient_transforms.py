@@ -1,0 +1,189 @@
+"""What happens to gradients before the rule, once for all faces.
+
+    unscale -> clip elements -> clip by a norm -> scale by trust ratios -> look for overflows
+
+Each part is a formula inside the update, with a factor that is measured beforehand: one sweep over
+the gradients, and over the variables where their norms are asked for, then the update. No gradient
+is written. `gradient_stats.py` measures, and does the same to tensors, for optimizers that want to
+see them.
+"""
+
+# Formulas of rules are plain arithmetic without types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from torch import Tensor
+
+from thalweg._base.lazy import lazy
+from thalweg._core.pairs import Pair
+from thalweg._core.section import Call
+from thalweg._engines.arrays import Float64
+from thalweg._engines.engine import Columns, Dtype, Formulas, Stages
+from thalweg.formula import Formula, gradient_squares, variable_squares
+from thalweg.indexed_slices import IndexedSlices, whole, with_values
+from thalweg.rules import clipping
+
+if TYPE_CHECKING:
+    from thalweg._core.common_factor import Factor
+
+_STAGES: dict[str, Formula] = {
+    "unscaling": clipping.unscale,
+    "clipvalue": clipping.clip_by_value,
+    "clipnorm": clipping.clip_by_norm,
+    "global_clipnorm": clipping.clip_by_global_norm,
+    "trust": clipping.scale_by_trust,
+}
+_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)  # in place of that by the global norm
+# What stages are given beside the rule's scalars, which must have other names.
+SCALARS = frozenset(
+    name
+    for stage in (*_STAGES.values(), _COMMON_NORM)
+    for name in list(signature(stage).parameters)[1:]
+)
+
+
+class Measures(Protocol):
+    """What can be known of a step's tensors before it; see `Ready`."""
+
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Float64]: ...
+
+    def sums_on_device(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Tensor] | None: ...
+
+    def max_abs(self) -> Float64: ...
+
+    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None: ...
+
+
+class Decision(NamedTuple):
+    """What a loss scaler says of a step.
+
+    Attributes:
+        taken: Whether the step is taken; a bool tensor of shape () where a device knows it.
+        calls: Functions in C that write what the scaler remembers, in either case.
+    """
+
+    taken: bool | Tensor
+    calls: list[Call]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientTransforms:
+    """What happens to the gradients of a step.
+
+    Attributes:
+        unscaling: What each gradient is multiplied by first, float32 of shape (n,); a tensor where
+            a device knows it.
+        clipvalue: Elements are clipped to [-clipvalue, clipvalue].
+        clipnorm: Each gradient is scaled so that its norm is no higher.
+        global_clipnorm: All gradients are scaled so that their common norm is no higher.
+        overflow: Whether a sum of squares beyond float32 is infinite, unless it is of float64
+            gradients, or has some among others'; see `norms_of`. Without it the common norm has
+            no ends; see `common_factor`.
+        casts: Whether it is infinite of float64 gradients, too.
+        whole_is_nan: Whether an infinite common norm makes NaN of everything.
+        epsilon: Added to the common norm by the factor of torch; without it that is TensorFlow's.
+        clip_factor: What gradients are multiplied by, where it is known: the norm is common with
+            gradients elsewhere.
+        trust: Gives the factors of the norms of variables and of clipped gradients, float64 of
+            shape (n,), as float32: of arrays, or of tensors of a device. Sparse gradients are made
+            dense for it.
+        decide: Given whether a processed gradient holds a NaN and the largest magnitude: whether
+            the step is taken. It writes nothing.
+        decides_there: Whether `decide` takes tensors of shape () of the variables' device, bool and
+            float64, too; it is given them where that device can tell.
+        exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
+            sweep.
+        calls: Functions in C that are called with the writes of the step, or in their place where
+            `decide` has it left out.
+        watch: Is shown what is known, a `GradientStats`, before `decide`: arrays, or tensors of a
+            device where measures have stayed there.
+        narrow: Whether gradients of float32 variables may be of a 16-bit type.
+    """
+
+    unscaling: Any = None
+    clipvalue: float | None = None
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    overflow: bool = True
+    casts: bool = False
+    whole_is_nan: bool = True
+    epsilon: float | None = None
+    clip_factor: Factor | None = None
+    trust: Callable[[Any, Any], Any] | None = None
+    decide: Callable[[Any, Any], Decision] | None = None
+    decides_there: bool = False
+    exact: bool = False
+    calls: Sequence[Call] = ()
+    watch: Callable[[Any], None] | None = None
+    narrow: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything happens."""
+        others = self.decide is not None or self.watch is not None
+        return others or bool(self.stages) or bool(self.calls)
+
+    @lazy
+    def stages(self) -> Stages:
+        """The formulas that the update applies to each gradient."""
+        found = {key: each for key, each in _STAGES.items() if getattr(self, key) is not None}
+        if "global_clipnorm" in found and not self.overflow:
+            found["global_clipnorm"] = _COMMON_NORM
+        return tuple(found.values())
+
+    @lazy
+    def measured(self) -> tuple[Formula, ...]:
+        """What is measured in any case."""
+        if self.trust is not None:
+            return gradient_squares, variable_squares
+        is_open = self.global_clipnorm is not None and self.clip_factor is None
+        by_norm = self.clipnorm is not None or is_open
+        return (gradient_squares,) if by_norm or self.decide is not None else ()
+
+    @lazy
+    def first(self) -> Stages:
+        """The stages that come before norms and are no factors."""
+        if self.clipvalue is None:
+            return ()
+        return tuple(stage for stage in self.stages if stage in _BEFORE_NORMS)
+
+    @property
+    def reduces_variables(self) -> bool:
+        """True if a factor of a gradient is a reduction over that gradient or its variable."""
+        return self.clipnorm is not None or self.trust is not None
+
+    def shared(self, dtype: Dtype) -> dict[str, Any]:
+        """The scalars that all variables share, of a compute dtype."""
+        found: dict[str, Any] = {}
+        if self.clipvalue is not None:
+            found["clipvalue"] = dtype(self.clipvalue)
+        if self.clipnorm is not None:
+            found["clipnorm"] = dtype(self.clipnorm)
+        return found
+
+
+NOTHING = GradientTransforms()
+_BEFORE_NORMS: Stages = (_STAGES["unscaling"], _STAGES["clipvalue"])
+
+
+def before_norms(how: GradientTransforms) -> Stages:
+    """The stages that come before norms, factors among them."""
+    return tuple(stage for stage in how.stages if stage in _BEFORE_NORMS)
+
+
+def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs with dense gradients; the rows of sparse ones added up in the variable's dtype."""
+    return [
+        (whole(with_values(grad, grad.values.to(var.dtype)), var), var)
+        if isinstance(grad, IndexedSlices)
+        else (grad, var)
+        for grad, var in pairs
+    ]

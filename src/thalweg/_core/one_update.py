@@ -1,0 +1,39 @@
+"""What one call adds to a graph as one update, whoever wrote what is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from thalweg._base.execution_context import executing_eagerly, is_ours
+from thalweg._base.tracing import untraced
+from thalweg._core.graph_mode import graph_mode
+
+
+def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
+    """Let what each call of `apply_gradients` adds to a graph be one update.
+
+    Args:
+        cls: A new class, which has that method itself or from a mixin, or from other classes that
+            were derived from `base`.
+        base: The class of all optimizers, whose own method needs nothing.
+    """
+    owner = next(each for each in cls.__mro__ if "apply_gradients" in vars(each))
+    own = vars(owner)["apply_gradients"]
+    is_mixin = not (issubclass(owner, base) or is_ours(own))
+    if inspect.isfunction(own) and (owner is cls or is_mixin):
+        cls.apply_gradients = _as_one_update(own)
+
+
+def _as_one_update(method: Callable[..., object]) -> Callable[..., object]:
+    """A method, what each call of which adds to a graph is one update."""
+
+    @untraced
+    def called(*args: object, **kwargs: object) -> Any:
+        if executing_eagerly():
+            return method(*args, **kwargs)
+        return graph_mode().as_one_update(functools.partial(method, *args, **kwargs))
+
+    return functools.wraps(method)(called)

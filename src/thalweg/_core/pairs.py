@@ -1,0 +1,177 @@
+"""Pairs of gradient and variable, as callers give them and as a step needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.indexed_slices import as_gradient as from_torch
+from thalweg.variable import check_held, is_variable, name_of, tensor_of, to_tensor
+
+Gradient = Tensor | IndexedSlices
+Pair = tuple[Gradient, Tensor]
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers, with a last dimension of 2."""
+    return torch.view_as_real(tensor.detach().resolve_conj())
+
+
+def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    """A list of pairs.
+
+    Raises:
+        TypeError: It is not an iterable of pairs.
+    """
+    try:
+        pairs = list(grads_and_vars)
+    except TypeError:
+        raise InvalidTypeError(
+            "grads_and_vars must be an iterable of (gradient, variable), not"
+            f" {show_value(grads_and_vars)}."
+        ) from None
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnknownArgumentType]
+            raise InvalidTypeError(
+                "grads_and_vars must hold pairs (gradient, variable), not"
+                f" {show_value(cast('object', pair))}."
+            )
+    return [(grad, tensor_of(var)) for grad, var in pairs]
+
+
+def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
+    """A tensor or IndexedSlices from anything a caller may give as a gradient.
+
+    Args:
+        grad: The gradient.
+        var: Its variable.
+        title: The variable's name for messages.
+
+    Raises:
+        InvalidTypeError: It cannot be converted.
+        InvalidArgumentError: It is torch's sparse tensor of another shape; what slices say of the
+            whole is not read.
+        LayoutError: The storage of a sparse one's indices was cut.
+    """
+    if isinstance(grad, IndexedSlices):
+        return grad
+    if isinstance(grad, Tensor):
+        if grad.layout == torch.sparse_coo and grad.shape != var.shape:
+            raise InvalidArgumentError(
+                f"Gradient of '{title}' has shape {tuple(grad.shape)} but the variable has shape"
+                f" {tuple(var.shape)}."
+            )
+        if grad.layout == torch.sparse_coo:
+            check_held(grad._indices(), f"What indexes the gradient of '{title}'")
+        return from_torch(grad)  # pyright: ignore[reportReturnType]
+    try:
+        # An array keeps its dtype; numbers and lists have none of their own.
+        return to_tensor(grad, None if hasattr(grad, "dtype") else var.dtype).to(var.device)
+    except ValueError as error:
+        raise InvalidTypeError(
+            "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
+            f" {show_value(grad)} of '{title}' ({error})"
+        ) from None
+
+
+def concrete(grad: object) -> Gradient | None:
+    """A gradient as a tensor, `IndexedSlices` or None, whatever its variable is."""
+    if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
+        return grad
+    if grad is None or isinstance(grad, IndexedSlices):
+        return grad
+    return from_torch(to_tensor(grad).detach())
+
+
+def has_rows(grad: object) -> bool:
+    """Whether a gradient is sparse, torch's or ours."""
+    return not isinstance(grad, Tensor) or grad.layout is not torch.strided
+
+
+def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
+    """The variables of a nest of lists, tuples and dicts, in the order of `tf.nest`, where dicts
+    count in that of their sorted keys; one variable alone is a list of one.
+
+    Args:
+        var_list: The list.
+        title: The argument that it was given as, for messages.
+
+    Raises:
+        InvalidTypeError: There is something else.
+    """
+    refuse_no_variables(var_list, title)
+    var_list = tensor_of(var_list)
+    if isinstance(var_list, Tensor) or is_symbolic(var_list):
+        return [var_list]
+    if isinstance(var_list, Mapping):
+        var_list = _sort_named(cast("Mapping[Any, Any]", var_list), title)
+    if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
+        hint = " Names are given by thalweg.named_variables(module)."
+        raise InvalidTypeError(
+            f"{title} must hold variables, not {show_value(var_list)}."
+            f"{hint * isinstance(var_list, str)}"
+        )
+    return [var for each in cast("Iterable[Any]", var_list) for var in flatten(each, title)]
+
+
+def _sort_named(named: Mapping[Any, Any], title: str) -> list[object]:
+    try:
+        return [named[key] for key in sorted(named)]
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"A dict of {title} must have keys that can be sorted, not {list(named)!r}."
+        ) from error
+
+
+def refuse_no_variables(var_list: object, title: str = "var_list") -> None:
+    """Refuse None and modules, which stand for no variables.
+
+    Raises:
+        InvalidTypeError: Says what to give.
+    """
+    if var_list is None:
+        raise InvalidTypeError(
+            f"{title} must hold variables, not None: give those to train, as"
+            " list(model.parameters()), or a function that returns them."
+        )
+    if isinstance(var_list, Module):
+        raise InvalidTypeError(
+            f"{title} must hold variables, not a module; give list(module.parameters())."
+        )
+
+
+def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
+    """Each variable once, in order of first appearance."""
+    return list({id(var): var for var in variables}.values())
+
+
+def check_variables(variables: Sequence[object]) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        InvalidTypeError: It is no tensor.
+        NotImplementedError: It is a tensor but no variable.
+        LayoutError: It is a nested tensor.
+    """
+    for index, var in enumerate(variables):
+        where = f" at index {index}" if len(variables) > 1 else ""
+        if not isinstance(var, Tensor):
+            raise InvalidTypeError(f"Expected a variable, received {show_value(var)}{where}.")
+        if not is_variable(var):
+            raise NotImplementedError(
+                f"Trying to update a Tensor {name_of(var, 'Tensor')!r}{where}:"
+                " it is not a variable. Use thalweg.Variable or a leaf that requires a gradient."
+            )
+        if var.is_nested:
+            raise LayoutError(
+                f"cannot update '{name_of(var)}'{where} in place: it is a nested tensor. Give its"
+                " parts to the optimizer one by one."
+            )

@@ -1,0 +1,189 @@
+"""Slots read as the dicts that TensorFlow's optimizers keep under the name `_slots`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
+
+from thalweg._base.execution_context import handle_of, is_symbolic, resolve
+from thalweg._base.tensorflow_names import unique_id
+from thalweg._core.slots import SlotStore
+from thalweg.variable import Variable, tensor_of
+
+
+def variable_key(var: object) -> str:
+    """A name that no other variable of eager mode, or of the graph, has."""
+    handle = handle_of(var)
+    return handle.op.name if is_symbolic(handle) else unique_id(handle)
+
+
+def variable_key_in_graph(var: object) -> Any:
+    """`variable_key`; of a variable of a graph with the graph."""
+    handle = handle_of(var)
+    return (handle.graph, handle.op.name) if is_symbolic(handle) else unique_id(handle)
+
+
+class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
+    """A store that can be read as a dict of dicts."""
+
+    BY_NAME: ClassVar[bool]
+
+    def _nested(self) -> dict[object, dict[object, object]]:
+        found: dict[Any, dict[Any, Any]] = {}
+        for var, name, slot in self.triples():
+            outer, inner = (name, self.key(var)) if self.BY_NAME else (self.key(var), name)
+            found.setdefault(outer, {})[inner] = resolve(slot)
+        return found
+
+    def get(self, var: Any, name: Any = None) -> Any:
+        """The slot called `name` of a variable; or as in a dict the slots of a key, else `name`."""
+        if not isinstance(var, str):
+            return super().get(var, name)
+        try:
+            return self[var]
+        except KeyError:
+            return name
+
+    def __getitem__(self, key: object) -> Mapping[Any, Any]:
+        found = self._nested()[key]
+        self.handed_out(found.values())
+        return MappingProxyType(found)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._nested())
+
+    def __len__(self) -> int:
+        return len(self._nested())
+
+    def __repr__(self) -> str:
+        return repr(self._nested())
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+
+class SlotsOfName(MutableMapping[Any, Any]):
+    """The slots of one name, by the key of their variable, as `_slot_dict` returns them.
+
+    A slot that is put under the key of a variable is that variable's slot from then on.
+    """
+
+    def __init__(self, store: SlotsByName, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def _slots(self) -> Mapping[Any, Any]:
+        return self._store.slots_of(self._name)
+
+    def __getitem__(self, key: object) -> Any:
+        slot = self._slots()[key]
+        self._store.handed_out([slot])
+        return slot
+
+    def __setitem__(self, key: object, slot: Any) -> None:
+        self._store.put_by_key(key, self._name, slot)
+
+    def __delitem__(self, key: object) -> None:
+        self._store.forget_by_key(key, self._name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._slots())
+
+    def __len__(self) -> int:
+        return len(self._slots())
+
+    def __repr__(self) -> str:
+        return repr(dict(self._slots()))
+
+    def __copy__(self) -> dict[Any, Any]:
+        # Copies are written to, by `Session.run` with the values of the slots.
+        return dict(self._slots())
+
+
+class SlotsByName(_SlotDict):
+    """Those of TensorFlow 1: by the slot's name, then by its variable."""
+
+    BY_NAME = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Slots under keys of variables of eager mode that have not been met yet.
+        self._unclaimed: dict[tuple[str, object], Any] = {}
+
+    def key(self, var: object) -> Any:
+        """See `variable_key_in_graph`."""
+        return variable_key_in_graph(var)
+
+    def get(self, var: Any, name: Any = None) -> Any:
+        """See `_SlotDict.get`; the variable claims the slots that were put under its key."""
+        if self._unclaimed and not isinstance(var, str):
+            self._claim(tensor_of(var))
+        return super().get(var, name)
+
+    def all_of(self, var: Tensor) -> dict[str, Variable]:
+        """See `SlotStore.all_of`; the variable claims the slots that were put under its key."""
+        if self._unclaimed:
+            self._claim(var)
+        return super().all_of(var)
+
+    def _claim(self, var: Tensor) -> None:
+        var_key = self.key(var)
+        for name in [name for name, key in self._unclaimed if key == var_key]:
+            self.put(var, name, self._unclaimed.pop((name, var_key)))
+
+    def __getitem__(self, key: Any) -> Mapping[Any, Any]:
+        if not self.slots_of(key):
+            raise KeyError(key)
+        return SlotsOfName(self, key)
+
+    def slots_of(self, name: object) -> dict[Any, Any]:
+        """Return the slots of a name by the keys of their variables."""
+        return self._nested().get(name, {})
+
+    def _nested(self) -> dict[object, dict[object, object]]:
+        nested = super()._nested()
+        for (name, key), slot in self._unclaimed.items():
+            nested.setdefault(name, {})[key] = slot
+        return nested
+
+    def put_by_key(self, key: Any, name: str, slot: Any) -> None:
+        """Remember a slot under the key of its variable."""
+        var = self._owner_of(key)
+        if var is None:
+            self._unclaimed[name, key] = slot
+        else:
+            self.put(var, name, slot)
+
+    def forget_by_key(self, key: Any, name: str) -> None:
+        """Forget the slot under a key.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if key not in self.slots_of(name):
+            raise KeyError(key)
+        if self._unclaimed.pop((name, key), None) is None:
+            self.forget(self._owner_of(key), name)
+
+    def _owner_of(self, key: Any) -> Any:
+        """Return the variable with a key, if it has slots or is of a graph; otherwise None."""
+        for var in self.owners():
+            if self.key(var) == key:
+                return var
+        if not isinstance(key, tuple):
+            return None
+        graph, name = cast("tuple[Any, str]", key)
+        return graph.get_tensor_by_name(f"{name}:0")
+
+
+class SlotsByVariable(_SlotDict):
+    """Those of Keras: by the variable, then by the slot's name."""
+
+    BY_NAME = False
+
+    def key(self, var: object) -> Any:
+        """See `variable_key`."""
+        return variable_key(var)

@@ -1,0 +1,80 @@
+"""Everything an optimizer remembers: named, described, copied, matched and set, for every face.
+
+A face lists `entries`. A state is set in four parts: entries say what they want, differences are
+looked for, values are converted, and then all is written at once.
+"""
+
+from thalweg._core.state.aliases import alike
+from thalweg._core.state.copies import Copied, Staged, making, published, staged, whole
+from thalweg._core.state.entries import (
+    Entry,
+    Item,
+    Number,
+    Part,
+    flaw,
+    kept,
+    of_slots,
+    readable,
+    room_for,
+    shown,
+    taken,
+    uncopied,
+)
+from thalweg._core.state.loading import (
+    LISTED,
+    Given,
+    Loading,
+    StateDict,
+    check_eager,
+    differences,
+    fitting,
+    mismatch,
+    restore,
+    snapshot,
+)
+from thalweg._core.state.names import (
+    Names,
+    as_now,
+    distinct,
+    keys_of,
+    positioned,
+    positioned_keys_of,
+)
+
+__all__ = [
+    "LISTED",
+    "Copied",
+    "Entry",
+    "Given",
+    "Item",
+    "Loading",
+    "Names",
+    "Number",
+    "Part",
+    "Staged",
+    "StateDict",
+    "alike",
+    "as_now",
+    "check_eager",
+    "differences",
+    "distinct",
+    "fitting",
+    "flaw",
+    "kept",
+    "keys_of",
+    "making",
+    "mismatch",
+    "of_slots",
+    "positioned",
+    "positioned_keys_of",
+    "published",
+    "readable",
+    "restore",
+    "room_for",
+    "shown",
+    "snapshot",
+    "staged",
+    "taken",
+    "uncopied",
+    "whole",
+]

@@ -1,0 +1,16 @@
+"""Codecs: how slots are kept in 8 bits. One file each; engines decode and encode in the update."""
+
+from __future__ import annotations
+
+from thalweg._engines.codecs.codec import Codec
+from thalweg._engines.codecs.dynamic8 import DYNAMIC8, DYNAMIC8_POSITIVE
+from thalweg._engines.codecs.linear8 import LINEAR8
+from thalweg._engines.codecs.root8 import ROOT8
+from thalweg._engines.codecs.softsign8 import SOFTSIGN8
+from thalweg._engines.codecs.split8 import SPLIT8
+
+# Those that slots may be kept in, and all.
+OF_SLOTS: dict[str, Codec] = {
+    each.name: each for each in (SOFTSIGN8, ROOT8, LINEAR8, DYNAMIC8, DYNAMIC8_POSITIVE)
+}
+CODECS: dict[str, Codec] = {**OF_SLOTS, SPLIT8.name: SPLIT8}

@@ -1,0 +1,90 @@
+"""What may not be together with slots that are encoded, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thalweg._engines import layout
+from thalweg._engines.codecs import CODECS
+from thalweg._engines.codecs.codec import ALIGNMENT, Codec
+from thalweg._engines.engine import Request
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import dtype_name
+
+HOMES = ("cpu", "cuda")  # kinds of devices on which encoded slots are updated
+
+
+def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
+    """The codec of each slot of a variable that is encoded; small ones are not.
+
+    Args:
+        codecs: Those of the rule, nothing if it has none.
+        slots: The slots, as they are kept.
+    """
+    if not codecs:
+        return [None] * len(slots)
+    named = zip(codecs, slots, strict=True)
+    return [CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in named]
+
+
+def check_encoded(asked: Request) -> None:
+    """Refuse a step in which an encoded slot could not be updated.
+
+    Raises:
+        InvalidTypeError: The variable is of float64.
+        NotImplementedError: Its gradient is sparse.
+        InvalidArgumentError: It is neither on the CPU nor on a GPU, or there are more or fewer
+            bytes than its elements take.
+        LayoutError: The bytes do not lie one after the other, or have no memory.
+    """
+    rows = zip(asked.variables, asked.gradients, asked.slots, asked.titles, strict=True)
+    for var, grad, slots, title in rows:
+        for k, codec in enumerate(codecs_of(asked.rule.codecs, slots)):
+            if codec is not None:
+                name = f"slot '{asked.rule.element_slots[k].name}' of '{title}'"
+                _check_variable(codec, var, grad, title, name)
+                _check_records(codec, var, slots[k], name)
+
+
+def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+    option = "weights='split'" if codec.is_beside else "state_storage"
+    if codec.is_beside and var.dtype != torch.bfloat16:
+        raise InvalidTypeError(
+            f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
+        )
+    if var.dtype == torch.float64:
+        raise InvalidTypeError(
+            f"'{title}' is float64, and {name} is kept in {codec.name}, which holds float32 for"
+            " parameters of float32, bfloat16 and float16."
+        )
+    if var.device.type not in HOMES:
+        raise InvalidArgumentError(
+            f"'{title}' is on {var.device}, and {name} is kept in {codec.name}, which is updated on"
+            " the CPU and on GPUs of CUDA: run there, or without"
+            f" {option}."
+        )
+    if isinstance(grad, IndexedSlices):
+        raise NotImplementedError(
+            f"The gradient of '{title}' is sparse, and {name} is kept in {codec.name}, block by"
+            " block: give a dense gradient, which a rule of yours with whole=True makes of it, or"
+            " update it with an optimizer of its own, without state_storage."
+        )
+
+
+def _check_records(codec: Codec, var: Tensor, slot: Tensor, name: str) -> None:
+    wanted = (codec.bytes_of(var.numel()),)
+    if slot.shape != wanted or slot.device != var.device:
+        raise InvalidArgumentError(
+            f"{name} has shape {tuple(slot.shape)} on {slot.device}; {codec.name} keeps"
+            f" {var.numel()} elements of {dtype_name(var.dtype)} in shape {wanted} on {var.device}."
+        )
+    layout.check_memory(slot, name)
+    if not slot.is_contiguous() or slot.data_ptr() % ALIGNMENT:
+        raise LayoutError(
+            f"cannot update {name} in place: its bytes must lie one after the other, from a"
+            f" multiple of {ALIGNMENT} on (strides {slot.stride()}). Give a .clone() of it."
+        )

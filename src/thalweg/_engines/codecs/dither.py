@@ -1,0 +1,66 @@
+"""Rounding of codes in a step, so that slots move by less than a code.
+
+A mean square moves by a thousandth in a step, and two codes of 8 bits may differ by a third.
+Rounded to the nearest code, it stays where it is: it neither grows with the gradients nor falls
+with them, and what is far below the largest number of its block becomes 0, so that a step divides
+by epsilon. A step therefore adds a number from 0 to 1, the dither, and drops the fraction. A code
+goes up as often as the number is near the upper one, and the mean of the codes is the number.
+
+The dither is `element * ELEMENT_STRIDE + step * STEP_STRIDE`, modulo 2**32, as a fraction. From
+step to step it moves by the golden ratio, so that the dithers of any run of steps are spread
+evenly: a number that falls by a fiftieth of a code in each step loses a code every fifty steps.
+Random bits would lose a code at random times, and spread three times as wide after a long fall. It
+depends on nothing but the number of the step and the place of the element in its parameter, and
+costs a multiplication. Step numbers repeat after 2**24. Optimizers that do not count their steps,
+such as SGD and Lion, divide by no slot: their dither is a half, for the nearest code.
+
+Three details:
+
+* A positive number has at least the code `least`. The smallest code may hold for a number that
+  has grown three times as large by chance; where codes begin at 3, that is rare. The largest step
+  over random histories is then at most 3 times that of float32 (`test_dither.py`). What is smaller
+  than 1/85 of the largest root in a block (1/250 of `dynamic8_positive`) takes smaller steps in
+  return.
+* A number of both signs that is below the first code goes up by the square of its share. With the
+  share itself a mean of gradients that is almost 0 would be a whole code too often: its magnitude
+  would be four times too large.
+* A dither is one of 2**16, half a unit away from 0 and 1: what is a code stays that code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from thalweg._engines.codecs.codec import Codec
+
+PERIOD = 256  # dithers of a step
+TURN = 151  # ranks between elements that are a period apart
+ELEMENT_STRIDE = 0x6A09E667  # the fraction of the root of 2
+STEP_STRIDE = 0x9E3779B9  # the fraction of the golden ratio
+MASK = 0xFFFFFFFF
+SHIFT = 18  # bits of a sum that are not used
+UNIT = 2.0**-14
+
+Float32 = npt.NDArray[np.float32]
+
+
+def dithers_of(count: int, step: int) -> Float32:
+    """Return the dithers of the first elements of a parameter in a step; -1 is a step uncounted."""
+    if step < 0:
+        return np.full(count, 0.5, np.float32)
+    elements = np.arange(count, dtype=np.uint64)
+    ranks = (elements + (elements // np.uint64(PERIOD)) * np.uint64(TURN)) % np.uint64(PERIOD)
+    begin = np.uint32(step * STEP_STRIDE & MASK)
+    sums = ranks.astype(np.uint32) * np.uint32(ELEMENT_STRIDE) + begin
+    shares = (sums >> np.uint32(SHIFT)).astype(np.float32) + np.float32(0.5)
+    return shares * np.float32(UNIT)
+
+
+def round_codes(codec: Codec, codes: Float32, dithers: Float32) -> npt.NDArray[np.int16]:
+    """Return the codes of real ones, as `Codec.encode` makes them, after a dither was added."""
+    if codec.positive:
+        moved = np.maximum(codes, np.float32(codec.least)) + dithers
+        return np.where(codes > 0, moved, np.float32(0)).astype(np.int16)
+    small = codes * np.minimum(np.abs(codes), np.float32(1))
+    return (small + np.copysign(dithers, codes)).astype(np.int16)

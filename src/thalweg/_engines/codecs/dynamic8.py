@@ -1,0 +1,115 @@
+"""dynamic8: seven decades below the largest magnitude of a block of 256, the upper ones finer.
+
+The i-th of the seven has 2**i numbers in the middles of so many equal parts of it, from a tenth of
+its end to the end; of numbers that are never negative (`dynamic8_positive`) twice as many. The map
+of bitsandbytes 0.50.2, where the codes are indices of a sorted table.
+"""
+
+# Formulas have no types.
+# pyright: basic
+from thalweg._engines.codecs.codec import Codec
+from thalweg.formula import absolute, minimum, where
+
+# The first number of the lowest decade. 1 beside numbers of both signs is the code 128.
+FIRST = 0.55e-6
+FIRST_POSITIVE = 0.325e-6
+
+
+def border(tenth, count):
+    """Halfway between the last number of a decade and the first of the next, which has `count`."""
+    return tenth * (0.1 + 0.18 / count)
+
+
+def decade(share, count):
+    """The end of the decade in which a share is, where the upper one has `count` numbers."""
+    low = where(share < border(1e-4, count / 16), 1e-5, 1e-4)
+    low = where(share < border(1e-5, count / 32), 1e-6, low)
+    high = where(share < border(1.0, count), 1e-1, 1.0)
+    high = where(share < border(1e-1, count / 2), 1e-2, high)
+    high = where(share < border(1e-2, count / 4), 1e-3, high)
+    return where(share < border(1e-3, count / 8), low, high)
+
+
+def end_of(count, most):
+    """The end of the decade with so many numbers."""
+    low = where(count < most / 32, 1e-6, where(count < most / 16, 1e-5, 1e-4))
+    high = where(count < most / 4, 1e-3, where(count < most / 2, 1e-2, 1e-1))
+    return where(count < most / 8, low, where(count < most, high, 1.0))
+
+
+def count_of(end, most):
+    """How many numbers a decade has."""
+    low = where(end < 5e-6, most / 64, where(end < 5e-5, most / 32, most / 16))
+    high = where(end < 5e-3, most / 8, where(end < 5e-2, most / 4, most / 2))
+    return where(end < 5e-4, low, where(end < 0.5, high, most))
+
+
+def within(share, end, count):
+    """Return the place of a share among the numbers of its decade, and between decades.
+
+    Between the last number of a decade and the first of the next one, places grow evenly by 1.
+    That gap is 3 times as wide as those of the decade below it, 3/5 of those above it, and half of
+    the last decade's before 1.
+    """
+    place = (share / end - 0.1) * count / 0.9 - 0.5
+    beyond = place - (count - 1.0)
+    above = count - 1.0 + where(end > 0.5, beyond * 2.0, beyond * (1 / 3))
+    return where(beyond > 0, above, minimum(place, place * (5 / 3)))
+
+
+def number_at(place, end, count):
+    """The number at a place of a decade."""
+    return (0.1 + (place + 0.5) * 0.9 / count) * end
+
+
+def power_below(rank):
+    """The largest power of 2 that is no larger than a number from 1 to 255."""
+    low = where(rank < 2, 1.0, where(rank < 4, 2.0, where(rank < 8, 4.0, 8.0)))
+    high = where(rank < 32, 16.0, where(rank < 64, 32.0, where(rank < 128, 64.0, 128.0)))
+    return where(rank < 16, low, high)
+
+
+def encode(number, scale):
+    """Return the rank of a number, with its sign."""
+    share = absolute(number / scale)
+    end = decade(share, 64.0)
+    count = count_of(end, 64.0)
+    rank = where(share < FIRST, share * (1 / FIRST), count + within(share, end, count))
+    return where(number < 0, -minimum(rank, 127.0), rank)
+
+
+def decode(code, scale):
+    """The same backwards; the code 128 is read as -128."""
+    rank = absolute(code)
+    count = power_below(rank)
+    share = number_at(rank - count, end_of(count, 64.0), count)
+    share = where(code < 0, -share, share)
+    return where(rank < 1, 0.0, where(rank > 127.5, 1.0, share)) * scale
+
+
+def encode_positive(number, scale):
+    """Return the rank of a number."""
+    share = number / scale
+    end = decade(share, 128.0)
+    count = count_of(end, 128.0)
+    rank = minimum(count - 1.0 + within(share, end, count), 255.0)
+    return where(share < FIRST_POSITIVE, share * (1 / FIRST_POSITIVE), rank)
+
+
+def decode_positive(code, scale):
+    """The same backwards."""
+    count = power_below(code + 1.0)
+    share = number_at(code + 1.0 - count, end_of(count, 128.0), count)
+    return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale
+
+
+DYNAMIC8 = Codec("dynamic8", block=256, signed=True, encode=encode, decode=decode)
+DYNAMIC8_POSITIVE = Codec(
+    "dynamic8_positive",
+    block=256,
+    signed=False,
+    encode=encode_positive,
+    decode=decode_positive,
+    positive=True,
+    least=7,  # 1.6e-5 of the largest number; see `dither`
+)

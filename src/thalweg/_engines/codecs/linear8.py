@@ -1,0 +1,20 @@
+"""linear8: 127 equal steps from 0 to the largest magnitude of a block of 256."""
+
+# Formulas have no types.
+# pyright: basic
+from thalweg._engines.codecs.codec import Codec
+
+STEP = 1 / 127  # 127 times it is 1 in float32, too
+
+
+def encode(number, scale):
+    """The share of the largest magnitude, in steps."""
+    return number * (127.0 / scale)
+
+
+def decode(code, scale):
+    """The same backwards; exactly the scale at the largest code."""
+    return code * STEP * scale
+
+
+LINEAR8 = Codec("linear8", block=256, signed=True, encode=encode, decode=decode)

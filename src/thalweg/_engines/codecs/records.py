@@ -1,0 +1,147 @@
+"""Records of a codec as arrays: encoded and decoded by NumPy, as kernels do to the last bit.
+
+Tensors of other devices come to the host for that, and what is made of them goes back.
+"""
+
+# torch.from_numpy has no types.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from thalweg._engines.codecs.codec import (
+    LARGEST_PEAK,
+    LEAST_PEAK,
+    NAN,
+    SCALE_BYTES,
+    Codec,
+)
+from thalweg._engines.codecs.dither import dithers_of, round_codes
+from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
+from thalweg._engines.copies import is_nearest
+from thalweg._engines.numpy_functions import numpy_formula
+from thalweg.variable import numpy_copy
+
+Bytes = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+_SIGN = np.uint32(0x7FFFFFFF)  # all bits but it
+_ONE = 0x3F800000  # 1, as bits
+
+
+def encode_array(codec: Codec, numbers: Float32, dithers: Float32 | None = None) -> Bytes:
+    """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
+
+    Args:
+        codec: The codec.
+        numbers: Numbers in one dimension.
+        dithers: The dither of each number, as `dithers_of` makes them; None for the nearest codes.
+    """
+    records = np.zeros((-(-len(numbers) // codec.block), codec.record_bytes), np.uint8)
+    blocks = np.zeros((len(records), codec.block), np.float32)
+    blocks.reshape(-1)[: len(numbers)] = numbers
+    with np.errstate(all="ignore"):
+        prepared: Any = numpy_formula(codec.prepare, np.float32)(blocks)[0]
+    # Compared as integers, which no flag of the processor takes for zeros, and puts NaN on top.
+    peaks = (prepared.view(np.uint32) & _SIGN).max(1, keepdims=True)
+    is_usual = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
+    scales = np.where(is_usual, peaks, np.uint32(_ONE)).view(np.float32)
+    with np.errstate(all="ignore"):
+        usual = np.where(is_usual, prepared, np.float32(0))
+        codes: Any = numpy_formula(codec.encode, np.float32)(usual, scales)[0]
+    unusual = np.where(peaks > LARGEST_PEAK, np.uint32(NAN), np.uint32(0))
+    kept = np.where(is_usual, peaks, unusual)
+    records[:, :SCALE_BYTES] = kept.view(np.uint8)
+    if dithers is None:
+        rounded = np.rint(codes).astype(np.int16)
+    else:
+        padded = np.zeros(blocks.size, np.float32)
+        padded[: len(dithers)] = dithers
+        rounded = round_codes(codec, codes, padded.reshape(blocks.shape))
+    records[:, SCALE_BYTES:] = rounded.astype(np.uint8)
+    return records.reshape(-1)
+
+
+def decode_array(codec: Codec, records: Bytes, count: int) -> Float32:
+    """The numbers that records hold, `count` of them."""
+    rows = records.reshape(-1, codec.record_bytes)
+    scales = np.ascontiguousarray(rows[:, :SCALE_BYTES]).view(np.float32)
+    kind = np.int8 if codec.signed else np.uint8
+    codes = rows[:, SCALE_BYTES:].view(kind).astype(np.float32)
+    with np.errstate(all="ignore"):
+        numbers: Any = numpy_formula(codec.decode, np.float32)(codes, scales)[0]
+    return numbers.reshape(-1)[:count]
+
+
+def encode_tensor(codec: Codec, numbers: Tensor, step: int | None = None) -> Tensor:
+    """Return the records of a tensor, a new uint8 tensor, in the order of its elements.
+
+    Args:
+        codec: The codec.
+        numbers: The tensor.
+        step: The number of the step that made the numbers, or -1, as for `dithers_of`. None for
+            numbers that do not come from a step: they get the nearest code, but no positive one
+            becomes 0.
+    """
+    flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
+    if codec.is_beside:
+        return torch.from_numpy(split_numbers(flat)[1]).to(numbers.device)
+    is_nearest = step is None and not codec.positive
+    dithers = None if is_nearest else dithers_of(len(flat), -1 if step is None else step)
+    return torch.from_numpy(encode_array(codec, flat, dithers)).to(numbers.device)
+
+
+def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
+    """The numbers that records hold, a new float32 tensor of the shape of a variable, beside it.
+
+    Args:
+        codec: The codec.
+        records: The records.
+        var: The variable; a bfloat16, of which numbers are the lower part, if the codec says so.
+    """
+    own = numpy_copy(records.detach().contiguous())
+    if codec.is_beside:
+        bits = numpy_copy(var.detach().contiguous().view(torch.int16).reshape(-1))
+        made = join_numbers(bits.view(np.uint16), own)
+    else:
+        made = np.ascontiguousarray(decode_array(codec, own, var.numel()))
+    return torch.from_numpy(made).view(var.shape).to(var.device)
+
+
+def split_tensor(
+    numbers: Tensor, bits: npt.NDArray[np.uint32] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Numbers as a bfloat16 of their shape, and as the records of `split8` beside it.
+
+    Args:
+        numbers: The numbers.
+        bits: Random ones for each, as `split_numbers` takes them.
+    """
+    flat = numpy_copy(numbers.detach().float().contiguous().reshape(-1))
+    upper, codes = split_numbers(flat, bits)
+    made = torch.from_numpy(upper.view(np.int16)).view(torch.bfloat16).view(numbers.shape)
+    return made.to(numbers.device), torch.from_numpy(codes).to(numbers.device)
+
+
+def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
+    """Return the records of `split8` of numbers beside bfloat16.
+
+    Of two that are as near torch rounds to the even one: half a place up is then a 256th too low.
+
+    Args:
+        numbers: The numbers.
+        upper: Optional. The bfloat16, where they are one of the nearest; elsewhere, and without
+            them, the numbers are beside themselves as torch rounds them.
+    """
+    flat = numbers.detach().float().contiguous().reshape(-1)
+    beside = flat.to(torch.bfloat16)
+    if upper is not None:
+        upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)
+        beside = torch.where(is_nearest(flat, upper_flat), upper_flat, beside)
+    bits = numpy_copy(beside.view(torch.int16)).view(np.uint16)
+    return torch.from_numpy(lower_beside(numpy_copy(flat), bits)).to(numbers.device)

@@ -1,0 +1,43 @@
+"""Which slots of a rule a codec can hold."""
+
+from __future__ import annotations
+
+from thalweg._engines.codecs import CODECS, OF_SLOTS
+from thalweg._engines.splitting import Split
+from thalweg._engines.transcribe import place_of, transcribe
+from thalweg.formula import Rule
+
+
+def fault_of(rule: Rule) -> str:
+    """Why the slots of a rule cannot be kept as it says; "" if they can."""
+    for slot in rule.element_slots:
+        if slot.storage is None:
+            continue
+        codec = CODECS.get(slot.storage)
+        is_whole = codec is not None and codec.is_beside
+        if codec is None or (is_whole and not isinstance(rule.update, Split)):
+            what = "is of weights='split' alone" if is_whole else "is no codec"
+            return (
+                f"slot {slot.name!r} has the storage {slot.storage!r}, which {what}; expected:"
+                f" {', '.join(OF_SLOTS)}"
+            )
+        if codec.positive and not slot.positive:
+            return (
+                f"{codec.name} holds numbers that are never negative, and slot {slot.name!r} of"
+                f" {rule.name!r} may have others; expected:"
+                f" {', '.join(name for name, each in OF_SLOTS.items() if not each.positive)}"
+            )
+    if rule.codecs and rule.passes:
+        return "it works on whole matrices, beside slots that are kept as numbers"
+    taken = [*rule.made, *(slot.name for slot in rule.element_slots)]
+    coded = {slot.name for slot in rule.element_slots if slot.storage}
+    levels = (each.measures for each in rule.levels)
+    every = [each for own in (rule.measures, *levels) for each in own.items()]
+    for name, measure in every:
+        read = coded.intersection(taken[: len(transcribe(measure).positional) - 2])
+        if coded and read:
+            return (
+                f"it measures its slot {min(read)!r}, which has to be kept as numbers for that"
+                f" ({name!r}, {place_of(measure)})"
+            )
+    return ""

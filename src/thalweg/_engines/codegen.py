@@ -1,0 +1,230 @@
+"""What the kernels of all engines are made of: formulas as text, their scalars, what they write."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from thalweg._engines.draws import SCALARS
+from thalweg._engines.transcribe import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LOCAL_PREFIX,
+    Transcript,
+    check_counts,
+    transcribe,
+)
+from thalweg.formula import Formula
+
+# The largest number of each type that a copy of a variable may have; beyond it copies saturate.
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+
+NONE: Mapping[str, str] = {}
+Stages = list[tuple[str, Transcript]]  # formulas of one result, with the names of their functions
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel.
+
+    Attributes:
+        name: Of its function; holds the hash of all that matters to it.
+        source: Its text.
+        scalars: The scalars it takes, in the order of its scalar rows.
+        measures: How many numbers it makes of each leaf, if it measures.
+    """
+
+    name: str
+    source: str
+    scalars: tuple[str, ...]
+    measures: int = 0
+
+
+def digest(*parts: str) -> str:
+    """A short hash of texts, for names of files and functions."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+
+
+def indent_by(lines: list[str], depth: int) -> str:
+    """Lines of a body so many levels deep."""
+    return "\n".join("    " * depth + line for line in lines)
+
+
+def name_scalars(*formulas: Transcript, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
+    """The scalars of formulas, each with its name in kernels.
+
+    Args:
+        formulas: The formulas.
+        vectors: Which of them are of a "row" or a "column", and have names of their own.
+    """
+    names = dict.fromkeys(name for each in formulas for name in each.scalars)
+    return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}
+
+
+def name_vectors(*formulas: Transcript, vectors: Mapping[str, str]) -> dict[str, str]:
+    """Those scalars of formulas that are of rows or columns, with the names of their vectors."""
+    names = dict.fromkeys(name for each in formulas for name in each.scalars)
+    own = [name for name in names if name in vectors]
+    return {name: f"{vectors[name]}{index}" for index, name in enumerate(own)}
+
+
+def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
+    """What element i of a row has of vectors, by the names of scalars: its row's, its column's."""
+    return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
+
+
+class FormulaWriter:
+    """Writes formulas as text, in the language of an engine."""
+
+    decorator = ""
+
+    def text_of(self, node: ast.AST) -> str:
+        """A part of a formula."""
+        return ast.unparse(node)
+
+    def assignments_of(self, formula: Transcript) -> list[str]:
+        """The assignments of a formula."""
+        return [line for each in formula.body for line in self.text_of(each).splitlines()]
+
+    def result_of(self, formula: Transcript, index: int) -> str:
+        """A result of it."""
+        return self.text_of(formula.results[index])
+
+    def helpers_of(self, formula: Transcript) -> dict[str, str]:
+        """The helpers of it."""
+        return {each.name: self.decorator + self.text_of(each) for each in formula.helpers}
+
+    def define_function(self, name: str, formula: Transcript) -> dict[str, str]:
+        """A formula of one result as a function of that name, after the helpers that it calls."""
+        # Its helpers are numbered like those of other formulas, so they get the function's name.
+        own, theirs = FUNCTION_PREFIX + HELPER_PREFIX, f"{FUNCTION_PREFIX}{name}_{HELPER_PREFIX}"
+        every = (*formula.positional, *formula.scalars)
+        parameters = ", ".join(LOCAL_PREFIX + each for each in every)
+        body = [*self.assignments_of(formula), f"return {self.result_of(formula, 0)}"]
+        text = f"{self.decorator}def {FUNCTION_PREFIX}{name}({parameters}):\n{indent_by(body, 1)}"
+        found = {**self.helpers_of(formula), name: text}
+        return {key.replace(own, theirs): each.replace(own, theirs) for key, each in found.items()}
+
+
+class Update:
+    """What becomes of an element, whatever the device.
+
+    Args:
+        formula: `update`, `update_sparse` or `update_untouched` of a rule.
+        storage: Storage types of variable, gradient (if any), slots and copy (if any).
+        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first.
+        grad: Whether the formula takes a gradient.
+        entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
+            16-bit variable they are rounded to its type then.
+        before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
+            and rounded to its type, but where random bits round.
+        copy: Whether the last of `storage` is a copy of the variable in another type, which is
+            written and not read. A number that is too large for it becomes the largest it has.
+        from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
+            begins at the copy. One that leaves the variable alone then leaves the copy alone.
+        before_name: What the function of `before` is called: kernels are kept by their text.
+        vectors: Which of the scalars that `formula` asks for are of a "row" or a "column".
+        draws: Whether numbers of 16 bits are rounded by random bits; the table has the number of
+            the variable then, and the position of its first element in the whole one.
+        dithers: Whether slots are kept in codes, which are rounded by the number of the step.
+
+    Raises:
+        RuleError: A formula takes or returns another number of values.
+    """
+
+    def __init__(
+        self,
+        formula: Formula,
+        storage: tuple[str, ...],
+        stages: tuple[Formula, ...] = (),
+        grad: bool = True,
+        entries: tuple[Formula, ...] = (),
+        before: Formula | None = None,
+        copy: bool = False,
+        from_copy: bool = False,
+        before_name: str = "before0",
+        vectors: Mapping[str, str] = NONE,
+        draws: bool = False,
+        dithers: bool = False,
+    ) -> None:
+        self.formula, self.storage, self.grad = transcribe(formula), storage, grad
+        self.copy, self.from_copy = copy, from_copy
+        check_counts(formula, self.formula, grad, len(storage) - 1 - grad - copy)
+        self.stages = _name_stages("stage", stages)
+        self.entries = _name_stages("entry", entries)
+        self.before: Stages = [(before_name, transcribe(before))] if before else []
+        for _, each in self.before:
+            check_counts(before, each, False, 0)
+        self._named = [*self.entries, *self.stages, *self.before]
+        formulas = [*(each for _, each in self._named), self.formula]
+        self.scalar = name_scalars(*formulas, vectors=vectors)
+        self.vectors = name_vectors(self.formula, vectors=vectors)
+        if draws or dithers:
+            own = SCALARS if draws else SCALARS[:1]
+            beside = [name for name in own if name not in self.scalar]
+            self.scalar |= {name: f"s{len(self.scalar) + k}" for k, name in enumerate(beside)}
+        self.scalars = tuple(self.scalar)
+        # Of a row of the table, which has sides of matrices beside vectors.
+        self.vectors_at = len(storage) + 2 * draws
+        self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
+
+    def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
+        """The functions that an element's lines call."""
+        found = writer.helpers_of(self.formula)
+        for name, each in self._named:
+            found |= writer.define_function(name, each)
+        return found
+
+    def name_of(self, stream: int) -> str:
+        """What a stream's number is called within the formula."""
+        return LOCAL_PREFIX + self.formula.positional[stream]
+
+    def read_streams(self) -> range:
+        """The streams that the formula takes."""
+        return range(len(self.storage) - self.copy)
+
+    def apply_stages(self, stages: Stages, value: str) -> str:
+        """An expression for a value after stages."""
+        for name, each in stages:
+            arguments = ", ".join([value, *(self.scalar[scalar] for scalar in each.scalars)])
+            value = f"{FUNCTION_PREFIX}{name}({arguments})"
+        return value
+
+    def staged_gradient(self) -> list[str]:
+        """Apply the stages."""
+        if not self.stages:
+            return []
+        return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
+
+    def local_scalars(self, vectors: Mapping[str, str] | None = None) -> list[str]:
+        """Give the formula its scalars, anew for each element: it may assign to them.
+
+        Args:
+            vectors: What an element has of vectors, if not what `read_vectors` says.
+        """
+        own = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
+        return [f"{LOCAL_PREFIX}{name} = {own[name]}" for name in self.formula.scalars]
+
+    def compute_results(self, writer: FormulaWriter) -> list[str]:
+        """Compute the formula."""
+        indices = range(len(self.formula.results))
+        made = [f"out{index} = {writer.result_of(self.formula, index)}" for index in indices]
+        return [*writer.assignments_of(self.formula), *made]
+
+    def written_results(self) -> Iterator[tuple[int, int]]:
+        """The results that are written, each with its stream; the others are what was read."""
+        for result in range(len(self.formula.results)):
+            stream = result + (self.grad and result > 0)
+            if not self.formula.passes_through(result, stream) or (self.before and result == 0):
+                yield result, stream
+
+    def writes_copy(self) -> bool:
+        """Whether the copy is written."""
+        leaves_variable = self.formula.passes_through(0, 0) and not self.before
+        return self.copy and not (self.from_copy and leaves_variable)
+
+
+def _name_stages(prefix: str, formulas: tuple[Formula, ...]) -> Stages:
+    return [(f"{prefix}{index}", transcribe(each)) for index, each in enumerate(formulas)]

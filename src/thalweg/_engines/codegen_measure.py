@@ -1,0 +1,64 @@
+"""What the measuring kernels of all engines are made of: formulas, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thalweg._engines.codegen import NONE, name_scalars, name_vectors
+from thalweg._engines.transcribe import Transcript, count_of, place_of, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import Formula, is_like_update
+
+
+class Sweep:
+    """What is read and computed of an element, whatever the device.
+
+    Args:
+        formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
+            type of the update where it is `like_update`.
+        stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first, as the update
+            does it.
+        storage: Storage types of variable, gradient, slots and copy (if any); what no formula reads
+            is not read.
+        readable: How many of them formulas may read.
+        from_copy: Whether the last of `storage` is a copy, at which an update may begin; see
+            `thalweg._engines.codegen.Update`.
+        vectors: Which of the scalars that formulas ask for are of a "row" or a "column".
+
+    Raises:
+        RuleError: A formula takes more values than there are, or returns several.
+    """
+
+    def __init__(
+        self,
+        formulas: tuple[Formula, ...],
+        stages: tuple[Formula, ...],
+        storage: tuple[str, ...],
+        readable: int,
+        from_copy: bool,
+        vectors: Mapping[str, str] = NONE,
+    ) -> None:
+        self.measures = [transcribe(formula) for formula in formulas]
+        for formula, transcript in zip(formulas, self.measures, strict=True):
+            _check_measure(formula, transcript, readable)
+        self.are_like_update = list(map(is_like_update, formulas))
+        self.storage = storage
+        self.used = sorted({stream for each in self.measures for stream in each.streams})
+        self.copy = len(storage) - 1 if from_copy and 0 in self.used else None
+        self.read = self.used if self.copy is None else [*self.used, self.copy]
+        self.stages = [transcribe(stage) for stage in stages] if 1 in self.used else []
+        self.scalar = name_scalars(*self.stages, *self.measures, vectors=vectors)
+        self.vectors = name_vectors(*self.measures, vectors=vectors)
+        self.scalars = tuple(self.scalar)
+        beside = [*self.vectors.values(), *self.scalar.values()]
+        self.arguments = [*(f"p{stream}" for stream in self.read), *beside]
+
+
+def _check_measure(formula: Formula, measure: Transcript, streams: int) -> None:
+    if len(measure.results) == 1 and len(measure.positional) <= streams:
+        return
+    raise RuleError(
+        f"{place_of(formula)} takes {count_of(len(measure.positional), 'value')} and returns"
+        f" {len(measure.results)}; a measure of {count_of(streams, 'tensor')} takes up to"
+        f" {streams} (var, grad, *slots) and returns 1."
+    )

@@ -1,0 +1,299 @@
+"""Write the source of a CPU kernel that goes block by block, through the stack: where slots are
+encoded, and where numbers of 16 bits are rounded by random bits.
+
+The elements between are updated by the very lines of a kernel without codecs, which find the
+numbers of an encoded slot in an array of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from thalweg._base.locks import importing
+from thalweg._engines.codecs import CODECS
+from thalweg._engines.codecs.codec import LARGEST_PEAK, LEAST_PEAK, NAN, SCALE_BYTES, Codec
+from thalweg._engines.codecs.dither import PERIOD, TURN
+from thalweg._engines.codecs.split8 import HALF
+from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
+from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
+from thalweg._engines.cpu.codegen_draws import begin_draws, draw_for, rounded
+from thalweg._engines.cpu.work import STEP
+from thalweg._engines.draws import NARROW, SCALARS
+from thalweg._engines.transcribe import FUNCTION_PREFIX, transcribe
+from thalweg.formula import Formula
+
+_NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
+_PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
+
+_CHUNK = """
+for begin in range(0, length, {step}):
+    count = min({step}, length - begin)
+{pointers}
+{decoding}
+{drawing}
+{elements}
+{encoding}
+"""
+
+# One loop over blocks for all slots of the same length: what one waits for, another computes.
+_BLOCKS = "for part in range(0, count, {block}):"
+
+_RECORD = "record = at{stream} + ((begin + part) >> {shift}) * {record}"
+
+_DECODE = """
+{at_record}
+stored{stream}, scale = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+for j in range({block}):
+    p{stream}[part + j] = {decode}(float32(stored{stream}[j]), scale)
+"""
+
+# See `_is_whole`.
+_STORED = """
+record = at{stream} + (begin >> {shift}) * {record}
+stored{stream}, scale{stream} = {kind}_pointer(record + {header}), float32_pointer(record)[0]
+"""
+
+# What lies beyond the last element must not be counted for a peak, whatever was decoded there.
+_CLEAR = """
+for j in range(count, (count + {block} - 1) & -{block}):
+    p{stream}[j] = 0
+"""
+
+_TURN = f"turn = (((offset + begin) >> {PERIOD.bit_length() - 1}) * {TURN}) & {PERIOD - 1}"
+
+# Peaks of all blocks come before any code: nobody waits for one.
+_SCALE = """
+{at_record}
+peak = int32(0)
+for j in range({block}):
+    size = magnitude_of(p{stream}[part + j])
+    peak = size if size > peak else peak
+if (peak > {least}) & (peak <= {largest}):
+    int32_pointer(record)[0] = peak
+else:
+    int32_pointer(record)[0] = {nan} if peak > {largest} else 0
+"""
+
+_ENCODE = """
+{at_record}
+codes, scale = uint8_pointer(record + {header}), float32_pointer(record)[0]
+if scale > float32(0):
+    for j in range({block}):
+        code = {encode}(p{stream}[part + j], scale)
+        codes[j] = {round_to}(code, dithers[turn + part + j]{limits})
+else:
+    for j in range({block}):
+        codes[j] = 0
+"""
+
+Coded = dict[int, Codec]  # by stream
+
+
+def generate_blocks(
+    formula: Formula,
+    storage: tuple[str, ...],
+    stages: tuple[Formula, ...] = (),
+    before: Formula | None = None,
+    copy: bool = False,
+    from_copy: bool = False,
+    draws: bool = False,
+    vectors: Mapping[str, str] = NONE,
+) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel of an update of chunks of tensors, in float32.
+
+    Args:
+        formula: `update` of a rule.
+        storage: As for `Update`; the names of codecs for slots that are encoded.
+        stages, before, copy, from_copy, draws, vectors: As for `Update`.
+
+    Returns:
+        The kernel, and the names of the vectors that it reads, in the order of the table.
+    """
+    every = {k: CODECS[name] for k, name in enumerate(storage) if name in CODECS}
+    coded = {k: codec for k, codec in every.items() if not codec.is_beside}
+    lower = next((k for k, codec in every.items() if codec.is_beside), None)
+    plain = tuple(_NUMBERS if k in every else name for k, name in enumerate(storage))
+    update = Update(
+        formula,
+        plain,
+        stages,
+        before=before,
+        copy=copy,
+        from_copy=from_copy,
+        vectors=vectors,
+        draws=draws,
+        dithers=bool(coded),
+    )
+    changed = {stream for _, stream in update.written_results()}
+    written = {k: codec for k, codec in coded.items() if k in changed}
+    whole = {k: codec for k, codec in coded.items() if _is_whole(codec)}
+    parts = {k: codec for k, codec in coded.items() if k not in whole}
+    turn = [_TURN] if written else []
+    encoding = [
+        turn,
+        _lines_of(_CLEAR, written),
+        *(_each_block(x, written) for x in (_SCALE, _ENCODE)),
+    ]
+    drawn = {k: k and k - 1 for k in sorted(changed) if draws and storage[k] in NARROW}
+    element = _Element(update, coded, drawn, lower)
+    elements = _CHUNK.format(
+        step=STEP,
+        pointers=indent_by(_point_at_elements(update, coded, lower), 1),
+        decoding=indent_by([*_lines_of(_STORED, whole), *_each_block(_DECODE, parts)], 1),
+        drawing=indent_by(draw_for(drawn) if drawn else [], 1),
+        elements=indent_by(_each_element(element), 1),
+        encoding=indent_by([line for lines in encoding for line in lines], 1),
+    )
+    definitions = element.define_functions() + "\n" + _define_codecs({*coded.values()})
+    pointers = _point_at_chunk(update, coded, lower)
+    begin = begin_draws(update, drawn.values()) if drawn else []
+    begin += _begin_dithers(update) if written else []
+    lines = [*begin, *elements.strip().splitlines()]
+    return write_kernel(element, definitions, pointers, lines), tuple(update.vectors)
+
+
+class _Element(Element):
+    """Writes what becomes of an element, whose encoded slots are on the stack.
+
+    Numbers are left there prepared: a root that an update has computed is not computed twice.
+
+    Args:
+        update: What becomes of it.
+        coded: The slots that are on the stack.
+        drawn: The streams that are rounded by random bits.
+        lower: The slot that has the lower part of the variable, in `split8`.
+    """
+
+    def __init__(
+        self, update: Update, coded: Coded, drawn: Container[int], lower: int | None
+    ) -> None:
+        super().__init__(update, _NUMBERS)
+        self._coded, self._drawn, self._lower = coded, drawn, lower
+
+    def begins_at(self, stream: int) -> str:
+        if self.update.before and stream == 0 and 0 in self._drawn:  # rounded once, at the end
+            return self.update.apply_stages(self.update.before, self.load_value(0))
+        return super().begins_at(stream)
+
+    def load_value(self, stream: int) -> str:
+        if stream == self._lower:
+            return f"join_bfloat(p0[i], p{stream}[i])"
+        codec = self._coded.get(stream)
+        if codec is not None and _is_whole(codec):
+            name = _name_of("decode", codec)
+            return f"{name}(float32(stored{stream}[i]), scale{stream})"
+        return super().load_value(stream)
+
+    def store_value(self, stream: int, value: str) -> str:
+        if self._lower is not None and stream in (0, self._lower):
+            part = "lower" if stream else "upper"
+            bits = "drawn0[i]" if 0 in self._drawn else f"uint16({HALF})"
+            return f"p{stream}[i] = {part}_of({value}, {bits})"
+        codec = self._coded.get(stream)
+        if codec is not None:
+            value = f"{_name_of('prepare', codec)}({value})"
+        if stream in self._drawn:
+            return f"p{stream}[i] = {rounded(stream, self.update.storage[stream], value)}"
+        return super().store_value(stream, value)
+
+
+def _each_element(element: Element) -> list[str]:
+    """Update `count` elements from `begin` of a chunk on."""
+    if element.update.vectors:
+        with importing:
+            from thalweg._engines.cpu.codegen_vectors import each_line
+        return each_line(element, "(offset + begin)", "count")
+    return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
+
+
+def _is_whole(codec: Codec) -> bool:
+    """Whether blocks are decoded in the update's own loop, which has no room for long formulas."""
+    return codec.block == STEP and not transcribe(codec.decode).helpers
+
+
+def _name_of(part: str, codec: Codec) -> str:
+    return f"{FUNCTION_PREFIX}{part}_{codec.name}"
+
+
+def _define_codecs(codecs: set[Codec]) -> str:
+    """The functions of codecs."""
+    found: dict[str, str] = {}
+    for codec in sorted(codecs, key=lambda each: each.name):
+        for part in _PARTS:
+            formula = transcribe(getattr(codec, part))
+            found |= FormulaWriter().define_function(f"{part}_{codec.name}", formula)
+    return "\n\n".join(found.values()) + "\n"
+
+
+def _each_block(template: str, coded: Coded) -> list[str]:
+    """What is done to each block of streams."""
+    lines: list[str] = []
+    for block in dict.fromkeys(codec.block for codec in coded.values()):
+        own = {k: codec for k, codec in coded.items() if codec.block == block}
+        lines.append(_BLOCKS.format(block=block))
+        lines += [f"    {line}" for line in _lines_of(template, own)]
+    return lines
+
+
+def _lines_of(template: str, coded: Coded) -> list[str]:
+    """A template for each of these streams."""
+    lines: list[str] = []
+    for stream, codec in coded.items():
+        shift, size = _shift_of(codec), codec.record_bytes
+        text = template.format(
+            stream=stream,
+            block=codec.block,
+            at_record=_RECORD.format(stream=stream, shift=shift, record=size),
+            shift=shift,
+            record=size,
+            header=SCALE_BYTES,
+            kind="int8" if codec.signed else "uint8",
+            least=LEAST_PEAK,
+            largest=LARGEST_PEAK,
+            nan=NAN,
+            round_to="positive_code" if codec.positive else "signed_code",
+            limits=f", {codec.least}" if codec.positive else "",
+            **{part: _name_of(part, codec) for part in _PARTS},
+        )
+        lines += text.strip().splitlines()
+    return lines
+
+
+def _begin_dithers(update: Update) -> list[str]:
+    """Return the lines that make the dithers of a step, twice, so that turns need not wrap."""
+    return [
+        f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
+        f"for rank in range({2 * PERIOD}):",
+        "    dithers[rank] = dither_of(step_number, rank)",
+    ]
+
+
+def _shift_of(codec: Codec) -> int:
+    return codec.block.bit_length() - 1
+
+
+def _point_at_chunk(update: Update, coded: Coded, lower: int | None) -> list[str]:
+    """Point at what a chunk has of each stream: elements, or records and room for their numbers."""
+    lines: list[str] = []
+    for stream, kind in enumerate(update.storage):
+        codec, first = coded.get(stream), first_of(update, stream)
+        if codec is None:
+            start = "grad_offset" if stream == 1 else "offset"
+            size = 1 if stream == lower else STORAGE[kind].size
+            lines.append(f"at{stream} = {first} + {start} * {size}")
+        else:
+            records = f"(offset >> {_shift_of(codec)}) * {codec.record_bytes}"
+            lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
+    return lines
+
+
+def _point_at_elements(update: Update, coded: Coded, lower: int | None) -> list[str]:
+    """Point at the elements of the streams that are not on the stack, from `begin` on."""
+    found: list[str] = []
+    for stream, kind in enumerate(update.storage):
+        if stream in coded:
+            continue
+        stored = STORAGE[kind]
+        pointer, size = (stored.pointer, stored.size) if stream != lower else ("uint8_pointer", 1)
+        found.append(f"p{stream} = {pointer}(at{stream} + begin * {size})")
+    return found

@@ -1,0 +1,208 @@
+"""Write the source of an update that also measures itself, leaf by leaf; see `diagnostics`.
+
+Each element is updated as by the plain kernel. Beside that its gradient, weight, momentum and move,
+which are in registers, go into largest magnitudes, as integers that order them, and into room on
+the stack for a block, from which they are summed up as `diagnostic_sums` has it. What is rare among
+the gradients of a leaf is counted afterwards, if its smallest or largest magnitude says that there
+is any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from thalweg._engines.codegen import Kernel, Update, indent_by
+from thalweg._engines.cpu.codegen import STORAGE, Element, name_kernel, point_at_chunk
+from thalweg._engines.diagnostic_sums import BLOCK, COLUMNS, POWERS, ROWS
+from thalweg._engines.diagnostics import COUNTS, MEASURED, PEAKS, PRODUCTS
+
+_KERNEL = """
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush = work[1], work[2]
+    bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
+    base, scalar_row = int64_pointer(work[5]), int64_pointer(work[6])
+    scalars, results = float32_pointer(work[7]), float64_pointer(work[8])
+    one = float32(flush | 1)
+{lanes}
+{kept}
+    found = begin_denormals(flush)
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for chunk in range(bounds[ticket], bounds[ticket + 1]):
+            tensor = chunks[4 * chunk]
+            offset, grad_offset = chunks[4 * chunk + 1], chunks[4 * chunk + 2]
+            length = chunks[4 * chunk + 3]
+{pointers}
+            row = scalar_row[tensor] * {n_scalars}
+{scalars}
+            for lane in range({count}):
+{zero}
+{clear}
+            least, most = {raw}(0x7FFFFFFF), {raw}(0)
+            agreement, unchanged = int32(0), int32(0)
+            zero, denormal, nonfinite = 0, 0, 0
+            start = 0
+            while start < length:
+{begin}
+                rest = min({block}, length - start)
+                for at in range(rest):
+                    i = start + at
+{element}
+                for at in range(rest, {block}):  # +0, which changes no sum
+{pad}
+{scale}
+                for lane in range({count}):
+{add}
+                start += {block}
+            if least < {tiny}:
+                for i in range(length):
+                    size = {magnitude}
+                    zero += int64(size == 0)
+                    denormal += int64(size < {tiny})
+                denormal -= zero
+            if most >= {infinite}:
+                for i in range(length):
+                    nonfinite += int64({magnitude} >= {infinite})
+            width = {count}
+            while width > 1:
+                width >>= 1
+                for lane in range(width):
+{fold}
+{keep}
+        ticket = take_ticket(work)
+    end_denormals(found)
+"""
+
+_KEPT = ("gradient", "update", "weight", "momentum")  # of a block
+
+# Of the type of gradients: its bits without the sign, what they are kept in, the least that is no
+# denormal, and infinity.
+_BITS = {
+    "float32": ("magnitude_of(p1[i])", "int32", 0x00800000, 0x7F800000),
+    "float16": ("int32(p1[i] & 0x7FFF)", "int32", 0x0400, 0x7C00),
+    "bfloat16": ("int32(p1[i] & 0x7FFF)", "int32", 0x0080, 0x7F80),
+}
+
+
+def can_diagnose(update: Update) -> bool:
+    """Whether there is a kernel for it: of float32, with a gradient of 32 bits or fewer."""
+    return update.storage[0] != "float64" and update.storage[1] in _BITS
+
+
+def generate_diagnosed(update: Update, first: int, momentum: int | None, sign: int) -> Kernel:
+    """The kernel of an update in float32 that measures itself.
+
+    Args:
+        update: What becomes of an element; one for which `can_diagnose`.
+        first: How many of its stages come before a gradient is measured.
+        momentum: The stream of the momentum; None for none.
+        sign: -1 if it is that of negatives of gradients, else 1.
+
+    Returns:
+        The kernel; of each leaf it makes `MEASURED`, where those of a momentum are 0 without one.
+    """
+    element = Element(update, "float32")
+    kept = _KEPT if momentum is not None else _KEPT[:3]
+    sums = {name: pair for name, pair in PRODUCTS.items() if {*pair} <= {*kept}}
+    magnitude, raw, tiny, infinite = _BITS[update.storage[1]]
+    scalars = [f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))]
+
+    places = {name: f"results[{len(MEASURED)} * chunk + {k}]" for k, name in enumerate(MEASURED)}
+    keep = [f"{places[name]} = lanes_{name}[0]" for name in sums]
+    keep += [f"{places[name]} = float64(float_of({name}))" for name in PEAKS]
+    keep += [f"{places[name]} = float64({name})" for name in COUNTS]
+    text = _KERNEL.format(
+        lanes=indent_by([f"lanes_{name} = lanes({COLUMNS})" for name in sums], 1),
+        kept=indent_by([f"kept_{name} = numbers({BLOCK})" for name in kept], 1),
+        pointers=indent_by(point_at_chunk(update), 3),
+        n_scalars=len(update.scalars),
+        scalars=indent_by(scalars or ["pass"], 3),
+        count=COLUMNS,
+        block=BLOCK,
+        zero=indent_by([f"lanes_{name}[lane] = 0.0" for name in sums], 4),
+        clear=indent_by([f"{name}_max = int32(0)" for name in kept], 3),
+        raw=raw,
+        begin=indent_by([f"{name}_peak = int32(0)" for name in kept], 4),
+        magnitude=magnitude,
+        tiny=tiny,
+        infinite=infinite,
+        element=indent_by(_update_element(element, first, momentum, sign, magnitude), 5),
+        pad=indent_by([f"kept_{name}[at] = float32(0.0)" for name in kept], 5),
+        scale=indent_by([line for name in kept for line in _scale(name)], 4),
+        add=indent_by(_add_columns(kept, sums), 5),
+        fold=indent_by([f"lanes_{name}[lane] += lanes_{name}[lane + width]" for name in sums], 5),
+        keep=indent_by(keep, 3),
+    )
+    return name_kernel("d", element.define_functions(), text, update.scalars)
+
+
+def _update_element(
+    element: Element, first: int, momentum: int | None, sign: int, magnitude: str
+) -> list[str]:
+    """Update element i, and keep what is summed up."""
+    update = element.update
+    gradient = update.name_of(1)
+    lines = element.update_element()
+    at = len(update.local_scalars()) + len(update.read_streams())
+    # A product with one flushes what any arithmetic of the update flushes; LLVM cannot tell that it
+    # is one. Loads and stages keep denormals that nothing has computed with.
+    before = [
+        f"old_value = {element.load_value(0)}",
+        *_keep("gradient", f"{update.apply_stages(update.stages[:first], gradient)} * one"),
+        f"raw_value = {magnitude}",
+        _largest("most", "raw_value"),
+        "least = raw_value if raw_value < least else least",
+    ]
+    if momentum is not None:
+        minus = "-" if sign < 0 else ""
+        before += _keep("momentum", f"{minus}{update.name_of(momentum)} * one")
+        # Not by the sign of a product, which may be too small for one.
+        signs = "(now_gradient {0} float32(0.0)) & (now_momentum {0} float32(0.0))"
+        both = [signs.format(order) for order in "<>"]
+        before.append(f"agreement = int32(agreement + int32({both[0]} | {both[1]}))")
+    is_written = any(stream == 0 for _, stream in update.written_results())
+    new = STORAGE[update.storage[0]].load.format("p0[i]") if is_written else "old_value"
+    after = [
+        f"new_value = {new}",
+        *_keep("update", "new_value - old_value"),
+        *_keep("weight", "new_value * one"),
+        "unchanged = int32(unchanged + int32((new_value == old_value) & (raw_value != 0)))",
+    ]
+    return [*lines[:at], *before, *lines[at:], *after]
+
+
+def _keep(name: str, value: str) -> list[str]:
+    return [
+        f"now_{name} = {value}",
+        f"kept_{name}[at] = now_{name}",
+        _largest(f"{name}_peak", f"magnitude_of(now_{name})"),
+    ]
+
+
+def _scale(name: str) -> list[str]:
+    """What a block's numbers are multiplied by, and what undoes that."""
+    return [
+        _largest(f"{name}_max", f"{name}_peak"),
+        f"power = min({name}_peak >> 23, {POWERS[1]})",
+        f"power = power if power > {POWERS[0]} else {POWERS[0]}",
+        f"scale_{name} = float_of(int32((254 - power) << 23))",
+        f"undo_{name} = float64(float_of(int32(power << 23)))",
+    ]
+
+
+def _add_columns(kept: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Add up the rows of a block, and add their sums to the lanes."""
+    lines: list[str] = []
+    for row in range(ROWS):
+        at = f"lane + {row * COLUMNS}" if row else "lane"
+        lines += [f"{name} = kept_{name}[{at}] * scale_{name}" for name in kept]
+        lines += [f"sum_{name} {'+=' if row else '='} {a} * {b}" for name, (a, b) in sums.items()]
+    return lines + [
+        f"lanes_{name}[lane] += float64(sum_{name}) * (undo_{a} * undo_{b})"
+        for name, (a, b) in sums.items()
+    ]
+
+
+def _largest(name: str, value: str) -> str:
+    return f"{name} = {value} if {value} > {name} else {name}"

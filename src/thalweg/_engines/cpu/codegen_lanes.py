@@ -1,0 +1,108 @@
+"""Write how matrices that lie one after the other come to lie side by side, and how they are added.
+
+Element k of matrix i lies at [k * LANES + i] of an array of lanes, so that a loop over i does the
+same to many matrices at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.cpu.codegen_reduction import Reduction
+
+SIDE = 8  # rows and columns at most: LLVM takes so many numbers apart that lie one after the other
+LANES = 32  # matrices side by side
+
+
+def take_apart(
+    source: str, target: str, sides: tuple[int, int], load: str, spare: str
+) -> list[str]:
+    """Have lanes hold `count` matrices.
+
+    Args:
+        source: A pointer to the first one.
+        target: The lanes.
+        sides: Rows and columns; matrices of more than `SIDE` elements take a step for each.
+        load: How a number is read.
+        spare: Lanes for what is halfway, if there are two steps.
+    """
+
+    def move(to: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{to}[{lane}] = {load.format(f'{source}[{place}]')}"
+
+    rows, columns = sides
+    if rows * columns <= SIDE:
+        return _each_number(rows * columns, LANES, "count", move(target))
+    lines = _each_number(columns, rows * LANES, f"count * {rows}", move(spare))
+    for column in range(columns):
+        lines.append("for i in range(count):")
+        lines += [
+            f"    {target}[{there}] = {spare}[{here}]" for here, there in _each(sides, column)
+        ]
+    return lines
+
+
+def put_together(
+    source: str, target: str, sides: tuple[int, int], save: str, spare: str
+) -> list[str]:
+    """The way back: `source` are the lanes."""
+
+    def move(of: str) -> Callable[[str, str], str]:
+        return lambda lane, place: f"{target}[{place}] = {save.format(f'{of}[{lane}]')}"
+
+    rows, columns = sides
+    if rows * columns <= SIDE:
+        return _each_number(rows * columns, LANES, "count", move(source))
+    lines: list[str] = []
+    for column in range(columns):
+        lines.append("for i in range(count):")
+        lines += [
+            f"    {spare}[{here}] = {source}[{there}]" for here, there in _each(sides, column)
+        ]
+    return [*lines, *_each_number(columns, rows * LANES, f"count * {rows}", move(spare))]
+
+
+def _each(sides: tuple[int, int], column: int) -> list[tuple[str, str]]:
+    """Where each row of a column of matrix i lies halfway, and where it lies in lanes."""
+    rows, columns = sides
+    return [
+        (f"i * {rows} + {column * rows * LANES + row}", f"i + {(row * columns + column) * LANES}")
+        for row in range(rows)
+    ]
+
+
+def _each_number(count: int, lanes: int, length: str, move: Callable[[str, str], str]) -> list[str]:
+    """Move `count` numbers of each matrix, of which each comes to lie `lanes` further on.
+
+    Args:
+        count, lanes: Both.
+        length: Of the loop.
+        move: Makes a statement of the place in lanes, and of that where matrices follow each other.
+    """
+    places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
+    return [f"for i in range({length}):", *(f"    {move(*each)}" for each in places)]
+
+
+def reduce_values(each: Measure, values: str, sides: tuple[int, int]) -> list[str]:
+    """What becomes of a matrix's values in each line.
+
+    Args:
+        each: The measure.
+        values: What the names of the values begin with; their numbers come after it.
+        sides: Rows and columns.
+
+    Returns:
+        An expression for each row, or for each column, or one for the variable.
+    """
+    rows, columns = map(range, sides)
+    how = Reduction(each.reduce)
+    if each.over == "row":
+        return [how.fold([f"{values}_{row * len(columns) + k}" for k in columns]) for row in rows]
+    found: list[str] = []
+    for column in columns:
+        total = how.zero
+        for row in rows:
+            total = how.join(total, f"{values}_{row * len(columns) + column}")
+        found.append(total)
+    return found if each.over == "column" else [how.fold(found)]

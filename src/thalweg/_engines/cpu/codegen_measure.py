@@ -1,0 +1,315 @@
+"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import cast
+
+from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
+from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
+from thalweg._engines.measuring import LANES
+from thalweg._engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
+from thalweg.formula import Formula
+
+# Formulas are float64; stages, and those that are `like_update`, of the type of the update.
+STAGE_LITERAL = "_stage_literal"
+
+# Rows of lanes that are added at once: each lane is then read and written once for all of them.
+# They lie at multiples of 4 KiB, for which a cache has few places: too few for several streams.
+_ROWS, _STREAMS = 8, 2
+
+_MEASURE = """
+def measured({parameters}):
+{element}
+
+
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush = work[1], work[2]
+    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+    scalar_step, scalars = work[6], float64_pointer(work[7])
+    leaves, streams = float64_pointer(work[8]), work[9]
+{lanes}
+{scratch}
+    found = begin_denormals(flush)
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for leaf in range(bounds[ticket], bounds[ticket + 1]):
+            tensor, offset = chunks[4 * leaf], chunks[4 * leaf + 1]
+            length = chunks[4 * leaf + 3]
+{pointers}
+            row = tensor * scalar_step
+{scalars}
+            width = {count}
+            while width > 1 and width >= 2 * length:  # the lanes beyond are +0 and stay so
+                width >>= 1
+            for lane in range(width):
+{zero}
+            start = 0
+            while start + {rows} * {count} <= length:
+{gather_rows}
+                for lane in range({count}):
+{add_rows}
+                start += {rows} * {count}
+            while start < length:
+{gather_row}
+                for lane in range(min({count}, length - start)):
+{add_row}
+                start += {count}
+            while width > 1:
+                width >>= 1
+{fold}
+{keep}
+        ticket = take_ticket(work)
+    end_denormals(found)
+"""
+
+# A block of elements is copied into row-major order, of a tensor whose memory has another one, so
+# that the copy is still in the cache when it is added up. `layouts` is that of `Offsets`.
+_GATHER = """
+period, taken = layouts[3 * tensor], 0
+within = int32_pointer(layouts[3 * tensor + 1])
+origins = int64_pointer(layouts[3 * tensor + 2])
+several = min({elements}, length - start) if period > 0 else 0
+while taken < several:
+    place = offset + start + taken
+    number = place // period
+    place -= number * period
+    run = min({run}, min(period - place, several - taken))
+    origin = origins[number]
+{copy}
+    taken += run
+if several > 0:
+{point}
+"""
+
+_LINE = 64  # bytes of a cache line
+_RUN = 512  # elements that are copied before others are prefetched
+
+_FOLD = ("for lane in range(width):", "    lanes{0}[lane] += lanes{0}[lane + width]")
+
+# Magnitudes are compared as integers, which order them as numbers do and put NaN above infinity.
+_PEAK = """
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices = work[1]
+    bounds, chunks, base = int64_pointer(work[3]), int64_pointer(work[4]), int64_pointer(work[5])
+    partial, streams, column = int64_pointer(work[8]), work[9], work[10]
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for chunk in range(bounds[ticket], bounds[ticket + 1]):
+            values = {integer}_pointer(
+                base[chunks[4 * chunk] * streams + column] + chunks[4 * chunk + 2] * {size}
+            )
+            peak = {integer}(0)
+            for i in range(chunks[4 * chunk + 3]):
+                value = {integer}(values[i] & {magnitude})
+                peak = value if value > peak else peak
+            partial[chunk] = peak
+        ticket = take_ticket(work)
+"""
+
+
+class Elements(Sweep):
+    """The parts of a measuring kernel's text."""
+
+    def point_at_leaf(self) -> list[str]:
+        """Point at what is read of a leaf."""
+        lines: list[str] = []
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            address = f"base[tensor * streams + {stream}] + offset * {stored.size}"
+            lines.append(f"p{stream} = {stored.pointer}({address})")
+        return lines
+
+    def reserve_scratch(self, elements: int) -> list[str]:
+        """Return lines that reserve memory for so many elements of each stream that is read."""
+        lines = ["layouts = int64_pointer(work[10])"]
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            buffer = f"address_of(numbers({elements * stored.size // 4}))"
+            lines.append(f"scratch{stream} = {stored.pointer}({buffer})")
+        return lines
+
+    def gather(self, elements: int) -> list[str]:
+        """Return lines that copy up to so many elements from `start` on into the scratch memory."""
+        copy: list[str] = []
+        point: list[str] = []
+        for stream in self.read:
+            stored = STORAGE[self.storage[stream]]
+            begin = f"base[tensor * streams + {stream}] + origin * {stored.size}"
+            loop = "each" if stored.size > 2 else "range"
+            copy += [
+                f"source{stream} = {stored.pointer}({begin})",
+                f"ahead = address_of(source{stream}) + (period + place) * {stored.size}",
+                f"for i in range(0, run * {stored.size}, {_LINE}):",
+                "    prefetch_to_read(ahead + i)",
+                f"for i in {loop}(run):",
+                f"    scratch{stream}[taken + i] = source{stream}[within[place + i]]",
+            ]
+            address = f"address_of(scratch{stream}) - start * {stored.size}"
+            point.append(f"p{stream} = {stored.pointer}({address})")
+        text = _GATHER.format(
+            elements=elements,
+            run=_RUN,
+            copy=indent_by(copy, 1),
+            point=indent_by(point, 1),
+        )
+        return text.strip().splitlines()
+
+    def see_vectors(self) -> dict[str, str]:
+        """What element i has of vectors, by the names of scalars."""
+        return read_vectors(self.vectors)
+
+    def measure_element(self) -> list[str]:
+        """Return every measure of element i."""
+        lines: list[str] = []
+        for stream in self.used:
+            load = STORAGE[self.storage[stream]].load
+            lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
+        if self.copy is not None:
+            lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
+        for index, stage in enumerate(self.stages):
+            given = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
+            lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *given])})")
+        if not all(self.are_like_update):
+            lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
+        if any(self.are_like_update):
+            lines += [f"n{stream} = {STAGE_LITERAL}(e{stream})" for stream in self.used]
+        for index, measure in enumerate(self.measures):
+            lines += self._write_measure(measure, index)
+        return [*lines, f"return {self._list_names('v')}"]
+
+    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
+        # Not as a function of its own: each costs as much time to compile as all the rest.
+        is_narrow = self.are_like_update[index]
+        letter, scalar = ("n", f"{STAGE_LITERAL}({{}})") if is_narrow else ("w", "{}")
+        own, given = enumerate(measure.positional), self.scalar
+        values = {name: f"{letter}{k}" for k, name in own if k in self.used}
+        if self.vectors:
+            of_type = f"{STAGE_LITERAL}({{}})" if is_narrow else "float64({})"
+            lines = self.see_vectors().items()
+            given = given | {name: of_type.format(each) for name, each in lines}
+        values |= {
+            name: given[name] if name in self.vectors else scalar.format(given[name])
+            for name in measure.scalars
+        }
+        lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in values.items()]
+        *body, result = _parse_measure(measure, index).body
+        value = ast.unparse(cast(ast.expr, cast(ast.Return, result).value))
+        formula = [*map(ast.unparse, body), f"v{index} = float64({value})"]
+        return lines + ([*map(of_update, formula)] if is_narrow else formula)
+
+    def define_functions(self, compute: str) -> list[str]:
+        """The functions that `measure_element` calls."""
+        found = [HEADER.format(literal=LITERAL, compute="float64")]
+        if self.stages or any(self.are_like_update):
+            found.append(HEADER.format(literal=STAGE_LITERAL, compute=compute))
+        for index, stage in enumerate(self.stages):
+            texts = FormulaWriter().define_function(f"stage{index}", stage).values()
+            found += map(of_update, texts)
+        for index, measure in enumerate(self.measures):
+            own = list(FormulaWriter().define_function(f"measure{index}", measure).values())[:-1]
+            found += map(of_update, own) if self.are_like_update[index] else own
+        if self.copy is not None:
+            found += of_copies(self.storage[-1], self.storage[0]).values()
+        return found
+
+    def add_rows(self, rows: int) -> list[str]:
+        """Add the elements of so many rows to one lane, row after row."""
+        lines = self.per_measure("sum{0} = lanes{0}[lane]")
+        for row in range(rows):
+            values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
+            lines.append(f"{self._list_names('v')} = measured({values})")
+            lines += self.per_measure("sum{0} += v{0}")
+        return lines + self.per_measure("lanes{0}[lane] = sum{0}")
+
+    def per_measure(self, *lines: str) -> list[str]:
+        """Lines for every measure, with its number."""
+        return [line.format(index) for index in range(len(self.measures)) for line in lines]
+
+    def _list_names(self, name: str) -> str:
+        return ", ".join(self.per_measure(name + "{0}"))
+
+
+def of_update(text: str) -> str:
+    """A text of a formula, in the type of the update."""
+    return re.sub(rf"\b{LITERAL}\b", STAGE_LITERAL, text)
+
+
+def _parse_measure(measure: Transcript, index: int) -> ast.FunctionDef:
+    name = f"measure{index}"
+    text = FormulaWriter().define_function(name, measure)[name]
+    return cast(ast.FunctionDef, ast.parse(text).body[0])
+
+
+def _counts(measure: Transcript) -> bool:
+    """Whether a measure adds up ones, `where(.., 1.0, 1.0)`, which in any order is exact."""
+    match measure.results[0]:
+        case ast.Call(func=ast.Name(id=name), args=[_, one, other]):
+            is_where = name == f"{FUNCTION_PREFIX}where"
+            return is_where and ast.unparse(one) == ast.unparse(other) == f"{LITERAL}(1.0)"
+        case _:
+            return False
+
+
+def generate_measure(
+    formulas: tuple[Formula, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: str,
+    from_copy: bool = False,
+    gathers: bool = False,
+) -> Kernel:
+    """The kernel that sums formulas over each leaf, all of them in one sweep.
+
+    Args:
+        formulas, stages, storage, from_copy: As for `Sweep`.
+        compute: In what stages are evaluated, "float32" or "float64".
+        gathers: Whether the memory of a tensor may have its elements in another order; the block
+            of the kernel then has the address of `Offsets.table`.
+
+    Raises:
+        RuleError: A formula takes more values than there are, or returns several.
+    """
+    readable, count = len(storage) - from_copy, len(formulas)
+    whole = Sweep(formulas, stages, storage, readable, from_copy)
+    # For counts nothing is read, nor lanes kept; some measure is left to be taken.
+    leaves = {k: "float64(length)" for k in range(1, count) if _counts(whole.measures[k])}
+    kept = [k for k in range(count) if k not in leaves]
+    leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(kept)}
+    sweep = Elements(tuple(formulas[k] for k in kept), stages, storage, readable, from_copy)
+    rows = _ROWS if len(sweep.read) <= _STREAMS else 1
+    gathers = gathers and bool(sweep.read)
+    scratch = sweep.reserve_scratch(rows * LANES) if gathers else []
+    gathered = [sweep.gather(each * LANES) if gathers else [] for each in (rows, 1)]
+    text = _MEASURE.format(
+        parameters=", ".join(["i", *sweep.arguments]),
+        element=indent_by(sweep.measure_element(), 1),
+        lanes=indent_by(sweep.per_measure(f"lanes{{0}} = lanes({LANES})"), 1),
+        scratch=indent_by(scratch, 1),
+        gather_rows=indent_by(gathered[0], 4),
+        gather_row=indent_by(gathered[1], 4),
+        pointers=indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 3),
+        count=LANES,
+        rows=rows,
+        zero=indent_by(sweep.per_measure("lanes{0}[lane] = 0.0"), 4),
+        add_rows=indent_by(sweep.add_rows(rows), 5),
+        add_row=indent_by(sweep.add_rows(1), 5),
+        fold=indent_by(sweep.per_measure(*_FOLD), 4),
+        keep=indent_by([f"leaves[leaf * {count} + {k}] = {leaves[k]}" for k in leaves], 3),
+    )
+    definitions = "\n\n".join(sweep.define_functions(compute))
+    return name_kernel("m", definitions, text, sweep.scalars, count)
+
+
+def generate_peak(size: int) -> Kernel:
+    """The kernel that finds each chunk's largest magnitude, as the bits of a number."""
+    header = HEADER.format(literal=LITERAL, compute="float64")
+    magnitude = hex(2 ** (8 * size - 1) - 1)
+    integer = {2: "uint16", 4: "int32", 8: "int64"}[size]
+    text = _PEAK.format(integer=integer, size=size, magnitude=magnitude)
+    return name_kernel("p", header, text, ())

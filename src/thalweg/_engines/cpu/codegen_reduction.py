@@ -1,0 +1,37 @@
+"""Write how values of elements become one, in the order that `_engines/lines.py` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg._engines.transcribe import FUNCTION_PREFIX
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How values become one.
+
+    Attributes:
+        reduce: As that of a `Measure`: "sum" or "largest".
+    """
+
+    reduce: str
+
+    @property
+    def zero(self) -> str:
+        """What lanes begin with."""
+        return "0.0" if self.reduce == "sum" else "-1e999"
+
+    def join(self, one: str, other: str) -> str:
+        """Both in one."""
+        if self.reduce == "sum":
+            return f"({one} + {other})"
+        return f"{FUNCTION_PREFIX}maximum({one}, {other})"
+
+    def fold(self, values: list[str]) -> str:
+        """Values in the least power of two of places, folded to one."""
+        values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
+        while len(values) > 1:
+            half = len(values) // 2
+            values = list(map(self.join, values[:half], values[half:]))
+        return values[0]

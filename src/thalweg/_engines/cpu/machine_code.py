@@ -1,0 +1,203 @@
+"""Machine code of kernels: made by LLVM once, loaded later. LLVM is imported at first use.
+
+A kernel calls nothing but the functions of `libm`.
+"""
+
+# llvmlite has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from thalweg._base.locks import importing
+from thalweg._engines import libm
+from thalweg._engines.cpu.tuning import VARIABLE, Tuning, tuning_of
+
+# What decides, besides the processor, on the code that is made: as it does for Numba.
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
+
+_libraries: list[Any] = []  # each owns its code, which must live as long as its address is used
+
+
+@cache
+def _make_target() -> tuple[str, str, str]:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    name, features, avx, _ = map(os.environ.get, SETTINGS)
+    if features is None:
+        features = "" if name == "generic" else _cpu_features(avx != "0")
+    return binding.get_process_triple(), processor(), features
+
+
+def processor() -> str:
+    """What LLVM calls the processor that code is made for."""
+    from llvmlite import binding
+
+    return os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+
+
+@cache
+def tuning() -> Tuning:
+    """What suits it."""
+    with importing:  # LLVM, which a fork waits for
+        return tuning_of(processor(), os.environ.get(VARIABLE, ""))
+
+
+def _cpu_features(avx: bool) -> str:
+    from llvmlite import binding
+
+    try:
+        found = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on this platform
+        return ""
+    for feature in found:
+        found[feature] &= avx or not feature.startswith("avx")
+    # LLVM avoids vectors of 512 bits where they slow a processor down; what waits for memory gains.
+    sign = "-" if tuning().vectors == 512 else "+"
+    own = f",{sign}prefer-256-bit" if found.get("avx512f") else ""
+    return found.flatten() + own
+
+
+def _optimization_level() -> int:
+    """How much time LLVM is to take for faster code, from 0 to 3."""
+    level = os.environ.get("NUMBA_OPT", "3")
+    return int(level) if level in ("0", "1", "2") else 3
+
+
+@cache
+def target_digest() -> str:
+    """What machine code is good for: this platform, processor and LLVM, made in this way."""
+    from llvmlite import binding
+
+    made = Path(__file__).read_text()
+    settings = [os.environ.get(name) for name in SETTINGS]
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), made])
+
+
+@cache
+def _target_machine() -> Any:
+    from llvmlite import binding
+
+    triple, cpu, features = _make_target()
+    reloc = "static" if triple.startswith("x86") else "default"
+    return binding.Target.from_triple(triple).create_target_machine(
+        cpu=cpu,
+        features=features,
+        opt=_optimization_level(),
+        reloc="pic" if triple.startswith("p") else reloc,
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+@cache
+def _jit_linker() -> Any:
+    from llvmlite import binding
+
+    return binding.create_lljit_compiler(_target_machine(), suppress_errors=True)
+
+
+_WIDENING = """
+define float @widened(half %x) {
+  %y = fpext half %x to float
+  ret float %y
+}
+"""
+
+
+@cache
+def _has_halves() -> bool:
+    """Whether the processor has instructions for float16.
+
+    Where it has none, LLVM calls functions of a compiler's library that need not be there.
+    """
+    from llvmlite import binding
+
+    made = _target_machine().emit_assembly(binding.parse_assembly(_WIDENING))
+    return "extendhfsf" not in made and "gnu_h2f" not in made
+
+
+def _optimize_module(name: str, source: str, briefly: bool) -> Any:
+    from llvmlite import binding
+
+    from thalweg._engines.cpu.compiler import build_module
+
+    machine = _target_machine()
+    written = build_module(name, source, "half" not in source or _has_halves())
+    written.triple, written.data_layout = machine.triple, str(machine.target_data)
+    module = binding.parse_assembly(str(written))
+    options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
+    options.loop_vectorization = not briefly
+    options.loop_unrolling = False  # a fifth of LLVM's time, for code that waits for memory
+    builder = binding.create_pass_builder(machine, options)
+    if briefly:
+        builder.getFunctionPassManager().run(module.get_function(name), builder)
+    else:
+        builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
+    """Object code of a kernel.
+
+    Args:
+        name: Of its function, under which the code is found.
+        source: Its text, in the language of `compiler`.
+        briefly: Whether it is one whose loops have nothing to gain from vectors, such as a look at
+            objects here and there: LLVM takes a third of the time, and the code is as fast.
+    """
+    return _target_machine().emit_object(_optimize_module(name, source, briefly))
+
+
+def compile_to_assembly(name: str, source: str) -> str:
+    """The same for people to read."""
+    return _target_machine().emit_assembly(_optimize_module(name, source, briefly=False))
+
+
+def link_kernel(name: str, code: bytes) -> int:
+    """Load object code; not for two threads at once.
+
+    Args:
+        name: The symbol to look for.
+        code: What `compile_kernel` returned for this `target_digest`.
+
+    Returns:
+        The address of the symbol, or 0 if there is none or LLVM cannot load the code here.
+    """
+    if not code:
+        return 0
+    from llvmlite import binding
+
+    builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
+    for symbol, function in libm.SYMBOLS.items():
+        builder.import_symbol(symbol, libm.address_of(function))
+    try:
+        library = builder.export_symbol(name).link(_jit_linker(), f"{name}_{len(_libraries)}")
+    except RuntimeError:
+        return 0
+    _libraries.append(library)
+    return library[name]
+
+
+def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
+    """The address of a kernel that is compiled for this process alone, where `link_kernel` cannot.
+
+    Arguments as those of `compile_kernel`.
+    """
+    from llvmlite import binding
+
+    for symbol, function in libm.SYMBOLS.items():
+        binding.add_symbol(symbol, libm.address_of(function))
+    # LLVM's older loader, which knows more platforms; it takes the machine with it.
+    engine = binding.create_mcjit_compiler(
+        _optimize_module(name, source, briefly), _target_machine.__wrapped__()
+    )
+    engine.finalize_object()
+    _libraries.append(engine)
+    return engine.get_function_address(name)

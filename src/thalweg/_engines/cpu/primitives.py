@@ -1,0 +1,613 @@
+"""What kernels are made of: numbers of a few kinds, pointers to them, and the functions they call.
+
+Imports llvmlite's writer of code, which a kernel from the disk does without.
+"""
+
+# llvmlite has no types.
+# pyright: basic
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from thalweg._engines.codecs import dither
+from thalweg._engines.cpu.work import STEP
+from thalweg._engines.transcribe import FUNCTION_PREFIX
+
+FTZ_DAZ = 0x8040  # flush-to-zero and denormals-are-zero bits of the x86 MXCSR
+FPCR_FZ = 1 << 24  # flush-to-zero bit of the AArch64 FPCR
+_MACHINE = platform.machine().lower()
+X86 = _MACHINE in ("x86_64", "amd64")
+ARM64 = _MACHINE in ("aarch64", "arm64")
+
+
+class Kind(NamedTuple):
+    """A type of numbers, or of pointers to an `item`."""
+
+    llvm: Any
+    signed: bool = True
+    item: Any = None
+
+    @property
+    def is_float(self) -> bool:
+        return self in (FLOAT32, FLOAT64)
+
+
+class Value(NamedTuple):
+    """A number or a pointer."""
+
+    llvm: Any
+    kind: Kind
+
+
+class Array(NamedTuple):
+    """A contiguous array: a pointer to its first element, and its lengths."""
+
+    data: Value
+    shape: tuple[Value, ...]
+
+
+_I8, _I16, _I32, _I64 = map(ir.IntType, (8, 16, 32, 64))
+_HALF, _BYTE = ir.HalfType(), _I8.as_pointer()
+BOOL, INT64 = Kind(ir.IntType(1), signed=False), Kind(_I64)
+UINT16, FLOAT32, FLOAT64 = Kind(_I16, signed=False), Kind(ir.FloatType()), Kind(ir.DoubleType())
+KINDS = {
+    "int8": Kind(_I8),
+    "uint8": Kind(_I8, signed=False),
+    "int16": Kind(_I16),
+    "uint16": UINT16,
+    "int32": Kind(_I32),
+    "uint32": Kind(_I32, signed=False),
+    "int64": INT64,
+    "float32": FLOAT32,
+    "float64": FLOAT64,
+}
+
+
+def common_kind(a: Kind, b: Kind) -> Kind:
+    """The kind that holds numbers of both."""
+    if a == b or b == BOOL:
+        return a
+    if a == BOOL:
+        return b
+    return FLOAT64 if a.is_float or b.is_float else INT64
+
+
+def pointer_to(kind: Kind) -> Kind:
+    return Kind(kind.llvm.as_pointer(), item=kind)
+
+
+class Code:
+    """The instructions of one function of an address, as they are written.
+
+    Args:
+        name: Of the function.
+        halves: Whether the processor has instructions for float16.
+
+    Attributes:
+        builder: Writes where the function goes on.
+    """
+
+    def __init__(self, name: str, halves: bool) -> None:
+        self.halves = halves
+        self.module = ir.Module(name)
+        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [_BYTE]), name)
+        self._rooms = ir.IRBuilder(self.function.append_basic_block("rooms"))
+        self._start = self.append_block("start")
+        self.builder = ir.IRBuilder(self._start)
+
+    @property
+    def argument(self) -> Value:
+        return Value(self.function.args[0], Kind(_BYTE))
+
+    def end_function(self) -> None:
+        """The function returns."""
+        self.builder.ret_void()
+        self._rooms.branch(self._start)
+
+    def append_block(self, name: str) -> Any:
+        return self.function.append_basic_block(name)
+
+    def go_on_at(self, block: Any) -> None:
+        """Jump there, and write there from now on."""
+        self.builder.branch(block)
+        self.builder.position_at_end(block)
+
+    def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
+        """Memory on the stack, kept until the function returns."""
+        return self._rooms.alloca(llvm, count)
+
+    def write_constant(self, value: float, kind: Kind) -> Value:
+        return Value(ir.Constant(kind.llvm, value), kind)
+
+    def cast_to(self, value: Value, kind: Kind) -> Value:
+        """The same number in another kind; what does not fit an integer loses its high bits."""
+        given, own, write = value.llvm, value.kind, self.builder
+        if own == kind:
+            return value
+        if own.is_float and not kind.is_float:
+            made = write.fptosi(given, kind.llvm)
+        elif own.is_float:
+            made = (write.fpext if kind == FLOAT64 else write.fptrunc)(given, kind.llvm)
+        elif kind.is_float:
+            made = (write.sitofp if own.signed else write.uitofp)(given, kind.llvm)
+        elif kind == BOOL:
+            made = write.icmp_signed("!=", given, ir.Constant(own.llvm, 0))
+        elif own.llvm.width < kind.llvm.width:
+            made = (write.sext if own.signed else write.zext)(given, kind.llvm)
+        else:
+            made = write.trunc(given, kind.llvm)
+        return Value(made, kind)
+
+    def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
+        """Two numbers in the kind that an operation on both has, and that kind."""
+        kind = common_kind(a.kind, b.kind)
+        if not kind.is_float and kind != BOOL:
+            kind = INT64
+        return self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm, kind
+
+    def declare_external(self, name: str, result: Any, arguments: list[Any]) -> Any:
+        """A function of LLVM or C."""
+        kind = ir.FunctionType(result, arguments)
+        return self.module.globals.get(name) or ir.Function(self.module, kind, name)
+
+    def compare_values(self, sign: str, a: Value, b: Value) -> Value:
+        kind = common_kind(a.kind, b.kind)
+        one, other = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
+        if not kind.is_float:
+            compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
+        else:  # NaN differs from everything
+            compare = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
+        return Value(compare(sign, one, other), BOOL)
+
+
+Function = Callable[..., Value | None]
+
+# Memory
+
+
+def _address_of(code: Code, pointer: Value) -> Value:
+    return Value(code.builder.ptrtoint(pointer.llvm, _I64), INT64)
+
+
+def _pointer_from(kind: Kind, code: Code, address: Value) -> Value:
+    made = pointer_to(kind)
+    return Value(code.builder.inttoptr(address.llvm, made.llvm), made)
+
+
+def _reserve_lanes(code: Code, count: Value) -> Value:
+    """So many running sums of a leaf, a constant."""
+    memory = code.reserve_stack(FLOAT64.llvm, count.llvm)
+    memory.align = 64
+    return Value(memory, pointer_to(FLOAT64))
+
+
+def _prefetch_line(writes: int, code: Code, address: Value) -> None:
+    """Ask for the cache line at an address: 1 takes it from other cores, to be written soon."""
+    kinds = [_BYTE, _I32, _I32, _I32]
+    function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
+    how = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
+    code.builder.call(function, [code.builder.inttoptr(address.llvm, _BYTE), *how])
+
+
+def _take_ticket(code: Code, pointer: Value) -> Value:
+    """Read the counter at `pointer` and add one to it, atomically."""
+    kind = pointer.kind.item
+    one = ir.Constant(kind.llvm, 1)
+    return Value(code.builder.atomic_rmw("add", pointer.llvm, one, "monotonic"), kind)
+
+
+def _call_address(code: Code, address: Value, *words: Value) -> Value:
+    """Call the function of C at an address, of integers and pointers; what it returns, if it does.
+
+    Of a narrower result the high bits mean nothing.
+    """
+    kind = ir.FunctionType(_I64, [_I64] * len(words))
+    function = code.builder.inttoptr(address.llvm, kind.as_pointer())
+    given = [code.cast_to(each, INT64).llvm for each in words]
+    return Value(code.builder.call(function, given), INT64)
+
+
+def _call_of_numbers(kind: Kind, code: Code, address: Value, *given: Value) -> Value:
+    """Call the function of C at an address, of numbers of a kind, which returns one."""
+    own = ir.FunctionType(kind.llvm, [kind.llvm] * len(given))
+    function = code.builder.inttoptr(address.llvm, own.as_pointer())
+    words = [code.cast_to(each, kind).llvm for each in given]
+    return Value(code.builder.call(function, words), kind)
+
+
+def _reserve_cell(code: Code) -> Value:
+    """A word on the stack."""
+    return Value(code.reserve_stack(_I64), pointer_to(INT64))
+
+
+# Numbers of 16 bits
+
+
+def _half_to_float(code: Code, bits: Value) -> Value:
+    if not code.halves:
+        return _half_by_bits(code, bits)
+    half = code.builder.bitcast(bits.llvm, _HALF)
+    return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
+
+
+def _float_to_half(code: Code, value: Value) -> Value:
+    """The nearest one, ties to even; a float64 is rounded to float32 first, as torch does."""
+    value = code.cast_to(value, FLOAT32)
+    if not code.halves:
+        return _to_half_by_bits(code, value)
+    half = code.builder.fptrunc(value.llvm, _HALF)
+    return Value(code.builder.bitcast(half, _I16), UINT16)
+
+
+def _word_of(number: int) -> Any:
+    return ir.Constant(_I32, number)
+
+
+def _half_by_bits(code: Code, bits: Value) -> Value:
+    """The same without instructions for it."""
+    write = code.builder
+    wide = write.zext(bits.llvm, _I32)
+    size = write.and_(wide, _word_of(0x7FFF))
+    shifted = write.shl(size, _word_of(13))
+    normal = write.add(shifted, _word_of((127 - 15) << 23))
+    special = write.or_(shifted, _word_of(0x7F800000))  # infinity and NaN
+    small = write.fmul(write.uitofp(size, FLOAT32.llvm), ir.Constant(FLOAT32.llvm, 2.0**-24))
+    found = write.select(write.icmp_unsigned(">=", size, _word_of(0x7C00)), special, normal)
+    is_small = write.icmp_unsigned("<", size, _word_of(0x0400))
+    found = write.select(is_small, write.bitcast(small, _I32), found)
+    sign = write.shl(write.and_(wide, _word_of(0x8000)), _word_of(16))
+    return Value(write.bitcast(write.or_(found, sign), FLOAT32.llvm), FLOAT32)
+
+
+def _to_half_by_bits(code: Code, value: Value) -> Value:
+    write = code.builder
+    bits = write.bitcast(value.llvm, _I32)
+    size = write.and_(bits, _word_of(0x7FFFFFFF))
+    odd = write.and_(write.lshr(size, _word_of(13)), _word_of(1))
+    down = write.sub(size, _word_of((127 - 15) << 23))
+    normal = write.lshr(write.add(down, write.add(odd, _word_of(0xFFF))), _word_of(13))
+    # The last bit of a sum with 0.5 is worth as much as that of a denormal half.
+    half = ir.Constant(FLOAT32.llvm, 0.5)
+    moved = write.bitcast(write.fadd(write.bitcast(size, FLOAT32.llvm), half), _I32)
+    small = write.sub(moved, _word_of(0x3F000000))
+    found = write.select(write.icmp_unsigned("<", size, _word_of(0x38800000)), small, normal)
+    is_large = write.icmp_unsigned(">=", size, _word_of(0x477FF000))  # 65520 is infinite
+    found = write.select(is_large, _word_of(0x7C00), found)
+    is_nan = write.icmp_unsigned(">", size, _word_of(0x7F800000))
+    found = write.select(is_nan, _word_of(0x7E00), found)
+    sign = write.and_(write.lshr(bits, _word_of(16)), _word_of(0x8000))
+    return Value(write.trunc(write.or_(found, sign), _I16), UINT16)
+
+
+def _bfloat_to_float(code: Code, bits: Value) -> Value:
+    wide = code.builder.shl(code.builder.zext(bits.llvm, _I32), ir.Constant(_I32, 16))
+    return Value(code.builder.bitcast(wide, FLOAT32.llvm), FLOAT32)
+
+
+def _float_to_bfloat(code: Code, value: Value) -> Value:
+    """The nearest one, ties to even; NaN becomes 0x7FC0. A float64 as in `_float_to_half`."""
+    write, sixteen = code.builder, ir.Constant(_I32, 16)
+    value = code.cast_to(value, FLOAT32)
+    bits = write.bitcast(value.llvm, _I32)
+    odd = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
+    rounded = write.add(bits, write.add(odd, ir.Constant(_I32, 0x7FFF)))
+    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    chosen = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded, sixteen))
+    return Value(write.trunc(chosen, _I16), UINT16)
+
+
+def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
+    """Return whether a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
+    apart = write.sub(own, write.shl(write.zext(bits.llvm, _I32), _word_of(16)))
+    is_near = write.icmp_unsigned("<=", write.add(apart, _word_of(0x8000)), _word_of(0x10000))
+    is_number = write.fcmp_ordered("ord", value.llvm, value.llvm)
+    return Value(write.and_(is_near, is_number), BOOL)
+
+
+def _bfloat_by(code: Code, value: Value, bits: Value) -> Value:
+    """Rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
+    size = write.and_(own, _word_of(0x7FFFFFFF))
+    is_plain = write.icmp_unsigned("<", size, _word_of(0x7F7F0000))
+    # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
+    added = write.select(is_plain, write.zext(bits.llvm, _I32), _word_of(0x8000))
+    moved = write.lshr(write.add(own, added), _word_of(16))
+    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    return Value(write.trunc(write.select(nan, _word_of(0x7FC0), moved), _I16), UINT16)
+
+
+def _half_by(code: Code, value: Value, bits: Value) -> Value:
+    """The same as float16; see `round_to_half`."""
+    write, one = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
+    value = code.cast_to(value, FLOAT32)
+    own = write.bitcast(value.llvm, _I32)
+    size = write.and_(own, _word_of(0x7FFFFFFF))
+    exponent = write.lshr(size, _word_of(23))
+    is_small = write.icmp_unsigned("<", exponent, _word_of(113))
+    least = write.sub(write.select(is_small, _word_of(113), exponent), _word_of(10))
+    unit = write.bitcast(write.shl(least, _word_of(23)), FLOAT32.llvm)
+    inverse = write.shl(write.sub(_word_of(254), least), _word_of(23))
+    places = write.fmul(write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm))
+    is_plain = write.icmp_unsigned("<", size, _word_of(0x477FE000))
+    safe = write.select(is_plain, places, one)
+    whole = write.sitofp(write.fptosi(safe, _I32), FLOAT32.llvm)
+    share = write.fmul(write.fsub(safe, whole), ir.Constant(FLOAT32.llvm, 65536.0))
+    share = write.fadd(share, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
+    goes_up = write.fcmp_ordered(">=", share, ir.Constant(FLOAT32.llvm, 65536.0))
+    zero = ir.Constant(FLOAT32.llvm, 0.0)
+    moved = write.fmul(write.fadd(whole, write.select(goes_up, one, zero)), unit)
+    found = write.zext(_float_to_half(code, Value(moved, FLOAT32)).llvm, _I32)
+    sign = write.and_(write.lshr(own, _word_of(16)), _word_of(0x8000))
+    nearest = write.zext(_float_to_half(code, value).llvm, _I32)
+    chosen = write.select(is_plain, write.or_(found, sign), nearest)
+    return Value(write.trunc(chosen, _I16), UINT16)
+
+
+def _reserve_words(code: Code) -> Value:
+    """Room for what is drawn for some blocks, and for what lies before and after."""
+    memory = code.reserve_stack(_I64, STEP // 4 + 16)
+    memory.align = 64
+    return Value(memory, pointer_to(INT64))
+
+
+# Numbers as codes of 8 bits
+
+
+def _reserve_numbers(code: Code, count: Value) -> Value:
+    """Room for so many numbers, a constant."""
+    memory = code.reserve_stack(FLOAT32.llvm, count.llvm)
+    memory.align = 64
+    return Value(memory, pointer_to(FLOAT32))
+
+
+def _magnitude_of(code: Code, x: Value) -> Value:
+    """The bits of a float32 without its sign: integers in the order of magnitudes, NaN on top."""
+    bits = code.builder.bitcast(x.llvm, _I32)
+    return Value(code.builder.and_(bits, _word_of(0x7FFFFFFF)), KINDS["int32"])
+
+
+def _float_of(code: Code, bits: Value) -> Value:
+    return Value(code.builder.bitcast(bits.llvm, FLOAT32.llvm), FLOAT32)
+
+
+def _dither_of(code: Code, step: Value, rank: Value) -> Value:
+    """Return a dither of a step, by its rank; see `thalweg._engines.codecs.dither`."""
+    write = code.builder
+    number, place = (write.trunc(each.llvm, _I32) for each in (step, rank))
+    place = write.and_(place, _word_of(dither.PERIOD - 1))
+    moved = write.mul(place, _word_of(dither.ELEMENT_STRIDE))
+    total = write.add(write.mul(number, _word_of(dither.STEP_STRIDE)), moved)
+    share = write.sitofp(write.lshr(total, _word_of(dither.SHIFT)), FLOAT32.llvm)
+    half = ir.Constant(FLOAT32.llvm, 0.5)
+    made = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    is_uncounted = write.icmp_signed("<", number, _word_of(0))
+    return Value(write.select(is_uncounted, half, made), FLOAT32)
+
+
+def _positive_code(code: Code, x: Value, added: Value, least: Value) -> Value:
+    """Return the code of a real one that is not negative; see `dither.round_codes`."""
+    write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
+    low = code.cast_to(least, FLOAT32).llvm
+    raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
+    moved = write.fadd(raised, added.llvm)
+    found = write.select(write.fcmp_ordered(">", x.llvm, zero), moved, zero)
+    return Value(write.trunc(write.fptosi(found, _I32), _I8), KINDS["uint8"])
+
+
+def _signed_code(code: Code, x: Value, added: Value) -> Value:
+    """Return the code of a real one of any sign; see `dither.round_codes`."""
+    write = code.builder
+    bits = write.bitcast(x.llvm, _I32)
+    size = write.bitcast(write.and_(bits, _word_of(0x7FFFFFFF)), FLOAT32.llvm)
+    one = ir.Constant(FLOAT32.llvm, 1.0)
+    share = write.select(write.fcmp_ordered("<", size, one), size, one)
+    sign = write.and_(bits, _word_of(0x80000000))
+    signed = write.bitcast(write.or_(write.bitcast(added.llvm, _I32), sign), FLOAT32.llvm)
+    whole = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
+    return Value(write.trunc(whole, _I8), KINDS["uint8"])
+
+
+# Numbers of which a bfloat16 is the upper part; see `thalweg._engines.codecs.split8`.
+
+
+def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
+    write = code.builder
+    wide = write.zext(upper.llvm, _I32)
+    size = write.and_(wide, _word_of(0x7FFF))
+    less = write.sub(size, _word_of(1))  # zero becomes the largest of all
+    is_plain = write.icmp_unsigned("<", less, _word_of(0x7F7F))
+    signed = write.shl(write.sext(codes.llvm, _I32), _word_of(8))
+    rest = write.select(is_plain, signed, _word_of(0))
+    joined = write.add(write.shl(wide, _word_of(16)), rest)
+    return Value(write.bitcast(joined, FLOAT32.llvm), FLOAT32)
+
+
+def _word_of_24(code: Code, value: Value, bits: Value) -> Any:
+    """A number rounded to 24 bits by 8 of others."""
+    write = code.builder
+    own = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
+    given = write.and_(write.zext(bits.llvm, _I32), _word_of(0xFF))
+    moved = write.lshr(write.add(own, given), _word_of(8))
+    is_nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
+    return write.select(is_nan, _word_of(0x7FC000), moved)
+
+
+def _upper_of(code: Code, value: Value, bits: Value) -> Value:
+    write = code.builder
+    moved = write.add(_word_of_24(code, value, bits), _word_of(0x80))
+    return Value(write.trunc(write.lshr(moved, _word_of(8)), _I16), UINT16)
+
+
+def _lower_of(code: Code, value: Value, bits: Value) -> Value:
+    return Value(code.builder.trunc(_word_of_24(code, value, bits), _I8), KINDS["uint8"])
+
+
+# Integers
+
+
+def _smaller(code: Code, a: Value, b: Value) -> Value:
+    one, other, kind = code.cast_alike(a, b)
+    return Value(code.builder.select(code.builder.icmp_signed("<", other, one), other, one), kind)
+
+
+# The functions of formulas
+
+
+def _of_llvm(name: str, code: Code, x: Value) -> Value:
+    """A function of one float or double that is an instruction, not a call."""
+    kind = x.kind.llvm
+    function = code.declare_external(f"llvm.{name}.{kind.intrinsic_name}", kind, [kind])
+    return Value(code.builder.call(function, [x.llvm]), x.kind)
+
+
+def _square(code: Code, x: Value) -> Value:
+    return Value(code.builder.fmul(x.llvm, x.llvm), x.kind)
+
+
+def _sign(code: Code, x: Value) -> Value:
+    """-1, 0 or 1; NaN stays NaN."""
+    write = code.builder
+    minus, zero, one = (code.write_constant(n, x.kind) for n in (-1.0, 0.0, 1.0))
+    rest = write.select(code.compare_values("<", x, zero).llvm, minus.llvm, x.llvm)
+    return Value(write.select(code.compare_values(">", x, zero).llvm, one.llvm, rest), x.kind)
+
+
+def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
+    one, other, kind = code.cast_alike(a, b)
+    return Value(code.builder.select(code.cast_to(condition, BOOL).llvm, one, other), kind)
+
+
+def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
+    """The one of two that compares so to the other; NaN if either is."""
+    one, other, kind = code.cast_alike(a, b)
+    is_nan = code.builder.fcmp_unordered("uno", one, one)
+    found = code.builder.or_(code.builder.fcmp_ordered(sign, one, other), is_nan)
+    return Value(code.builder.select(found, one, other), kind)
+
+
+def _of_c(name: str, code: Code, *given: Value) -> Value:
+    """A function of the C library, evaluated in double and rounded once to the arguments' kind."""
+    function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(given))
+    for attribute in ("nounwind", "readnone"):
+        function.attributes.add(attribute)
+    found = code.builder.call(function, [code.cast_to(value, FLOAT64).llvm for value in given])
+    kind = FLOAT64 if FLOAT64 in {value.kind for value in given} else FLOAT32
+    return code.cast_to(Value(found, FLOAT64), kind)
+
+
+def _cast_to(kind: Kind, code: Code, x: Value) -> Value:
+    return code.cast_to(x, kind)
+
+
+def _narrow(code: Code, x: Value, like: Value) -> Value:
+    return code.cast_to(x, like.kind)
+
+
+# Flags of the processor
+
+
+def _mxcsr(code: Code, instruction: str, cell: Any) -> None:
+    function = code.declare_external(f"llvm.x86.sse.{instruction}", ir.VoidType(), [_BYTE])
+    code.builder.call(function, [code.builder.bitcast(cell, _BYTE)])
+
+
+def _fpcr(code: Code, value: Any = None) -> Any:
+    if value is None:
+        function = code.declare_external("llvm.aarch64.get.fpcr", _I64, [])
+        return code.builder.call(function, [])
+    function = code.declare_external("llvm.aarch64.set.fpcr", ir.VoidType(), [_I64])
+    return code.builder.call(function, [value])
+
+
+def _switch_flags(code: Code, on: Any, found: Any, bits: int) -> Any:
+    """The flags that were found, with some on or off."""
+    write, kind = code.builder, found.type
+    every = (1 << kind.width) - 1
+    flushed = write.or_(found, ir.Constant(kind, bits))
+    kept = write.and_(found, ir.Constant(kind, every & ~bits))
+    return write.select(on, flushed, kept)
+
+
+def _begin_denormals(code: Code, flush: Value) -> Value:
+    """Flush denormals on this thread if `flush` is 1, else keep them; returns what it found."""
+    on = code.cast_to(flush, BOOL).llvm
+    if X86:
+        cell = code.reserve_stack(_I32)
+        _mxcsr(code, "stmxcsr", cell)
+        found = code.builder.load(cell)
+        code.builder.store(_switch_flags(code, on, found, FTZ_DAZ), cell)
+        _mxcsr(code, "ldmxcsr", cell)
+        return Value(code.builder.zext(found, _I64), INT64)
+    if ARM64:
+        found = _fpcr(code)
+        _fpcr(code, _switch_flags(code, on, found, FPCR_FZ))
+        return Value(found, INT64)
+    return code.write_constant(0, INT64)
+
+
+def _end_denormals(code: Code, found: Value) -> None:
+    """Restore the flags that `begin_denormals` found."""
+    if X86:
+        cell = code.reserve_stack(_I32)
+        code.builder.store(code.builder.trunc(found.llvm, _I32), cell)
+        _mxcsr(code, "ldmxcsr", cell)
+    elif ARM64:
+        _fpcr(code, found.llvm)
+
+
+_OF_FORMULAS: dict[str, Function] = {
+    "sqrt": partial(_of_llvm, "sqrt"),  # C's may set errno
+    "absolute": partial(_of_llvm, "fabs"),
+    "sign": _sign,
+    "square": _square,
+    "where": _where,
+    "maximum": partial(_extreme, ">"),
+    "minimum": partial(_extreme, "<"),
+    "exp": partial(_of_c, "thalweg_exp"),
+    "log": partial(_of_c, "thalweg_log"),
+    "power": partial(_of_c, "thalweg_pow"),
+    "wide": partial(_cast_to, FLOAT64),
+    "narrow": _narrow,
+}
+PRIMITIVES: dict[str, Function] = {
+    **{FUNCTION_PREFIX + name: function for name, function in _OF_FORMULAS.items()},
+    **{name: partial(_cast_to, kind) for name, kind in KINDS.items()},
+    **{f"{name}_pointer": partial(_pointer_from, kind) for name, kind in KINDS.items()},
+    "address_of": _address_of,
+    "lanes": _reserve_lanes,
+    "prefetch": partial(_prefetch_line, 1),
+    "prefetch_to_read": partial(_prefetch_line, 0),
+    "take_ticket": _take_ticket,
+    "call": _call_address,
+    "call_float32": partial(_call_of_numbers, FLOAT32),
+    "call_float64": partial(_call_of_numbers, FLOAT64),
+    "cell": _reserve_cell,
+    "half_to_float": _half_to_float,
+    "float_to_half": _float_to_half,
+    "bfloat_to_float": _bfloat_to_float,
+    "float_to_bfloat": _float_to_bfloat,
+    "is_nearest_bfloat": _is_nearest_bfloat,
+    "float_to_half_by": _half_by,
+    "float_to_bfloat_by": _bfloat_by,
+    "words": _reserve_words,
+    "numbers": _reserve_numbers,
+    "magnitude_of": _magnitude_of,
+    "float_of": _float_of,
+    "join_bfloat": _join_bfloat,
+    "upper_of": _upper_of,
+    "lower_of": _lower_of,
+    "dither_of": _dither_of,
+    "positive_code": _positive_code,
+    "signed_code": _signed_code,
+    "min": _smaller,
+    "begin_denormals": _begin_denormals,
+    "end_denormals": _end_denormals,
+}

@@ -1,0 +1,173 @@
+"""One sparse gradient on the CPU engine: rows updated in place, scratch kept between steps."""
+
+# The loops of `rows` have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._engines import layout
+from thalweg._engines.arrays import Array, Int32
+from thalweg._engines.cpu import launch, rows
+from thalweg._engines.cpu.rows_plan import RowsPlan
+from thalweg._engines.cpu.work import CHUNK, ENTRIES, Table, cut_slices, make_table
+from thalweg._engines.engine import Call, Columns, Request, Scalars, formula_of_rows
+from thalweg.errors import InvalidArgumentError
+from thalweg.indexed_slices import IndexedSlices
+
+SHARE = 1 << 14  # elements of the rows that a thread takes at a time
+_HASH = 1 << 16  # places of a hash table that stays in a core's cache
+_BLOCK = 64  # bytes; what two threads write lies in blocks of its own
+
+
+def from_zero(grad: Any) -> Any:
+    """TensorFlow adds the rows of a gradient onto zeros, which takes the sign from -0."""
+    return grad + 0
+
+
+class _Scratch:
+    """Arrays for the entries of a gradient; they grow, and are never given back."""
+
+    def __init__(self, count: int) -> None:
+        room = 1 << max(count - 1, 0).bit_length()
+        self.room = room
+        self.row_of = np.empty(room, np.int64)
+        self.first = np.empty(room, np.int32)
+        self.following = np.empty(room + 1, np.int32)
+        self._table = np.empty(_count_places(room), np.int32)
+
+    def hash_table(self, count: int) -> Int32:
+        """The places of a hash table for so many entries."""
+        return self._table[: _count_places(count)]
+
+
+def _count_places(count: int) -> int:
+    # Many places make few collisions, until clearing them costs more.
+    room = 1 << max(count - 1, 0).bit_length()
+    return max(2 * room, min(8 * room, _HASH))
+
+
+class SparsePlan(RowsPlan):
+    """See `RowsPlan`.
+
+    Args:
+        asked: The step.
+    """
+
+    def __init__(self, asked: Request) -> None:
+        super().__init__(asked)
+        rule, var, copy = self.rule, self.var, self._copy
+        names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
+        width = self._width
+        self._touched = launch.update_kernel(
+            formula_of_rows(rule, var),
+            (from_zero,) if rule.duplicates == "sum" else (),
+            (names[0], layout.STORAGE_NAMES[self._kind], *names[1:]),
+            self.compute,
+            duplicates=rule.duplicates,
+            copy=copy is not None,
+            entries=self.stages,
+            before=rule.before,
+            from_copy=self._from_copy,
+        )
+        self._untouched = None
+        if rule.update_untouched is not None:
+            self._untouched = launch.update_kernel(
+                rule.update_untouched,
+                (),
+                tuple(names),
+                self.compute,
+                False,
+                copy=copy is not None,
+                from_copy=self._from_copy,
+            )
+        self._group = launch.jit_loop(rows.group_rows)
+        self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
+        self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
+        # What the kernel reads; entries 0 and 13 are counters that its threads share.
+        self._argument = np.zeros(14, np.int64)
+        self._argument[5] = width
+        self._argument[9] = self._base.ctypes.data
+        self._argument[10] = self._scalars.ctypes.data
+        # A thread sums the entries of a row in its own block: in the type of the arithmetic, and
+        # then rounded to the type of the values.
+        bytes_of_row = width * (np.dtype(self.compute).itemsize + var.element_size())
+        self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
+        self._argument[12] = self._block
+        self._address = self._argument.ctypes.data
+        self._scratch = _Scratch(0)
+        self._sums = np.empty(0, np.uint8)
+        self._groups = 0
+        self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
+
+    def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
+        return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
+
+    def point_at(self, grad: IndexedSlices) -> None:
+        """See `RowsPlan`."""
+        indices = layout.as_packed(grad.indices)
+        bad = self._group_by_row(layout.as_packed(grad.values), indices)
+        if bad >= 0:  # checked before, but a callback may have changed it since
+            raise InvalidArgumentError(
+                f"indices[{bad}] = {int(indices[bad])} is not in [0, {self._shape[0]})"
+            )
+
+    def _group_by_row(self, values: Tensor, indices: Tensor) -> int:
+        """Group the entries by row; the position of an index out of range, or -1."""
+        count = indices.shape[0]
+        if count > self._scratch.room or not self._argument[6]:
+            self._scratch = _Scratch(count)
+            self._argument[6] = self._scratch.row_of.ctypes.data
+            self._argument[7] = self._scratch.first.ctypes.data
+            self._argument[8] = self._scratch.following.ctypes.data
+        kept, entries = self._scratch, indices.numpy()
+        self._values = values
+        self._groups, bad = self._group(
+            entries, self._shape[0], kept.hash_table(count), kept.row_of, kept.first, kept.following
+        )
+        return bad
+
+    def make_calls(self, columns: Columns) -> list[Call]:
+        """What updates the rows that the gradient names, and the others where the rule says so."""
+        scalars = columns.scalars_of(0, self.compute)
+        made = self._touched_calls(scalars)
+        if self._untouched is not None:
+            made.append(self._untouched_call(self._untouched, scalars))
+        return [*made, self._mark]
+
+    def _touched_calls(self, scalars: Scalars) -> list[Call]:
+        width, groups, kernel = self._width, self._groups, self._touched
+        elements = self.values.numel()
+        if not elements:
+            return []
+        self._base[1] = self.values.data_ptr()
+        self._scalars[0] = [scalars[name] for name in kernel.scalars]
+        share = max(SHARE // max(width, 1), 1)
+        shares = -(-groups // share)
+        threads = launch.threads_for(shares, elements)
+        argument, size = self._argument, threads * self._block + _BLOCK
+        if self._sums.size < size:
+            self._sums = np.empty(size, np.uint8)
+            argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
+        argument[:5] = 0, shares, self._flush, groups, share
+        argument[13] = 0
+        return [kernel.bind_argument(self._address, threads)]
+
+    def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
+        width, height = self._width, self._shape[0]
+        limit = max(CHUNK // max(width, 1), 1)
+        ordered = np.sort(self._scratch.row_of[: self._groups])
+        chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
+        found = chunks[: launch.jit_loop(rows.gap_chunks)(ordered, height, width, limit, chunks)]
+        row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
+        base = np.array([self._pointers], np.int64)
+        self._gaps = make_table(base, found, cut_slices(found), np.zeros(1, np.int64)), row
+        return kernel.bind_table(*self._gaps, self._flush)
+
+    def release_gradients(self) -> None:
+        """See `RowsPlan`."""
+        super().release_gradients()
+        self._gaps = None

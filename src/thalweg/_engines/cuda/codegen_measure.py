@@ -1,0 +1,336 @@
+"""Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes.
+
+A program makes one leaf, in the order of `thalweg._engines.measuring`.
+"""
+
+from __future__ import annotations
+
+from thalweg._engines.codegen import indent_by
+from thalweg._engines.codegen_measure import Sweep
+from thalweg._engines.cuda.codegen import FUNCTIONS, Kernel, Writer, name_kernel, write_header
+from thalweg._engines.measuring import LANES, LEAF
+from thalweg._engines.transcribe import (
+    FUNCTION_PREFIX,
+    HELPER_PREFIX,
+    LITERAL,
+    LOCAL_PREFIX,
+    Transcript,
+)
+from thalweg.formula import Formula
+
+# Formulas are float64, stages of the type of the update: the latter get names of their own.
+_STAGE_FUNCTION = "_s_"
+_STAGE_LITERAL = "_stage_literal"
+
+# A program keeps its lanes in parts: the sum of two of them moves nothing between threads, and the
+# rest of the tree is over so many lanes alone.
+_PARTS = 2
+_PART = LANES // _PARTS
+
+# The length of a leaf is an argument: a loop of a known length would be unrolled, and take more
+# registers than there are.
+_MEASURE = """
+@triton.jit
+def KERNEL_NAME(base, chunks, sizes, scalar_row, scalars, leaves, whole, ALIGNED: tl.constexpr):
+    leaf = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(chunks + 2 * leaf).to(tl.int64)
+    offset = tl.load(chunks + 2 * leaf + 1).to(tl.int64) * {leaf}
+    length = tl.load(sizes + tensor) - offset
+    row = tl.load(scalar_row + tensor) * {n_scalars}
+{scalars}
+{pointers}
+{begin}
+    if length >= {leaf}:
+        for start in range(0, whole, {lanes}):
+{whole}
+    else:
+        for begin in range(0, length, {lanes}):
+{rest}
+{fold}
+{keep}
+"""
+
+_PEAK = """
+@triton.jit
+def KERNEL_NAME(base, chunks, sizes, found, scalars, streams, ALIGNED: tl.constexpr):
+    leaf = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(chunks + 2 * leaf).to(tl.int64)
+    offset = tl.load(chunks + 2 * leaf + 1).to(tl.int64) * {leaf}
+    length = tl.load(sizes + tensor) - offset
+    values = pointer(base + tensor * streams + 1, tl.{integer}, ALIGNED) + offset
+    peak = tl.zeros(({lanes},), tl.int64)
+    for start in range(0, tl.minimum(length, {leaf}), {lanes}):
+        at = start + tl.arange(0, {lanes})
+        bits = load(values, at, length, True).to(tl.int64) & {magnitude}
+        peak = tl.maximum(peak, bits)
+    tl.store(found + leaf, tl.max(peak, axis=0))
+"""
+
+FAN = 1 << 10  # leaves that a program folds
+_OF_THREAD = 8  # neighbours that one thread folds: only what is left moves between threads
+
+# What is missing is -0, which changes no number that it is added to.
+_COMBINE = """
+@triton.jit
+def KERNEL_NAME(first, sizes, leaves, above, measures, ALIGNED: tl.constexpr):
+    node, measure = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    count, begin = tl.load(sizes + node), tl.load(first + node)
+    at = tl.arange(0, {threads}) * {of_thread}
+{read}
+{fold}
+    total = tl.where(count > 0, total0, tl.full((), 0, tl.float64))
+    tl.store(above + node * measures + measure + tl.arange(0, 1), total)
+"""
+
+_MAGNITUDES = {
+    "float64": ("int64", 2**63 - 1),
+    "float32": ("int32", 2**31 - 1),
+    "float16": ("int16", 2**15 - 1),
+    "bfloat16": ("int16", 2**15 - 1),
+}
+
+
+class Program:
+    """The parts of a measuring kernel's text.
+
+    Args:
+        sweep: What it reads and computes.
+        compute: "float32" or "float64": the type of the update, in which stages are.
+        flush: Whether denormals are treated as zero.
+    """
+
+    def __init__(self, sweep: Sweep, compute: str, flush: bool) -> None:
+        self.sweep = sweep
+        self._double, self._single = Writer("float64", flush), Writer(compute, flush)
+
+    def write_header(self) -> str:
+        """What stands before the functions."""
+        return write_header("float64") + _stage_header(self._single.compute) + "\n\n"
+
+    def define_functions(self) -> str:
+        """The function that returns every measure of a block, after those that it calls."""
+        found: dict[str, str] = {}
+        for index, stage in enumerate(self.sweep.stages):
+            for name, text in self._single.define_function(f"stage{index}", stage).items():
+                found[name] = _for_stages(text)
+        for index, measure in enumerate(self.sweep.measures):
+            for name, text in self._writer_of(index).helpers_of(measure).items():
+                found[f"m{index} {name}"] = self._own_text(text, index)
+        parameters = ", ".join([*self.sweep.arguments, "at", "length", "MASKED: tl.constexpr"])
+        element = (
+            f"@triton.jit\ndef element({parameters}):\n{indent_by(self._measure_element(), 1)}"
+        )
+        return "\n\n\n".join([*found.values(), element]) + "\n"
+
+    def _measure_element(self) -> list[str]:
+        lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
+        for index, stage in enumerate(self.sweep.stages):
+            given = [
+                f"{self.sweep.scalar[name]}.to(tl.{self._single.compute})" for name in stage.scalars
+            ]
+            lines.append(f"e1 = {_STAGE_FUNCTION}stage{index}({', '.join(['e1', *given])})")
+        if self.sweep.stages:
+            lines.append("e1 = e1.to(tl.float64)")
+        for index, measure in enumerate(self.sweep.measures):
+            lines += self._write_measure(measure, index)
+        names = ", ".join(f"m{index}" for index in range(len(self.sweep.measures)))
+        return [*lines, f"return {names}"]
+
+    def _read_stream(self, stream: int) -> list[str]:
+        writer = self._single if stream == 1 and self.sweep.stages else self._double
+        value = writer.read_value(
+            f"load(p{stream}, at, length, MASKED)", self.sweep.storage[stream]
+        )
+        lines = [f"e{stream} = {value}"]
+        if self.sweep.copy is not None and stream == 0:
+            lines += self._double.resume_at_copy("e0", self.sweep.storage, "at", "length", "MASKED")
+        return lines
+
+    def _writer_of(self, index: int) -> Writer:
+        return self._single if self.sweep.are_like_update[index] else self._double
+
+    def _own_text(self, text: str, index: int) -> str:
+        """A text of a measure, whose helpers have names of their own: two may call one helper."""
+        own = _own_helpers(text, index)
+        return _for_stages(own) if self.sweep.are_like_update[index] else own
+
+    def _write_measure(self, measure: Transcript, index: int) -> list[str]:
+        writer = self._writer_of(index)
+        cast = f".to(tl.{writer.compute})" if self.sweep.are_like_update[index] else ""
+        names = [(k, name) for k, name in enumerate(measure.positional) if k in self.sweep.used]
+        formula = [*writer.assignments_of(measure), f"m{index} = {writer.result_of(measure, 0)}"]
+        scalar = {**self.sweep.scalar, **self.sweep.vectors}
+        return [
+            *(f"{LOCAL_PREFIX}{name} = e{k}{cast}" for k, name in names),
+            *(f"{LOCAL_PREFIX}{name} = {scalar[name]}{cast}" for name in measure.scalars),
+            *(self._own_text(line, index) for line in formula),
+            f"m{index} = m{index}.to(tl.float64)",
+            # Where elements are missing +0 is added; a formula of zeros need not be zero.
+            f"m{index} = tl.where(at < length, m{index}, tl.full((), 0, tl.float64))",
+        ]
+
+    def read_vector(self, stored: str) -> str:
+        """What there is of a row or a column, of what is stored, in float64."""
+        return self._double.read_value(stored, self._single.compute)
+
+    def flush_value(self, value: str) -> str:
+        """A number of float64 that was computed."""
+        return self._double.flush_value(value)
+
+    def load_scalars(self) -> list[str]:
+        """Load the scalars of a tensor."""
+        values = [f"tl.load(scalars + row + {k})" for k in range(len(self.sweep.scalars))]
+        return [f"s{k} = {self._double.flush_value(value)}" for k, value in enumerate(values)]
+
+    def point_at_leaf(self) -> list[str]:
+        """Point at what is read of a leaf."""
+        lines: list[str] = []
+        for stream in self.sweep.read:
+            place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
+            kind = f"tl.{self.sweep.storage[stream]}"
+            lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
+        return lines
+
+    def begin_sums(self) -> list[str]:
+        """Begin the sums of all lanes."""
+        names = [
+            f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
+        ]
+        return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
+
+    def add_elements(self, start: str, masked: bool) -> list[str]:
+        """Add the next element of each lane to it."""
+        values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
+        lines: list[str] = []
+        for part in range(_PARTS):
+            at = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
+            given = ", ".join([*self.sweep.arguments, at, "length", str(masked)])
+            lines.append(f"{values} = element({given})")
+            for index in range(len(self.sweep.measures)):
+                total = self._double.flush_value(f"sum{index}_{part} + value{index}")
+                lines.append(f"sum{index}_{part} = {total}")
+        return lines
+
+    def fold_sums(self) -> list[str]:
+        """Add the upper half of the lanes to the lower half until one is left."""
+        return [
+            line for index in range(len(self.sweep.measures)) for line in self._fold_measure(index)
+        ]
+
+    def _fold_measure(self, index: int) -> list[str]:
+        lines: list[str] = []
+        parts = _PARTS
+        while parts > 1:
+            parts //= 2
+            for part in range(parts):
+                total = self._double.flush_value(f"sum{index}_{part} + sum{index}_{part + parts}")
+                lines.append(f"sum{index}_{part} = {total}")
+        return [*lines, f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
+
+    def fold_lanes(self, name: str, lanes: int, each: int = 1, fold: str = "fold") -> list[str]:
+        """Join the upper half of lanes, with so many numbers each, until one is left."""
+        lines: list[str] = []
+        while lanes > 1:
+            lanes //= 2
+            folded = self._double.flush_value(f"{fold}({name}, {lanes * each})")
+            lines.append(f"{name} = {folded}")
+        return lines
+
+    def store_sums(self) -> list[str]:
+        """Store the sums of a leaf."""
+        count = len(self.sweep.measures)
+        places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
+        return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
+
+
+def generate_measure(
+    formulas: tuple[Formula, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    measured: int,
+    compute: str,
+    flush: bool,
+    from_copy: bool = False,
+) -> Kernel:
+    """The kernel that sums formulas over the leaves of tensors of the given storage types.
+
+    Args:
+        formulas, stages, storage, from_copy: As for `Sweep`.
+        measured: How many of the tensors formulas may read.
+        compute, flush: As for `generate_update` of `codegen`.
+
+    Raises:
+        RuleError: A formula takes more values than there are, or returns several.
+    """
+    sweep = Sweep(formulas, stages, storage, measured, from_copy)
+    program = Program(sweep, compute, flush)
+    kernel = _MEASURE.format(
+        leaf=LEAF,
+        lanes=LANES,
+        n_scalars=len(sweep.scalars),
+        scalars=indent_by(program.load_scalars(), 1),
+        pointers=indent_by(program.point_at_leaf(), 1),
+        begin=indent_by(program.begin_sums(), 1),
+        whole=indent_by(program.add_elements("start", False), 3),
+        rest=indent_by(program.add_elements("begin", True), 3),
+        fold=indent_by(program.fold_sums(), 1),
+        keep=indent_by(program.store_sums(), 1),
+    )
+    text = program.write_header() + program.define_functions() + kernel
+    return name_kernel(text, sweep.scalars, integers=("whole",), measures=len(formulas))
+
+
+def generate_peak(kind: str) -> Kernel:
+    """The kernel that finds the largest magnitude in each leaf, as bits; NaN is above infinity."""
+    integer, magnitude = _MAGNITUDES[kind]
+    kernel = _PEAK.format(leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
+    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("streams",))
+
+
+def generate_combine() -> Kernel:
+    """The kernel that adds leaves in pairs of neighbours until one is left."""
+    read = [
+        f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
+        f" mask=at + {k} < count, other=-0.0)"
+        for k in range(_OF_THREAD)
+    ]
+    fold: list[str] = []
+    parts, threads = _OF_THREAD, FAN // _OF_THREAD
+    while parts > 1:
+        parts //= 2
+        fold += [f"total{k} = total{2 * k} + total{2 * k + 1}" for k in range(parts)]
+    while threads > 1:
+        threads //= 2
+        fold.append(f"total0 = fold_neighbours(total0, {threads})")
+    kernel = _COMBINE.format(
+        threads=FAN // _OF_THREAD,
+        of_thread=_OF_THREAD,
+        read=indent_by(read, 1),
+        fold=indent_by(fold, 1),
+    )
+    return name_kernel(write_header("float64") + "\n\n" + kernel, (), integers=("measures",))
+
+
+def _own_helpers(text: str, index: int) -> str:
+    """Give the helpers of a measure names of their own."""
+    own = f"{FUNCTION_PREFIX}{HELPER_PREFIX}"
+    return text.replace(own, f"{FUNCTION_PREFIX}m{index}_{HELPER_PREFIX}")
+
+
+def _for_stages(text: str) -> str:
+    return text.replace(FUNCTION_PREFIX, _STAGE_FUNCTION).replace(
+        f"{LITERAL}(", f"{_STAGE_LITERAL}("
+    )
+
+
+def _stage_header(compute: str) -> str:
+    literal = "literal32" if compute == "float32" else "literal64"
+    names = [f"{_STAGE_FUNCTION}{name} = {own}" for name, own in FUNCTIONS.items()]
+    return "\n".join(
+        [
+            f"from thalweg._engines.cuda.functions import {literal}",
+            *names,
+            f"{_STAGE_LITERAL} = {literal}",
+            "",
+        ]
+    )

@@ -1,0 +1,199 @@
+"""Write the source of GPU kernels over rows: those that a sparse gradient names, or the others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from thalweg._engines.codegen import Update, indent_by
+from thalweg._engines.cuda.codegen import (
+    CHUNK,
+    SIZES,
+    THREADS,
+    WIDTH,
+    Element,
+    Kernel,
+    Writer,
+    assemble_kernel,
+    load_scalars,
+    share_of,
+)
+
+# A program waits for what says where its row is, and then for the row: what it reads for the one is
+# asked for at once, and so is what it reads for the other.
+_ROWS = """
+@triton.jit
+def KERNEL_NAME(base, rows, order, count, width, scalars, ALIGNED: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place)
+    begins = tl.load(rows + place - 1, mask=place > 0, other=-1) != row
+    entry = tl.load(order + place)
+    if ALIGNED:
+        width = width // {multiple} * {multiple}  # as it is: now the compiler knows it
+    at = tl.program_id(1).to(tl.int64) * {block} + tl.arange(0, {block})
+    offset = row * width
+{scalars}
+{pointers}
+    gradient = pointer(base + 1, {gradient}, ALIGNED)
+    if begins:
+{update}
+"""
+
+# Programs share out all elements, whatever the rows' width, in groups that a thread reads at once;
+# each lies in one row. Which one is found by a division of 32 bits, since one of 64 bits is slow: a
+# row longer than a chunk may as well be as long as that, for it has at most one end in a chunk.
+_UNTOUCHED = """
+@triton.jit
+def KERNEL_NAME(base, named, elements, row_size, scalars, ALIGNED: tl.constexpr):
+    SHARE: tl.constexpr = {share} if ALIGNED else 1
+    begin = tl.program_id(0).to(tl.int64) * {chunk}
+    length = tl.minimum(elements - begin, {chunk}).to(tl.int32)
+    row = begin // row_size
+    left = tl.minimum((row + 1) * row_size - begin, {chunk}).to(tl.int32)
+    step = tl.minimum(row_size, {chunk}).to(tl.int32)
+    offset = begin + tl.arange(0, SHARE)[None, :]
+{scalars}
+{pointers}
+    for start in range(0, length, {block}):
+        group = start + tl.arange(0, {block} // SHARE)[:, None] * SHARE
+        rows = named + row + (group + step - left) // step
+        is_named = tl.load(rows, mask=group < length, other=1)
+        element({arguments}, group, tl.where(is_named == 0, length, 0), True)
+"""
+
+
+class _Summed(Element):
+    """A row is updated once, by the sum of its entries, which is rounded to the variable's type."""
+
+    def pointed_streams(self) -> list[int]:
+        return [each for each in super().pointed_streams() if each != 1]
+
+    def read_value(self, stream: int) -> list[str]:
+        return (
+            super().read_value(stream)
+            if stream != 1
+            else [f"{self.update.name_of(1)} = sum_of_entries"]
+        )
+
+    def streams_ahead(self) -> list[int]:
+        """The streams that are read before the entries are."""
+        return [each for each in self.update.read_streams() if each != 1]
+
+    def load_value(self, stream: int) -> str:
+        return f"ahead{stream}" if stream in self.streams_ahead() else super().load_value(stream)
+
+    def extra_arguments(self) -> list[str]:
+        """What the function gets beside pointers and scalars."""
+        return ["sum_of_entries", *(f"ahead{each}" for each in self.streams_ahead())]
+
+    def update_row(self) -> list[str]:
+        """Update the row."""
+        writer, kind = self.writer, self.update.storage[0]
+        total = writer.flush_value(f"found + {self._entry_value()}")
+        return [
+            *(f"ahead{each} = load(p{each}, at, width, True)" for each in self.streams_ahead()),
+            f"found = {self._entry_value()}",
+            *_while_same(f"found = {total}"),
+            f"found = {writer.read_value(writer.value_to_store('found', kind), kind)}",
+            self._call_element(),
+        ]
+
+    def _entry_value(self) -> str:
+        """An entry's numbers after its stages, of which the type of the variable is left."""
+        start = "gradient + entry * width"
+        value = self.writer.read_value(f"load({start}, at, width, True)", self.update.storage[1])
+        if not self.update.entries:
+            return value
+        value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]
+        return self.writer.read_value(self.writer.value_to_store(value, kind), kind)
+
+    def _call_element(self) -> str:
+        others = ["found", *self.extra_arguments()[1:], "at", "width", "True"]
+        return f"element({', '.join([*self.arguments, *others])})"
+
+
+class _Successive(_Summed):
+    """A row is updated once for each of its entries."""
+
+    def streams_ahead(self) -> list[int]:
+        return []
+
+    def apply_before(self) -> list[str]:
+        return []
+
+    def update_row(self) -> list[str]:
+        once = [f"found = {self._entry_value()}", self._call_element()]
+        return [*self._begin_row(), *once, *_while_same(*once)]
+
+    def _begin_row(self) -> list[str]:
+        """Apply `before` to the variable, before the first of the entries."""
+        if not self.update.before:
+            return []
+        writer, storage = self.writer, self.update.storage
+        lines = [f"begun = {writer.read_value('load(p0, at, width, True)', storage[0])}"]
+        if self.update.from_copy:
+            lines += writer.resume_at_copy("begun", storage, "at", "width", "True")
+        lines.append(f"begun = {self.prepare_variable('begun')}")
+        lines.append("store(p0, at, begun, width, True)")
+        if self.update.from_copy:  # else the first entry would begin at the copy
+            value = writer.value_of_copy(writer.read_value("begun", storage[0]), storage[-1])
+            lines.append(f"store(p{len(storage) - 1}, at, {value}, width, True)")
+        return lines
+
+
+def generate_rows(
+    update: Update,
+    compute: str,
+    flush: bool,
+    duplicates: Literal["sum", "successive"],
+    fast: bool = False,
+    threads: int = THREADS,
+) -> Kernel:
+    """The kernel of an update of the rows that a sparse gradient names.
+
+    Args:
+        update, compute, flush, fast: As for `generate_update` of `codegen`.
+        duplicates: What happens to a row that the gradient names several times.
+        threads: Of a program, which works on as many shares of a row.
+    """
+    element = (_Summed if duplicates == "sum" else _Successive)(
+        update, Writer(compute, flush, fast)
+    )
+    text = _ROWS.format(
+        multiple=WIDTH // min(SIZES[kind] for kind in update.storage),
+        block=threads * share_of(update.storage),
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(element.point_at_streams("base + "), 1),
+        gradient=f"tl.{update.storage[1]}",
+        update=indent_by(element.update_row(), 2),
+    )
+    definitions = element.define_functions(*element.extra_arguments())
+    return assemble_kernel(element, definitions + text, "count", "width", threads=threads)
+
+
+def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
+    """The kernel of an update of the rows that a sparse gradient does not name.
+
+    Args:
+        update: The update; it takes no gradient.
+        compute, flush, fast: As for `generate_update` of `codegen`.
+    """
+    element, share = Element(update, Writer(compute, flush, fast)), share_of(update.storage)
+    text = _UNTOUCHED.format(
+        chunk=CHUNK,
+        share=share,
+        block=THREADS * share,
+        scalars=indent_by(load_scalars(element, "scalars + "), 1),
+        pointers=indent_by(element.point_at_streams("base + "), 1),
+        arguments=", ".join(element.arguments),
+    )
+    return assemble_kernel(element, element.define_functions() + text, "elements", "row_size")
+
+
+def _while_same(*body: str) -> list[str]:
+    """Do it for every further entry of the row."""
+    following = [
+        "place += 1",
+        "more = tl.load(rows + place, mask=place < count, other=-1) == row",
+    ]
+    further = ["entry = tl.load(order + place)", *body, *following]
+    return [*following, "while more:", *("    " + line for line in further)]

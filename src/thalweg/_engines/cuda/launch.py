@@ -1,0 +1,290 @@
+"""Triton kernels: generated, compiled once for a kind of GPU, and started with one call in C."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.locks import Awaited, importing
+from thalweg._engines.codegen import Update
+from thalweg._engines.cuda import driver
+from thalweg._engines.cuda.available import is_interpreted
+from thalweg._engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
+from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
+from thalweg._engines.cuda.codegen_rows import generate_rows, generate_untouched
+from thalweg.formula import Formula
+
+if TYPE_CHECKING:
+    from thalweg._base.rule_passes import Measure
+    from thalweg._engines.cuda.layouts import Layout
+
+Argument = Tensor | int
+_compiling = Awaited()
+
+
+class Compiled:
+    """A kernel ready to run.
+
+    Attributes:
+        scalars: Names of the scalars it reads, in the order of a scalar row.
+        dtype: The type of its scalars.
+        measures: How many numbers it makes of each leaf, if it measures.
+        vectors: Names of what it reads of rows and columns, in the order of the table.
+    """
+
+    def __init__(self, kernel: Kernel, compute: type[np.floating[Any]]) -> None:
+        self.scalars, self.dtype, self.measures = kernel.scalars, compute, kernel.measures
+        self.vectors = kernel.vectors
+        self._kernel = kernel
+        self._on: dict[tuple[bool, int], driver.Starter] = {}  # by alignment and device
+
+    def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
+        """The kernel with its arguments, to be started any number of times.
+
+        Args:
+            grid: How many programs, in two dimensions.
+            arguments: Its tensors, on the device where it runs, and its integers.
+            aligned: Whether all that its addresses point at begins at multiples of 16 bytes.
+
+        Raises:
+            RuntimeError: The driver cannot start it.
+        """
+        if is_interpreted() or not all(grid):
+            return _Interpreted(self._kernel, grid, arguments, aligned)
+        number = next(each.get_device() for each in arguments if isinstance(each, Tensor))
+        starter = self._on.get((aligned, number))
+        if starter is None:
+            starter = self._on[aligned, number] = self._try_start(aligned, number, arguments)
+        return driver.Launch(starter, grid, arguments)
+
+    def _try_start(
+        self, aligned: bool, number: int, arguments: Sequence[Argument]
+    ) -> driver.Starter:
+        """What starts it on a device, after a start over nothing: a step is too late for errors."""
+        major, minor = torch.cuda.get_device_capability(number)
+        binary = compiled_for(self._kernel, aligned, 10 * major + minor)
+        handle = driver.load_function(binary.cubin, self._kernel.name, number)
+        starter = driver.Starter(
+            handle, self._kernel.threads, binary.shared, binary.parameters, number
+        )
+        driver.Launch(starter, (1, 1), list(map(_of_nothing, binary.names, arguments))).run()
+        return starter
+
+
+def _of_nothing(name: str, given: Argument) -> Argument:
+    """An argument with which a program finds no elements to write."""
+    if isinstance(given, Tensor):
+        return torch.zeros_like(given) if name == "sizes" else given
+    return 0 if name in ("width", "elements") else given
+
+
+class Bound(Protocol):
+    """A kernel with its arguments."""
+
+    def make_calls(self) -> list[Callable[[], Any]]:
+        """Functions in C that start it on the current stream; in the interpreter of Python."""
+        ...
+
+    def run(self) -> None:
+        """Start it now."""
+        ...
+
+
+class Binary:
+    """What Triton makes of a kernel for one kind of GPU.
+
+    Attributes:
+        ptx: Its text.
+        cubin: Its machine code.
+        shared: Bytes of shared memory.
+        names: Those of its parameters that are arguments.
+        parameters: How many there are in all.
+    """
+
+    def __init__(self, ptx: str, cubin: bytes, shared: int, names: Sequence[str]) -> None:
+        self.ptx, self.cubin, self.shared, self.names = ptx, cubin, shared, names
+        head = re.search(r"\.entry \w+\((.*?)\)", ptx, re.DOTALL)
+        self.parameters = head.group(1).count(".param") if head else 0
+
+
+@cache
+def compiled_for(kernel: Kernel, aligned: bool, capability: int) -> Binary:
+    """A kernel for GPUs of a compute capability (90 stands for 9.0); needs no GPU.
+
+    Triton keeps it on disk, by its content.
+    """
+    # It has no types, and need not be there.
+    triton: Any = import_module("triton")
+    compiler: Any = import_module("triton.compiler")
+    backends: Any = import_module("triton.backends.compiler")
+    with _compiling:
+        function = getattr(load_module(kernel.name, kernel.source), kernel.name)
+        signature = {
+            name: "i64" if name in kernel.integers else _POINTERS[name]
+            for name in function.arg_names[:-1]
+        }
+        if "scalars" in signature:
+            signature["scalars"] = "*fp32" if kernel.kind == "float32" else "*fp64"
+        signature["ALIGNED"] = "constexpr"
+        source = compiler.ASTSource(function, signature, {"ALIGNED": aligned})
+        options = {"num_warps": kernel.threads // WARP, "enable_fp_fusion": kernel.fast}
+        target = backends.GPUTarget("cuda", capability, WARP)
+        made = triton.compile(source, target=target, options=options)
+    return Binary(made.asm["ptx"], made.asm["cubin"], made.metadata.shared, function.arg_names[:-1])
+
+
+@cache
+def load_module(name: str, source: str) -> ModuleType:
+    """The module of a generated source; Triton reads the text of its functions again."""
+    module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
+    sys.modules[module.__name__] = module
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module
+
+
+_POINTERS = {
+    "base": "*i64", "chunks": "*i32", "sizes": "*i64", "scalar_row": "*i64", "scalars": "",
+    "rows": "*i64", "order": "*i64", "named": "*i8", "leaves": "*fp64", "found": "*i64",
+    "first": "*i64", "above": "*fp64", "places": "*i64", "lines": "*i64",
+}  # fmt: skip
+
+
+class _Interpreted:
+    """A kernel that Triton's interpreter runs, or one without programs; see `Compiled`."""
+
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool
+    ) -> None:
+        self._kernel, self._grid, self._arguments = kernel, grid, arguments
+        self._aligned = aligned
+
+    def make_calls(self) -> list[Callable[[], Any]]:
+        """See `Bound`."""
+        return [self.run] if all(self._grid) else []
+
+    def run(self) -> None:
+        """See `Bound`."""
+        if all(self._grid):
+            name = self._kernel.name
+            function = getattr(load_module(name, self._kernel.source), name)
+            with np.errstate(all="ignore"):
+                function[self._grid](*self._arguments, ALIGNED=self._aligned)
+
+
+@cache
+def update_kernel(
+    formula: Formula,
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: type[np.floating[Any]],
+    flush: bool,
+    grad: bool = True,
+    duplicates: Literal["sum", "successive"] | None = None,
+    copy: bool = False,
+    entries: tuple[Formula, ...] = (),
+    before: Formula | None = None,
+    fast: bool = False,
+    from_copy: bool = False,
+    threads: int = THREADS,
+    draws: bool = False,
+    vectors: tuple[tuple[str, str], ...] = (),
+) -> Compiled:
+    """The kernel of a formula for these storage types; arguments as those of `Update`."""
+    name = np.dtype(compute).name
+    if draws or not SIZES.keys() >= {*storage}:  # slots are encoded
+        with importing:
+            from thalweg._engines.cuda.codegen_blocks import generate_blocks
+        own: dict[str, Any] = {"stages": stages, "before": before, "vectors": dict(vectors)}
+        own |= {"copy": copy, "from_copy": from_copy}
+        kernel = generate_blocks(
+            formula, storage, flush, fast, draws=draws, before_name="before", **own
+        )
+        return Compiled(kernel, compute)
+    update = Update(
+        formula,
+        storage,
+        stages,
+        grad,
+        entries,
+        before,
+        copy,
+        from_copy,
+        before_name="before",
+        vectors=dict(vectors),
+    )
+    if not grad:
+        kernel = generate_untouched(update, name, flush, fast)
+    elif duplicates is None:
+        kernel = generate_update(update, name, flush, fast)
+    else:
+        kernel = generate_rows(update, name, flush, duplicates, fast, threads)
+    return Compiled(kernel, compute)
+
+
+@cache
+def sum_kernel(
+    formulas: tuple[Formula, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    measured: int,
+    compute: type[np.floating[Any]],
+    flush: bool,
+    from_copy: bool = False,
+) -> Compiled:
+    """The kernel that sums formulas over leaves; arguments as those of `generate_measure`."""
+    name = np.dtype(compute).name
+    kernel = generate_measure(formulas, stages, storage, measured, name, flush, from_copy)
+    return Compiled(kernel, np.float64)
+
+
+@cache
+def lines_kernel(
+    measures: tuple[Measure, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    measured: int,
+    compute: type[np.floating[Any]],
+    vectors: tuple[tuple[str, str], ...],
+    flush: bool,
+    from_copy: bool,
+    layout: Layout,
+) -> Compiled:
+    """The kernel that measures rows, columns and variables.
+
+    Args:
+        layout: Of the matrices.
+
+    The others are those of `Measuring`.
+    """
+    with importing:
+        from thalweg._engines.cuda.codegen_kept import Measuring
+        from thalweg._engines.cuda.codegen_lines import generate_lines
+        from thalweg._engines.cuda.codegen_short import generate_short
+    name, known = np.dtype(compute).name, dict(vectors)
+    own = Measuring(measures, stages, storage, measured, name, known, flush, from_copy)
+    if layout.sides:
+        return Compiled(generate_short(own, layout.sides), np.float64)
+    return Compiled(generate_lines(own, layout.columns), np.float64)
+
+
+@cache
+def peak_kernel(kind: str) -> Compiled:
+    """The kernel that finds the largest magnitude among numbers of a storage type."""
+    return Compiled(generate_peak(kind), np.float64)
+
+
+@cache
+def combine_kernel() -> Compiled:
+    """The kernel that combines leaves; see `thalweg._engines.cuda.tree`."""
+    return Compiled(generate_combine(), np.float64)

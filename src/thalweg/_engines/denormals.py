@@ -1,0 +1,30 @@
+"""Flush denormals on the calling thread for a while, and put its flags back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from thalweg._base.context_managers import ContextSetting, Sections
+
+_TINY = np.full(1, 1e-40, np.float32)
+_TWO = np.full(1, 2.0, np.float32)
+
+
+def is_flushing() -> bool:
+    """Whether the calling thread treats denormals as zero."""
+    return bool((_TINY * _TWO)[0] == 0)
+
+
+def set_denormals(flush: bool) -> ContextSetting:
+    """Flush (True) or keep (False) denormals in NumPy arithmetic on this thread, in a block."""
+    return ContextSetting(partial(_switch_flag, flush))
+
+
+def _switch_flag(flush: bool) -> Sections:
+    found = is_flushing()
+    if found == flush:
+        return [], []
+    return [partial(torch.set_flush_denormal, flush)], [partial(torch.set_flush_denormal, found)]

@@ -1,0 +1,29 @@
+"""Random bits: what engines, kernels and the option know of them; see `thalweg._engines.philox`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GROUP = 8  # elements that one call serves
+STEPS = 1 << 24  # after which the bits of a variable repeat; a scalar of float32 counts so far
+SEEDS = 1 << 48
+NARROW = frozenset(("float16", "bfloat16"))  # what is rounded so
+SCALARS = ("draw_step", "draw_key_low", "draw_key_high")  # what kernels are given
+# Scalars where steps are not counted: codes are the nearest ones then.
+UNCOUNTED = {SCALARS[0]: -1.0}
+
+
+def scalars_of(seed: int, step: Any) -> dict[str, Any]:
+    """What kernels are given of a seed and the number of a step, counted from 0.
+
+    That number may be a tensor of a device, where it stays.
+    """
+    low, high = (float(each) for each in (seed % STEPS, seed // STEPS))
+    return {**step_scalar(step), SCALARS[1]: low, SCALARS[2]: high}
+
+
+def step_scalar(step: Any) -> dict[str, Any]:
+    """Return the scalar for the number of a step, by name; see `scalars_of`."""
+    # A number, a tensor or a symbol.
+    number = step % STEPS
+    return {SCALARS[0]: float(number) if isinstance(number, int | float) else number}

@@ -1,0 +1,69 @@
+"""The functions of formulas on NumPy arrays: what the reference engine computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from thalweg._engines import libm
+from thalweg._engines.arrays import Array
+from thalweg._engines.transcribe import bind_formula
+from thalweg.formula import Formula, narrow, wide
+
+
+def _rounded_once(function: Callable[..., float], arguments: int) -> Callable[..., Any]:
+    """The C library's double function on every element, rounded once to the operands' type."""
+    elementwise = np.frompyfunc(function, arguments, 1)
+
+    def apply(*values: Any) -> Any:
+        dtype = np.result_type(*values)
+        result = elementwise(*(np.asarray(value, np.float64) for value in values))
+        return np.asarray(result, np.float64).astype(dtype)[()]
+
+    return apply
+
+
+def _where(condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition, a, b)
+
+
+def _maximum(a: Array, b: Array) -> Array:
+    return np.where((a > b) | (a != a), a, b)
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    return np.where((a < b) | (a != a), a, b)
+
+
+def square(x: Any) -> Any:
+    return x * x
+
+
+def _sign(x: Array) -> Array:
+    one = np.asarray(x).dtype.type(1)
+    return np.where(x > 0, one, np.where(x < 0, -one, x))
+
+
+NUMPY: dict[str, Callable[..., Any]] = {
+    "sqrt": np.sqrt,
+    "absolute": np.absolute,
+    "sign": _sign,
+    "where": _where,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "square": square,
+    "exp": _rounded_once(libm.exp, 1),
+    "log": _rounded_once(libm.log, 1),
+    "power": _rounded_once(libm.power, 2),
+    "wide": wide,
+    "narrow": narrow,
+}
+
+
+@cache
+def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
+    """The formula on NumPy arrays of `dtype`."""
+    return bind_formula(formula, NUMPY, dtype)

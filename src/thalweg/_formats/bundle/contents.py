@@ -1,0 +1,55 @@
+"""What reading a checkpoint gives, whatever its format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
+from thalweg._formats.bundle.errors import CorruptFileError, quote_name
+from thalweg._formats.bundle.object_graph import ObjectGraph
+from thalweg._formats.stored_tensor import StoredTensor
+from thalweg.errors import UnsupportedCheckpointError, listed
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """What a checkpoint of TensorFlow holds.
+
+    Attributes:
+        tensors: Tensors by name. Slices are put together.
+        strings: Tensors of strings, row by row, without their shapes.
+        graph: The objects of an object checkpoint; None if it is one of `tf.train.Saver`.
+        variants: Names of objects that are not tensors, such as the state of an iterator.
+    """
+
+    tensors: dict[str, StoredTensor]
+    strings: dict[str, list[bytes]]
+    graph: ObjectGraph | None
+    variants: tuple[str, ...] = ()
+
+
+def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
+    """Refuse tensors of dtypes that are not read.
+
+    Args:
+        wanted: Names, with the numbers of their dtypes.
+
+    Raises:
+        CorruptFileError: Some are not.
+    """
+    others = [
+        f"{quote_name(name)} ({name_of(dtype)})"
+        for name, dtype in wanted
+        if dtype not in NAMES and dtype != STRING
+    ]
+    if others:
+        raise CorruptFileError(
+            f"{listed(others)}: tensors of such dtypes are not read;"
+            " give the names of those that you want",
+            UnsupportedCheckpointError,
+        )

@@ -1,0 +1,115 @@
+"""Writing bundles that TensorFlow restores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+from thalweg._formats import atomic_write
+from thalweg._formats.bundle import object_graph
+from thalweg._formats.bundle.contents import Path, Progress
+from thalweg._formats.bundle.dtypes import NUMBERS, STRING
+from thalweg._formats.bundle.errors import quote_name
+from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader
+from thalweg._formats.bundle.object_graph import ObjectGraph
+from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.bundle.table import encoded_table
+from thalweg._formats.checksum import crc32c, mask_checksum
+from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
+from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
+
+
+def write(
+    prefix: Path,
+    tensors: Mapping[str, StoredTensor],
+    graph: ObjectGraph | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
+
+    Both are what TensorFlow's own `SaveV2` writes, to the byte. Both are on the disk before either
+    takes its name, so that a full disk leaves a checkpoint of the same prefix as it was. If a crash
+    comes between the two names, what is left is refused as damaged: give each checkpoint a prefix
+    of its own, as TensorFlow does.
+
+    Args:
+        prefix: What TensorFlow is to call its path; the folder must exist.
+        tensors: The tensors by their names.
+        graph: The objects they belong to, for `tf.train.Checkpoint`; without it the checkpoint is
+            one of `tf.train.Saver`.
+        progress: Called with the bytes of data that are written and those there are.
+
+    Raises:
+        InvalidArgumentError: A name is empty, no Unicode, or means something else in TensorFlow;
+            or a tensor has not as many bytes as its shape tells.
+        UnsupportedCheckpointError: TensorFlow has no such dtype.
+        CheckpointWriteError: A file could not be written.
+    """
+    path = os.fspath(prefix)
+    items = {_key_of(name): _check_tensor(name, tensor) for name, tensor in tensors.items()}
+    objects, checksum = b"", 0
+    if graph is not None:
+        objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
+    made: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
+
+    def data_parts() -> Iterator[bytes | memoryview]:
+        offset = 0
+        for key in _in_order(items, graph):
+            tensor = items[key]
+            place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
+            made[key] = BundleEntry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
+            offset += len(tensor.data)
+            yield tensor.data
+        if graph is not None:
+            entry = BundleEntry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
+            made[object_graph.KEY.encode()] = entry.encode_message()
+            yield objects
+
+    total = sum(len(tensor.data) for tensor in items.values()) + len(objects)
+
+    def files_to_write() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
+        yield f"{path}.data-00000-of-00001", data_parts(), total
+        index = encoded_table(sorted(made.items()))  # `data_parts` has told checksums by now
+        yield f"{path}.index", [index], len(index)
+
+    atomic_write.replace_together(files_to_write(), progress)
+
+
+def _in_order(items: Mapping[bytes, StoredTensor], graph: ObjectGraph | None) -> list[bytes]:
+    """Names in the order in which TensorFlow writes data: that of the objects, or their own."""
+    nodes = () if graph is None else graph.nodes
+    named = (value.key.encode() for node in nodes for value in node.attributes)
+    first = [key for key in dict.fromkeys(named) if key in items]
+    return [*first, *sorted(items.keys() - set(first))]
+
+
+def _key_of(name: str) -> bytes:
+    try:
+        key = name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"The name {quote_name(name)} is no Unicode.") from None
+    if not key or key.startswith(b"\0") or name == object_graph.KEY:
+        raise InvalidArgumentError(
+            f"No tensor can be named {quote_name(name)} in a checkpoint of TensorFlow, where that"
+            " has a meaning of its own."
+        )
+    return key
+
+
+def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
+    if tensor.dtype not in NUMBERS:
+        raise UnsupportedCheckpointError(
+            f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."
+        )
+    if len(tensor.shape) > RANK:
+        raise InvalidArgumentError(
+            f"{quote_name(name)} has {len(tensor.shape)} axes, TensorFlow has {RANK} at most."
+        )
+    size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    if len(tensor.data) != size:
+        raise InvalidArgumentError(
+            f"{quote_name(name)} has {len(tensor.data)} bytes, {tensor.dtype} of shape"
+            f" {tensor.shape} has {size}."
+        )
+    return tensor

@@ -1,0 +1,40 @@
+"""Trees that find a group's tables and a dataset's chunks (HDF5's B-trees of version 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from thalweg._formats.source import FilePart, SourceFile
+
+_DEEPEST = 16
+
+
+def iterate_leaves(
+    source: SourceFile, address: int, kind: int, width: int
+) -> Iterator[tuple[FilePart, int]]:
+    """The key before each child of the lowest nodes, and the child's address, in order.
+
+    Args:
+        source: The file.
+        address: Where the tree is.
+        kind: What it finds: 0, tables of links; 1, chunks.
+        width: How many bytes a key has.
+    """
+    pending: list[tuple[int, int | None]] = [(address, None)]
+    while pending:
+        begin, above = pending.pop()
+        source.visit_once(begin, "a node of a tree")
+        head = source.read_part(begin, 24, "a node of a tree")
+        head.expect_signature(b"TREE" + bytes([kind]), "a node of a tree")
+        level, count = head.take_number(1), head.take_number(2)
+        if level > _DEEPEST or (above is not None and level != above - 1):
+            raise source.data_loss_error(begin + 5, f"a node of level {level} is out of place")
+        body = source.read_part(begin + 24, count * (width + 8), "a node of a tree")
+        pairs = [
+            (body.take_part(width), body.take_stored_address("a child of a node"))
+            for _ in range(count)
+        ]
+        if level:
+            pending += [(child, level) for _, child in reversed(pairs)]
+        else:
+            yield from pairs

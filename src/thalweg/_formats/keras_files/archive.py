@@ -1,0 +1,216 @@
+"""The members of a `.keras` file, which is a zip archive.
+
+What Keras writes is the plainest kind of one. Every size and every name is looked at before
+anything is read, nothing is written anywhere, and members that are not asked for stay closed.
+
+By hand, as `zipfile` makes a list of all members before it can be asked how many there are.
+
+Reference: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from thalweg._formats.source import FilePart, SourceFile
+
+MAGIC = b"PK\3\4"
+ENTRIES, RATIO = 65_536, 100
+_PIECE = 1 << 20
+_STORED, _DEFLATED = 0, 8
+_ENCRYPTED = 1 | 64
+_END, _LOCATOR, _DIRECTORY_END = b"PK\5\6", b"PK\6\7", b"PK\6\6"
+_LONG, _SHORT = 2**32 - 1, 2**16 - 1  # numbers that stand elsewhere, in records of 64 bits
+
+
+@dataclass(frozen=True)
+class ArchiveMember:
+    """A member of an archive, not read yet.
+
+    Attributes:
+        name: Its name.
+        method: How it is stored: 0, as it is, or 8, deflated.
+        checksum: The CRC32 of its bytes.
+        stored, size: How many bytes it takes, and has.
+        begin: Where its own header is.
+    """
+
+    name: str
+    method: int
+    checksum: int
+    stored: int
+    size: int
+    begin: int
+
+
+def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
+    """The members of an archive by name.
+
+    Raises:
+        DataLossError: It is no archive, or is damaged, or would become a hundred times as large.
+        UnsafeCheckpointError: A name leads out of the folder in which it would be unpacked.
+        UnsupportedCheckpointError: A member is encrypted, or compressed by another method.
+    """
+    count, size, begin = _find_directory(source)
+    if count > ENTRIES:
+        raise source.data_loss_error(
+            begin, f"{count} members, and {ENTRIES} are the most there can be"
+        )
+    part = source.read_part(begin, size, "the list of members")
+    found: dict[str, ArchiveMember] = {}
+    for _ in range(count):
+        at, member = part.offset, _read_member(part)
+        if member.name in found:
+            raise source.data_loss_error(at, f"the member {member.name!r} is there twice")
+        if member.size > RATIO * member.stored:
+            text = f"{member.name!r} has {member.stored} bytes that become {member.size}"
+            raise source.data_loss_error(at, f"{text}, more than {RATIO} times as many")
+        found[member.name] = member
+    if part.left:
+        raise source.data_loss_error(part.offset, "there are more members than the archive says")
+    if sum(member.stored for member in found.values()) > begin:
+        raise source.data_loss_error(begin, "members overlap")
+    return found
+
+
+def _find_directory(source: SourceFile) -> tuple[int, int, int]:
+    """How many members there are, and size and place of their list."""
+    begin = max(source.size - 22, 0)
+    end = source.read_part(begin, min(source.size, 22), "the end of the archive")
+    if bytes(end.data[:4]) != _END:
+        raise source.data_loss_error(
+            begin, "the archive is cut off: the list of its members is not there"
+        )
+    end.take(4)
+    disks = end.take_number(2), end.take_number(2), end.take_number(2)
+    count, size, begin, comment = (
+        end.take_number(2),
+        end.take_number(4),
+        end.take_number(4),
+        end.take_number(2),
+    )
+    if disks != (0, 0, count) or comment:
+        raise source.data_loss_error(source.size - 22, "the end of the archive is not Keras'")
+    if count != _SHORT and _LONG not in (size, begin):
+        return count, size, begin
+    locator = source.read_part(max(source.size - 42, 0), 20, "the end of a large archive")
+    locator.expect_signature(_LOCATOR, "the end of a large archive")
+    locator.take(4)
+    record = source.read_part(locator.take_number(8), 56, "the end of a large archive")
+    record.expect_signature(_DIRECTORY_END, "the end of a large archive")
+    record.take(28)
+    return record.take_number(8), record.take_number(8), record.take_number(8)
+
+
+def _read_member(part: FilePart) -> ArchiveMember:
+    source, at = part.source, part.offset
+    part.expect_signature(b"PK\1\2", "a member")
+    part.take(4)
+    flags, method, _, checksum = (
+        part.take_number(2),
+        part.take_number(2),
+        part.take_number(4),
+        part.take_number(4),
+    )
+    sizes = [part.take_number(4), part.take_number(4)]
+    lengths = [part.take_number(2) for _ in range(3)]
+    part.take(8)
+    begin = part.take_number(4)
+    name, extra, _ = (part.take_part(length) for length in lengths)
+    stored, size, begin = _read_zip64(extra, sizes, begin)
+    title = _member_name(source, at, bytes(name.data))
+    if flags & _ENCRYPTED:
+        raise source.unsupported_error(at, f"the member {title!r} is encrypted")
+    if method not in (_STORED, _DEFLATED):
+        raise source.unsupported_error(at, f"the member {title!r} is compressed by method {method}")
+    if method == _STORED and stored != size:
+        raise source.data_loss_error(at, f"{title!r} has {stored} bytes and should have {size}")
+    return ArchiveMember(title, method, checksum, stored, size, begin)
+
+
+def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
+    """Sizes and place, out of a record of 64 bits if they are too large for their own fields."""
+    while extra.left >= 4:
+        kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
+        if kind != 1:
+            continue
+        for place in (1, 0):  # the size comes before what is stored
+            if sizes[place] == _LONG:
+                sizes[place] = record.take_number(8)
+        begin = record.take_number(8) if begin == _LONG else begin
+    return sizes[0], sizes[1], begin
+
+
+def _member_name(source: SourceFile, at: int, name: bytes) -> str:
+    try:
+        found = name.decode()
+    except UnicodeDecodeError as error:
+        raise source.data_loss_error(at, f"the name {name[:40]!r} is not UTF-8") from error
+    parts = found.rstrip("/").split("/")
+    if "\\" in found or ":" in found or "\0" in found or {"", ".", ".."} & set(parts):
+        raise source.unsafe_error(at, f"the member {found[:80]!r} would leave the folder")
+    return found
+
+
+def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
+    """The bytes of a member, after their checksum.
+
+    Raises:
+        DataLossError: They are not what was written.
+    """
+    head = source.read_part(member.begin, 30, f"the member {member.name!r}")
+    head.expect_signature(MAGIC, f"the member {member.name!r}")
+    head.take(22)
+    lengths = head.take_number(2), head.take_number(2)
+    names = source.read_part(member.begin + 30, sum(lengths), f"the member {member.name!r}")
+    if bytes(names.take(lengths[0])) != member.name.encode():
+        raise source.data_loss_error(member.begin, f"{member.name!r} has another name here")
+    begin = member.begin + 30 + sum(lengths)
+    if begin + member.stored > source.size:
+        raise source.data_loss_error(begin, f"{member.name!r} goes beyond the end of the file")
+    if member.method == _STORED:
+        return _as_it_is(source, member, begin)
+    return _inflate_member(source, member, begin)
+
+
+def _as_it_is(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
+    checksum = 0
+    for first in range(0, member.size, _PIECE):
+        size = min(_PIECE, member.size - first)
+        checksum = zlib.crc32(source.read_uncounted(begin + first, size), checksum)
+    _check_sum(source, member, begin, checksum)
+    return SourceFile(
+        f"{source.title}: {member.name}",
+        member.size,
+        lambda first, size: source.read_uncounted(begin + first, size),
+    )
+
+
+def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
+    stream, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
+    try:
+        for first in range(0, member.stored, _PIECE):
+            if len(made) > member.size:
+                break
+            piece = source.read_uncounted(begin + first, min(_PIECE, member.stored - first))
+            made += stream.decompress(piece, member.size + 1 - len(made))
+    except zlib.error as error:
+        raise source.data_loss_error(
+            begin, f"{member.name!r} cannot be inflated: {error}"
+        ) from error
+    if len(made) != member.size or not stream.eof:
+        raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
+    _check_sum(source, member, begin, zlib.crc32(made))
+    view = memoryview(made)
+    return SourceFile(
+        f"{source.title}: {member.name}",
+        member.size,
+        lambda first, size: view[first : first + size],
+    )
+
+
+def _check_sum(source: SourceFile, member: ArchiveMember, begin: int, calculated: int) -> None:
+    if calculated != member.checksum:
+        text = f"stored {member.checksum} vs. calculated on the restored bytes {calculated}"
+        raise source.data_loss_error(begin, f"{member.name!r}: Checksum does not match: {text}")

@@ -1,0 +1,107 @@
+"""What Keras 3 saves.
+
+A `.keras` file is an archive with a description of the model, which says how the optimizer was
+configured, and with the variables as a `.weights.h5` file. There a group "vars" has the variables
+of a layer or an optimizer, numbered: "layers/dense_1/vars/0".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thalweg._formats.hdf5 import file
+from thalweg._formats.hdf5.datasets import ArrayDataset
+from thalweg._formats.hdf5.file import Group
+from thalweg._formats.json_text import as_object
+from thalweg._formats.keras_files import archive as zipped
+from thalweg._formats.keras_files.arrays import Arrays, array_of
+from thalweg._formats.keras_files.config import Described, layers_of, load_json, optimizer_of
+from thalweg._formats.keras_files.names import LAYERS, VARIABLES, by_number, variables_by_path
+from thalweg._formats.source import SourceFile
+
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+_OPTIMIZER = "optimizer"
+_METRICS = "metrics"  # sums that Keras 2.12 to 2.15 saved, too, and that are not the model's
+_LARGEST = 100_000_000  # bytes of a description
+
+
+Place = tuple[int | None, str]  # of a layer in the model, if that is known, and its group
+
+
+def read_archive(source: SourceFile) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
+    """What `read_weights` returns, behind the class and configuration, of a `.keras` file."""
+    members = zipped.list_members(source)
+    for name in (WEIGHTS, CONFIG):
+        if name not in members:
+            raise _missing_member_error(source, name, members)
+    if members[CONFIG].size > _LARGEST:
+        raise source.data_loss_error(members[CONFIG].begin, f"{CONFIG!r} has more than 100 MB")
+    text = zipped.read_member(source, members[CONFIG])
+    described = load_json(text.title, bytes(text.read_uncounted(0, text.size)))
+    compiled = as_object(described.get("compile_config"))
+    found = optimizer_of(text.title, compiled.get("optimizer"))
+    inner = zipped.read_member(source, members[WEIGHTS])
+    return found, *read_weights(inner, file.root_group(inner), layers_of(described))
+
+
+def _missing_member_error(source: SourceFile, name: str, members: Iterable[str]) -> Exception:
+    others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
+    if name == WEIGHTS and others:
+        return source.unsupported_error(
+            0, f"weights in {others[0]!r} are not read, only in {name!r}"
+        )
+    first = next(iter(members), "nothing")
+    return source.data_loss_error(
+        0, f"the archive has no {name!r}, as a file of Keras has; it begins with {first[:80]!r}"
+    )
+
+
+def read_weights(
+    source: SourceFile, root: Group, layers: dict[str, str]
+) -> tuple[Arrays, Arrays, dict[str, Place]]:
+    """The optimizer's arrays, the model's, and where these are.
+
+    Args:
+        source: The file.
+        root: Its first group.
+        layers: The names of the model's layers by their groups, in its order, if it is known.
+
+    Raises:
+        UnsupportedCheckpointError: The file is none of Keras'.
+    """
+    places = {f"{LAYERS}/{group}": number for number, group in enumerate(layers)}
+
+    def place_of(path: str) -> tuple[int, object]:
+        return places.get("/".join(path.split("/")[:2]), len(places)), by_number(path)
+
+    owners = _variables_by_group(source, root)
+    ordered = {path: owners[path] for path in sorted(owners, key=place_of)}
+    optimizer: Arrays = {}
+    for path in [path for path in ordered if path.split("/")[0] == _OPTIMIZER]:
+        for number, dataset in enumerate(ordered.pop(path)):
+            if dataset.name != f"{path}/{number}":
+                raise source.data_loss_error(0, f"{path}/{number} is missing")
+            optimizer[dataset.name] = array_of(dataset)
+    found = variables_by_path(root, ordered, layers)
+    groups = {each.name: each.name.rsplit("/", 2)[0] for each in found.values()}
+    where = {
+        name: (places.get("/".join(each.name.split("/")[:2])), groups[each.name])
+        for name, each in found.items()
+    }
+    return optimizer, {name: array_of(each) for name, each in found.items()}, where
+
+
+def _variables_by_group(source: SourceFile, root: Group) -> dict[str, list[ArrayDataset]]:
+    """The variables of each group that is called "vars", as they are numbered."""
+    found: dict[str, list[ArrayDataset]] = {}
+    for dataset in sorted(root.iterate_datasets(), key=lambda each: by_number(each.name)):
+        path = dataset.name.rpartition("/")[0]
+        if path.split("/")[0] == _METRICS:
+            continue
+        if path.rpartition("/")[2] != VARIABLES:
+            text = f"an HDF5 file, but not one of Keras: {dataset.name!r} is in no group 'vars'"
+            raise source.unsupported_error(0, text)
+        found.setdefault(path, []).append(dataset)
+    if not found:
+        raise source.unsupported_error(0, "an HDF5 file without variables")
+    return found

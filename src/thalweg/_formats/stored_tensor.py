@@ -1,0 +1,166 @@
+"""A tensor's bytes, as a file holds them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedCheckpointError,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, dtype
+
+# safetensors' names; C64 and C128 are ours, and stand in the file as pairs of floats.
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+    "C128": 16,
+}  # fmt: skip
+
+_TORCH = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "U16": "uint16", "I16": "int16", "F16": "float16",
+    "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64",
+    "I64": "int64", "F64": "float64", "C64": "complex64", "C128": "complex128",
+}  # fmt: skip
+_ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """One tensor's bytes.
+
+    Attributes:
+        dtype: safetensors' name of its dtype, "F32"; "C64" and "C128" for complex numbers.
+        shape: Its shape.
+        data: Its bytes, little-endian, row by row: `product(shape) * itemsize` of them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def tensor(self) -> Tensor:
+        """The tensor. Shares memory with `data` if that is writable and aligned, else a copy.
+
+        Raises:
+            DataLossError: Something is neither true nor false.
+        """
+        import torch
+
+        self._check_data()
+        kind = dtype_of(self.dtype)
+        if not self.data.nbytes:
+            return torch.empty(self.shape, dtype=kind, device="cpu")
+        raw = self.data if self._is_usable() else bytearray(self.data)
+        return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The same as NumPy's array.
+
+        Raises:
+            DataLossError: Something is neither true nor false.
+            UnsupportedCheckpointError: NumPy has no such dtype.
+        """
+        import numpy as np
+
+        self._check_data()
+        if self.dtype in _ONLY_TORCH:
+            raise UnsupportedCheckpointError(f"NumPy has no {_TORCH[self.dtype]}; use tensor().")
+        if not self.data.nbytes:
+            return np.empty(self.shape, _TORCH[self.dtype])
+        raw = self.data if self._is_usable() else bytearray(self.data)
+        return np.frombuffer(raw, _TORCH[self.dtype]).reshape(self.shape)
+
+    def _check_data(self) -> None:
+        import numpy as np
+
+        _check_order()
+        # Compiled code trusts that a bool is 0 or 1.
+        if self.dtype == "BOOL" and self.data and np.frombuffer(self.data, np.uint8).max() > 1:
+            raise DataLossError(f"A bool of shape {self.shape} holds a byte that is not 0 or 1.")
+
+    def _is_usable(self) -> bool:
+        import numpy as np
+
+        address = np.frombuffer(self.data, np.uint8).ctypes.data
+        return not self.data.readonly and address % ITEM_BYTES[self.dtype] == 0
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of a file that is not read.
+
+    Attributes:
+        name: Its name.
+        dtype: As in `StoredTensor`; TensorFlow's own name of what is read as no tensor: "string".
+        shape: Its shape.
+        bytes: How many bytes it has in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def dtype_of(name: str) -> dtype:
+    """The dtype of torch that has one of the names of `ITEM_BYTES`."""
+    import torch
+
+    return getattr(torch, _TORCH[name])
+
+
+def of_tensor(tensor: Tensor) -> StoredTensor:
+    """The bytes of a tensor; copied only if they are not contiguous CPU memory.
+
+    Raises:
+        LayoutError: Its storage was cut.
+        InvalidTypeError: It is sparse, quantized, nested, or stands for several tensors.
+        InvalidArgumentError: It has no memory: it is on the meta device.
+    """
+    import numpy as np
+    import torch
+    from torch._C import DisableTorchFunctionSubclass
+
+    from thalweg._base.context_managers import no_grad
+    from thalweg.variable import check_held
+
+    _check_order()
+    check_held(tensor)
+    with DisableTorchFunctionSubclass(), no_grad():
+        plain = tensor.detach()
+        if plain.is_meta:
+            raise InvalidArgumentError("A tensor on the meta device has no values to save.")
+        if type(plain) is not torch.Tensor or plain.is_nested or plain.layout != torch.strided:
+            kind = f"{type(plain).__name__} of layout {plain.layout}"
+            raise InvalidTypeError(f"Cannot save a {kind}; only plain dense tensors can be.")
+        name = _names_of_dtypes().get(plain.dtype)
+        if name is None:
+            raise InvalidTypeError(f"Cannot save a tensor of {plain.dtype}.")
+        plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+        if not plain.numel():
+            return StoredTensor(name, tuple(plain.shape), memoryview(b""))
+        # `numpy()` would mark the memory, which counted as another's ever after.
+        raw = np.from_dlpack(plain.view(-1).view(torch.uint8))
+    return StoredTensor(name, tuple(plain.shape), raw.data)
+
+
+@cache
+def _names_of_dtypes() -> dict[dtype, str]:
+    return {dtype_of(name): name for name in _TORCH}
+
+
+def _check_order() -> None:
+    if sys.byteorder != "little":
+        raise UnsupportedCheckpointError("Files are little-endian, and this machine is not.")

@@ -1,0 +1,123 @@
+"""`add`: a new operation in a graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from thalweg._graph.arguments import argument_filler, inputs_of, written_by
+from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
+from thalweg._graph.shapes import Output
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+
+ONLY_INSIDE = (
+    "is made in the function of a cond or a loop, and has no value outside of it: return it from"
+    " the function."
+)
+
+_LIBRARY = str(Path(__file__).parent.parent)
+_CPU = torch.device("cpu")
+
+
+def add(
+    graph: Nodes,
+    name: str,
+    function: Callable[..., object] | None,
+    arguments: Sequence[object] = (),
+    *,
+    outputs: Sequence[Output] = (),
+    picks: tuple[int, ...] | None = None,
+    kind: str = "pure",
+    type: str | None = None,
+    control_inputs: Sequence[Operation] = (),
+    absolute: bool = False,
+    make: Callable[..., SymbolicTensor] = SymbolicTensor,
+    captured: Sequence[SymbolicTensor] = (),
+) -> Operation:
+    """Add an operation to `graph`.
+
+    Args:
+        graph: The graph.
+        name: Is made unique, below the current name scope unless `absolute`.
+        function: Called with the arguments of the run; None if it only orders others.
+        arguments: Nests of symbolic tensors of this graph, references, and plain objects.
+        outputs: What is known of each output.
+        picks: Which leaves of the nest that the function returns are the outputs; None if it
+            returns the only output itself.
+        kind: "pure", "update", "blocking", "placeholder" or "variable".
+        type: What the operation does; by default as `name`.
+        control_inputs: Run before it, in addition to those of `control_dependencies`.
+        absolute: Whether `name` is the whole name.
+        make: The class of the outputs.
+        captured: Inputs that are computed before it, and are no arguments.
+
+    Raises:
+        FailedPreconditionError: The graph is finalized.
+        InvalidArgumentError: An input is of another graph, or of a branch or loop in which this
+            operation is not, or the name is not valid.
+    """
+    if graph.finalized:
+        raise FailedPreconditionError("Graph is finalized and cannot be modified.")
+    inputs = tuple(dict.fromkeys((*inputs_of(arguments, graph), *captured)))
+    controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
+    _check_needed(graph, inputs, controls)
+    device = next((tensor.device for tensor in inputs), _CPU)
+    with graph.lock:
+        full = _full_name(graph, name, absolute)
+        op = Operation(graph, full, kind, type or name, inputs, controls, device)
+        op.index = len(graph.operations)
+        graph.operations[full] = op
+    op.block, op.unit = graph.block, graph.unit
+    op.function, op.fill, op.picks, op.origin = (
+        function,
+        argument_filler(arguments),
+        picks,
+        _user_frame(),
+    )
+    if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
+        op.argument = arguments[0]
+    op.written = () if kind == "pure" else written_by(arguments)
+    op.outputs = tuple(make(op, i, out.dtype, out.shape) for i, out in enumerate(outputs))
+    if outputs and all(out.flows is not None for out in outputs):
+        op.flows = tuple(out.flows or () for out in outputs)
+    return op
+
+
+def _check_needed(
+    graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
+) -> None:
+    """Refuse what is not to be had where the operation is, or not any more."""
+    for needed in (*(tensor.op for tensor in inputs), *controls):
+        if needed.block is not None and (
+            graph.block is None or not graph.block.can_use(needed.block)
+        ):
+            raise InvalidArgumentError(f"'{needed.name}' {ONLY_INSIDE}")
+    stale = {} if graph.unit is None else graph.unit.stale
+    for tensor in inputs if stale else ():
+        if tensor in stale:
+            raise InvalidArgumentError(
+                f"'{tensor.name}' was made before '{stale[tensor]}' wrote to the memory that it"
+                " looks into: make it after that."
+            )
+
+
+def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
+    """The name of a new operation; that of a scope, "outer/inner/", is the whole name, as there."""
+    exact = name[:-1]
+    if not name.endswith("/"):
+        return graph.unique_name(name, absolute=absolute)
+    if exact in graph.operations:
+        return graph.unique_name(exact, absolute=True)
+    graph.claim_name(exact)
+    return exact
+
+
+def _user_frame() -> str:
+    """The line of user code that led here."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,173 @@
+"""The arguments of a node: nests in which symbols stand for what a run puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import partial
+from operator import itemgetter
+from typing import Any, cast
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.nodes import Nodes, SymbolicTensor
+from thalweg.errors import InvalidArgumentError
+from thalweg.indexed_slices import IndexedSlices
+
+Filler = Callable[[Any], Any]
+
+
+class Reference:
+    """A variable that arrives as the session's own leaf, to be written in place."""
+
+    def __init__(self, variable: SymbolicTensor) -> None:
+        self.symbol = variable
+
+    def get(self, frame: Any) -> Any:
+        return frame.session.leaf(self.symbol)
+
+
+class Target(Reference):
+    """A variable that is about to get a value; None arrives where it has none yet."""
+
+    def get(self, frame: Any) -> Any:
+        is_known = frame.session.is_initialized(self.symbol)
+        return super().get(frame) if is_known else None
+
+
+class DenseGradient:
+    """A gradient that arrives as a whole tensor, even if the run finds it to be rows."""
+
+    def __init__(self, tensor: SymbolicTensor) -> None:
+        self.symbol = tensor
+
+    def get(self, frame: Any) -> Any:
+        value = frame[self.symbol]
+        return value.to_dense() if isinstance(value, IndexedSlices) else value
+
+
+def densify(leaf: object) -> Any:
+    """`leaf`, as functions of torch's need it: never rows alone."""
+    return DenseGradient(leaf) if isinstance(leaf, SymbolicTensor) and leaf.may_be_sparse else leaf
+
+
+def by_reference(variable: SymbolicTensor) -> Reference:
+    """Hand a variable to `operation` as the session's own leaf tensor, which it may write to."""
+    return Reference(variable)
+
+
+IN_EAGER_MODE = (
+    "This is eager mode: fetch the values of a graph's tensors with Session.run, or build the rest"
+    " of the graph inside of `with graph.as_default():`, too."
+)
+
+
+def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
+    """The symbolic tensors whose values the arguments need, each once.
+
+    Raises:
+        InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
+    """
+    inputs: dict[SymbolicTensor, None] = {}
+    for leaf in leaves_of(arguments):
+        symbol = leaf.symbol if isinstance(leaf, (Reference, DenseGradient)) else leaf
+        if not isinstance(symbol, SymbolicTensor):
+            continue
+        if symbol.graph is not graph:
+            hint = " " + IN_EAGER_MODE if executing_eagerly() else ""
+            raise InvalidArgumentError(
+                f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
+                f"{hint}"
+            )
+        if not isinstance(leaf, Reference):
+            inputs[symbol] = None
+    return tuple(inputs)
+
+
+def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
+    """The variables that arrive to be written in place."""
+    return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
+
+
+def argument_filler(arguments: Sequence[object]) -> Filler:
+    """A function that gives the arguments of one run, as its `Frame` holds them."""
+    if not arguments:
+        return no_arguments
+    if _are_many(arguments, SymbolicTensor):
+        return itemgetter(*arguments)
+    given, moving = list(arguments), _moving(enumerate(arguments))
+
+    def fill_arguments(frame: object) -> list[Any]:
+        filled = given.copy()
+        for place, fill in moving:
+            filled[place] = fill(frame)
+        return filled
+
+    return fill_arguments
+
+
+def no_arguments(frame: object) -> Sequence[Any]:
+    """Fills in nothing."""
+    return ()
+
+
+def _moving(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
+    """The places of what is not the same in each run, and what fills it in."""
+    fillers = [(place, _filler(item)) for place, item in items]
+    return [(place, fill) for place, fill in fillers if fill is not None]
+
+
+def _filler(nest: object) -> Filler | None:
+    """What gives a nest as a frame fills it in; None if nothing of it is."""
+    if isinstance(nest, SymbolicTensor):
+        return itemgetter(nest)
+    if isinstance(nest, Reference | DenseGradient):
+        return nest.get
+    if isinstance(nest, dict):
+        named = cast("dict[Any, Any]", nest)
+        return _nest_filler(named, named.items(), copy)
+    if not isinstance(nest, list | tuple):
+        return None
+    items, kind = cast("list[Any]", nest), cast("type[Any]", type(nest))
+    if kind in (list, tuple) and _are_many(items, SymbolicTensor):
+        getter = itemgetter(*items)
+        return getter if kind is tuple else lambda frame: [*getter(frame)]
+    if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
+        variables = [item.symbol for item in items]
+        return lambda frame: kind(frame.session.leaves(variables))
+    fill = _nest_filler(items, enumerate(items), list)
+    if fill is None or kind is list:
+        return fill
+    made = getattr(kind, "_make", kind)
+    return lambda frame: made(fill(frame))
+
+
+def _are_many(items: Sequence[object], kind: type[object]) -> bool:
+    return len(items) > 1 and all(isinstance(item, kind) for item in items)
+
+
+def _nest_filler(
+    nest: Any, items: Iterable[tuple[Any, Any]], copied: Callable[[Any], Any]
+) -> Filler | None:
+    """That of a list or dictionary; what lists and dictionaries it holds are the function's own."""
+    moving = _moving(items := list(items))
+    if not moving:
+        return None
+    known = {place for place, _ in moving}
+    moving += [
+        (place, partial(_copied, item))
+        for place, item in items
+        if place not in known and isinstance(item, list | tuple | dict)
+    ]
+
+    def fill_nest(frame: Any) -> Any:
+        filled = copied(nest)
+        for place, fill in moving:
+            filled[place] = fill(frame)
+        return filled
+
+    return fill_nest
+
+
+def _copied(nest: object, frame: object) -> object:
+    return mapped(lambda leaf: leaf, nest)

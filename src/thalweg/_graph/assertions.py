@@ -1,0 +1,59 @@
+"""`must_hold`: a condition that is checked at once, or in graph mode by each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._core.nest import leaves_of
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.operation import operation
+from thalweg.errors import InvalidArgumentError
+from thalweg.variable import to_tensor
+
+
+def must_hold(
+    check: Callable[..., object],
+    tensors: Sequence[object],
+    message: str,
+    data: Sequence[object] = (),
+    summarize: int | None = None,
+    name: str = "Assert",
+) -> Any:
+    """Raise InvalidArgumentError where a condition does not hold.
+
+    Args:
+        check: Is called with the values of `tensors`; returns a bool or a tensor of bools, of which
+            all are to be true.
+        tensors: What is checked.
+        message: What the error says.
+        data: Tensors and other objects whose values the error names; by default `tensors`.
+        summarize: How many elements of each are named; 3 by default, all if negative.
+        name: The name of the operation.
+
+    Returns:
+        In graph mode the operation that checks, otherwise None.
+    """
+    shown = list(data) or list(tensors)
+
+    def check_values(values: Sequence[object], seen: Sequence[object]) -> None:
+        if not to_tensor(check(*values)).all():
+            listed = " ".join(f"[{excerpt(each, summarize)}]" for each in seen)
+            raise InvalidArgumentError(f"{message} {listed}".strip())
+
+    if any(isinstance(x, SymbolicTensor) for x in leaves_of([list(tensors), shown])):
+        return operation(check_values, [list(tensors), shown], name, kind="pure")
+    return check_values(tensors, shown)
+
+
+def excerpt(value: object, summarize: int | None) -> str:
+    """The first elements of a value."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    most = 3 if summarize is None else summarize
+    flat = value.detach().reshape(-1)
+    shown = flat if most < 0 else flat[:most]
+    end = "..." if len(shown) < len(flat) else ""
+    return " ".join(str(each) for each in shown.tolist()) + end

@@ -1,0 +1,38 @@
+"""What one call adds to a graph as one update, whoever wrote what is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from thalweg._core.nest import leaves_of
+from thalweg._graph.control import group
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.nodes import Nodes, Operation
+
+
+def as_one_update(call: Callable[[], object]) -> Any:
+    """What a call returns; what it adds to the graph is one update, or part of that around it.
+
+    What torch's functions write in place comes before what the call returns, if only that.
+    """
+    graph = get_default_graph()
+    with graph.as_one():
+        return after_writes(graph, call())
+
+
+def after_writes(graph: Nodes, made: object) -> Any:
+    """What has been made in a unit, or an operation after it and all that was written in place."""
+    last: Any = () if graph.unit is None else graph.unit.last
+    found = [getattr(each, "op", each) for each in leaves_of(made)]
+    if not last or max((getattr(op, "index", -1) for op in found), default=-1) > last[0].index:
+        return made
+    return group(*(op for op in found if isinstance(op, Operation)))
+
+
+def updates_since(graph: Nodes, before: int) -> list[Operation]:
+    """The updates of the present unit that were made since a graph had `before` operations."""
+    made = islice(graph.operations.values(), before, None)
+    place = graph.unit, graph.block
+    return [op for op in made if op.kind == "update" and (op.unit, op.block) == place]

@@ -1,0 +1,131 @@
+"""`cond` and `case`: in a run one function of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.showing import show_value
+from thalweg._graph.assertions import must_hold
+from thalweg._graph.default_graph import control_dependencies, get_default_graph
+from thalweg._graph.ops import convert_to_tensor
+from thalweg._graph.subgraphs import (
+    check_alike,
+    flows_of,
+    merged_output,
+    run_by,
+    trace_block,
+    wrap_outputs,
+)
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+Branch = Callable[[], Any]
+
+
+def cond(
+    pred: object,
+    true_fn: Branch | None = None,
+    false_fn: Branch | None = None,
+    *,
+    strict: bool = False,
+    name: str | None = None,
+    fn1: Branch | None = None,
+    fn2: Branch | None = None,
+) -> Any:
+    """What `true_fn()` returns if `pred` holds, otherwise what `false_fn()` does.
+
+    In graph mode both functions are called at once, to build their parts of the graph, and of these
+    each run has one run, with its updates. What they use of the outside runs before either.
+
+    Args:
+        pred: A number or tensor of one element.
+        true_fn: Returns a nest of tensors, or operations.
+        false_fn: Returns a nest of the same structure and dtypes.
+        strict: In graph mode, whether a list of one tensor stays a list.
+        name: Optional. The name scope of what they add.
+        fn1, fn2: The old names of `true_fn` and `false_fn`.
+
+    Returns:
+        In graph mode a tensor, which is of type bool for an operation, or a nest of these. The
+        gradient by what the branch that ran does not use is zeros.
+
+    Raises:
+        InvalidTypeError: A function is missing or returns None, the structures or dtypes differ, or
+            in graph mode `pred` is Python's own bool.
+    """
+    then, otherwise = fn1 if true_fn is None else true_fn, fn2 if false_fn is None else false_fn
+    for function, title in ((then, "true_fn"), (otherwise, "false_fn")):
+        if not callable(function):
+            raise InvalidTypeError(f"{title} must be callable, not {show_value(function)}.")
+    if executing_eagerly():
+        return (then if pred else otherwise)()  # pyright: ignore
+    if isinstance(pred, bool):
+        raise InvalidTypeError("pred must not be a Python bool: use if, or a tensor.")
+    graph = get_default_graph()
+    with graph.name_scope(name or "cond"):
+        chosen = convert_to_tensor(pred)
+        branches = [trace_block(graph, function) for function in (then, otherwise)]  # pyright: ignore
+        check_alike(branches[0].nest, branches[1].nest, "What true_fn and false_fn return")
+        columns = zip(*(branch.results for branch in branches), strict=True)
+        outputs = [
+            merged_output(pair, [x for branch in branches for x in flows_of(branch, pair)])
+            for pair in columns
+        ]
+        found = run_by(_run_branch, branches, [chosen], outputs, "Merge")
+    whole = wrap_outputs(branches[0].nest, found)
+    return whole if strict else _unpack_single(whole)
+
+
+def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
+    return then() if pred else otherwise()
+
+
+def case(
+    pred_fn_pairs: Mapping[object, Branch] | Sequence[tuple[object, Branch]],
+    default: Branch | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str | None = "case",
+) -> Any:
+    """What the function of the first condition that holds returns, or what `default` does.
+
+    Args:
+        pred_fn_pairs: Pairs of a condition and a function, or a dict of these.
+        default: Optional. A function.
+        exclusive: Whether several conditions that hold are an error.
+        strict: As in `cond`.
+        name: The name scope.
+
+    Raises:
+        InvalidArgumentError: There are no pairs; or, in graph mode when it runs, no condition holds
+            and there is no default, or several hold that are exclusive.
+    """
+    name = name or "case"
+    pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
+    if not pairs:
+        raise InvalidArgumentError("case needs at least one pair of a condition and a function.")
+    in_graph = not executing_eagerly()
+    with get_default_graph().name_scope(name) if in_graph else nullcontext():
+        preds = [convert_to_tensor(pred) for pred, _ in pairs]
+        checks = []
+        if exclusive:
+            message = "case: more than one of these conditions holds."
+            checks.append(must_hold(lambda *given: sum(map(bool, given)) <= 1, preds, message))
+        if default is None:
+            message = "case: none of these conditions holds, and there is no default."
+            checks.append(must_hold(lambda *given: any(map(bool, given)), preds, message))
+        chain = list(zip(preds, (function for _, function in pairs), strict=True))
+        rest = chain.pop()[1] if default is None else default
+        for pred, function in reversed(chain):
+            rest = partial(cond, pred, function, rest, strict=True)
+        with control_dependencies(checks) if in_graph else nullcontext():
+            found = rest()
+    return found if strict or not in_graph else _unpack_single(found)
+
+
+def _unpack_single(nest: object) -> object:
+    """The one element of a list or tuple; anything else as it is."""
+    return nest[0] if isinstance(nest, list | tuple) and len(nest) == 1 else nest

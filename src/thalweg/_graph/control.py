@@ -1,0 +1,151 @@
+"""Operations that only order others, and those that initialize variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._base.execution_context import current_session, executing_eagerly
+from thalweg._core.nest import leaves_of
+from thalweg._graph.add_operation import add
+from thalweg._graph.collections import GraphKeys
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.nodes import Operation, SymbolicTensor
+from thalweg._graph.shapes import Output
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variables import GraphVariable, alias_node
+
+
+def no_op(name: str | None = None) -> Any:
+    """An operation that does nothing, after its control dependencies.
+
+    None inside of a node that runs.
+    """
+    if current_session() is not None:
+        return None
+    return add(get_default_graph(), "NoOp" if name is None else name, None, type="NoOp")
+
+
+def group(*inputs: object, name: str | None = None) -> Any:
+    """An operation that is done when all of `inputs`, in nested lists, are; None is left out.
+
+    None inside of a node that runs, and of tensors of eager mode: they are done.
+
+    Raises:
+        InvalidTypeError: An input is neither an operation nor symbolic.
+    """
+    items = [item for item in leaves_of(inputs) if item is not None]
+    computed = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
+    if computed or current_session() is not None:
+        return None
+    graph = next((x.graph for x in items if hasattr(x, "graph")), None) or get_default_graph()
+    controls = [graph.as_operation(item) for item in items]
+    return add(graph, name or "group_deps", None, type="NoOp", control_inputs=controls)
+
+
+def tuple_(
+    tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
+) -> list[Any]:
+    """The same tensors, none of which is available before all are; None stays None.
+
+    Args:
+        tensors: Symbolic tensors, slices, or None.
+        name: The name of the scope of the new tensors.
+        control_inputs: Operations that come before as well.
+    """
+    name = name or "tuple"
+    graph = get_default_graph()
+    with graph.name_scope(name):
+        barrier = group(*tensors, *control_inputs)
+        with graph.control_dependencies([barrier]):
+            return [_gate_tensor(tensor) for tensor in tensors]
+
+
+def _gate_tensor(tensor: Any) -> object:
+    if tensor is None:
+        return None
+    if isinstance(tensor, SymbolicSlices):
+        return SymbolicSlices.of(alias_node(tensor.source, "control_dependency"))
+    return alias_node(tensor, "control_dependency")
+
+
+def global_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that all of its users share."""
+    return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
+
+
+def local_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph in LOCAL_VARIABLES."""
+    return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
+
+
+def trainable_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that `minimize` trains by default."""
+    return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
+
+
+def moving_average_variables(scope: str | None = None) -> list[GraphVariable]:
+    """The variables of the default graph that have a moving average."""
+    return get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, scope)
+
+
+def variables_initializer(
+    var_list: Iterable[GraphVariable], name: str | None = "init"
+) -> Operation:
+    """An operation that gives variables their initial values."""
+    name = name or "init"
+    return group([variable.initializer for variable in var_list], name=name)
+
+
+def global_variables_initializer() -> Operation:
+    """An operation that initializes the global variables there are so far."""
+    return variables_initializer(global_variables())
+
+
+initialize_all_variables = global_variables_initializer
+
+
+def local_variables_initializer() -> Operation:
+    """An operation that initializes the local variables there are so far."""
+    return variables_initializer(local_variables())
+
+
+def is_variable_initialized(
+    ref: GraphVariable, name: str | None = "IsVariableInitialized"
+) -> SymbolicTensor:
+    """A bool: whether the session has initialized the variable."""
+    name = name or "IsVariableInitialized"
+    outputs = [Output(torch.bool, (), ())]
+
+    def is_initialized() -> torch.Tensor:
+        return torch.tensor(_is_known(ref), dtype=torch.bool, device="cpu")
+
+    op = add(ref.graph, name, is_initialized, outputs=outputs)
+    return op.outputs[0]
+
+
+def report_uninitialized_variables(
+    var_list: Sequence[GraphVariable] | None = None,
+    name: str | None = "report_uninitialized_variables",
+) -> SymbolicTensor:
+    """The names of the variables that the session has not initialized, as an array of strings.
+
+    By default of the global and local variables there are so far.
+    """
+    name = name or "report_uninitialized_variables"
+    asked = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
+
+    def uninitialized_names() -> object:
+        return np.array([x.op.name for x in asked if not _is_known(x)], dtype=object)
+
+    return add(
+        get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
+    ).outputs[0]
+
+
+def _is_known(variable: GraphVariable) -> bool:
+    session = current_session()
+    return session is not None and session.is_initialized(variable)

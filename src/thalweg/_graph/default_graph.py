@@ -1,0 +1,129 @@
+"""The default graph: where new operations go, and what is asked of it without naming it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly, process, thread
+from thalweg._base.tensor_patching import lend_for_good
+from thalweg._graph import interception
+from thalweg._graph.graph import Graph
+from thalweg._graph.variables import variable_of
+from thalweg.errors import FailedPreconditionError
+
+
+class _GraphState:
+    """What all threads share."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+
+_process = _GraphState()
+
+
+def get_default_graph() -> Graph:
+    """The graph that new operations go to: that of the innermost `as_default`, or a global one."""
+    return thread.graphs[-1] if thread.graphs else _process.graph
+
+
+process.default_graph = get_default_graph
+
+
+def reset_default_graph() -> None:
+    """Forget the global graph and begin a new one.
+
+    Raises:
+        FailedPreconditionError: Called inside `Graph.as_default`.
+    """
+    if thread.graphs:
+        raise FailedPreconditionError("reset_default_graph() cannot be called inside as_default().")
+    _process.graph = Graph()
+
+
+def disable_eager_execution() -> None:
+    """Let calls build the default graph from now on, in all threads."""
+    lend_for_good()
+    process.settled = True
+    if process.eager:
+        process.eager = False
+        interception.start_intercepting()
+
+
+def enable_eager_execution(
+    config: object = None, device_policy: object = None, execution_mode: object = None
+) -> None:
+    """Undo `disable_eager_execution`; all arguments are ignored."""
+    process.settled = True
+    if not process.eager:
+        process.eager = True
+        interception.stop_intercepting()
+
+
+def begin_graphs() -> None:
+    """`disable_eager_execution`, unless a mode was asked for, or eager mode was relied upon.
+
+    The program is one of TensorFlow 1, whose variables are no resource variables by default.
+    """
+    if not (process.settled or thread.frames or thread.eager_blocks or thread.graphs):
+        disable_eager_execution()
+        process.resource_variables = False
+
+
+def graph_variable_of(parameter: object) -> Any:
+    """The variable that stands for `parameter` in the default graph, made when first asked.
+
+    Its initial value is the value that the parameter has when a session initializes it. An object
+    that knows its symbol, see `Nodes.symbol_of`, is asked for it. Anything else, such as a variable
+    of a graph, is given back as it is.
+    """
+    graph = get_default_graph()
+    is_parameter = isinstance(parameter, torch.nn.Parameter)
+    return variable_of(graph, parameter) if is_parameter else graph.symbol_of(parameter)
+
+
+def has_symbol(item: object) -> bool:
+    """Whether `graph_variable_of` finds something else than `item` itself in a graph."""
+    return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
+
+
+@contextlib.contextmanager
+def name_scope(
+    name: str | None = None, default_name: str | None = None, values: object = None
+) -> Iterator[str]:
+    """`Graph.name_scope` of the default graph; `default_name` stands in for a name of None."""
+    with get_default_graph().name_scope(default_name if name is None else name) as scope:
+        yield scope
+
+
+def control_dependencies(
+    control_inputs: Sequence[object] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """`Graph.control_dependencies` of the default graph.
+
+    Nothing waits inside of a node that runs, such as an optimizer's hook, nor for tensors of eager
+    mode: those are computed.
+    """
+    computed = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
+    if thread.frames or (computed and executing_eagerly()):
+        return contextlib.nullcontext()
+    return get_default_graph().control_dependencies(control_inputs)
+
+
+def add_to_collection(name: object, value: object) -> None:
+    """Append a value to a collection of the default graph."""
+    get_default_graph().add_to_collection(name, value)
+
+
+def get_collection(key: object, scope: str | None = None) -> list[Any]:
+    """A copy of a collection of the default graph; see `Collections.get_collection`."""
+    return get_default_graph().get_collection(key, scope)
+
+
+def get_collection_ref(key: object) -> list[Any]:
+    """The own list of a collection of the default graph."""
+    return get_default_graph().get_collection_ref(key)

@@ -1,0 +1,53 @@
+"""Gradients that an operation makes of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thalweg._graph.operation import operation
+from thalweg._graph.shapes import Output
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg.indexed_slices import IndexedSlices
+
+
+def made_of_gradients(
+    function: Callable[..., list[Any]],
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    *others: object,
+    name: str,
+    dtypes: Sequence[Any],
+    dense: bool = False,
+) -> list[Any]:
+    """Gradients that a function makes of gradients when a session runs.
+
+    Args:
+        function: Gets the values of the gradients that are not None, of their variables, and of
+            `others`; gives a gradient for each.
+        gradients: Any gradients. None is handed on and stays None.
+        variables: One for each gradient.
+        *others: More arguments, maybe symbolic.
+        name: Name of the operation.
+        dtypes: The dtypes of the results.
+        dense: Whether the results are whole tensors even if the gradients are slices.
+    """
+    present = [index for index, grad in enumerate(gradients) if grad is not None]
+    results: list[Any] = [None] * len(gradients)
+    if not present:
+        return results
+    given = [[each[index] for index in present] for each in (gradients, variables)]
+    known = [
+        Output(dtypes[index], _shape_of_slot(variables[index], gradients[index]), ())
+        for index in present
+    ]
+    made = operation(function, [*given, *others], name, kind="pure", outputs=known)
+    for index, output in zip(present, made, strict=True):
+        is_sparse = isinstance(gradients[index], SymbolicSlices | IndexedSlices) and not dense
+        output.may_be_sparse = not dense
+        results[index] = SymbolicSlices.of(output) if is_sparse else output
+    return results
+
+
+def _shape_of_slot(var: object, grad: object) -> Any:
+    return getattr(grad if var is None else var, "shape", None)

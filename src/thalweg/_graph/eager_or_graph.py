@@ -1,0 +1,39 @@
+"""Classes whose instances are of eager mode, or in graph mode of the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg import indexed_slices as eager
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.symbolic_slices import SymbolicSlices
+
+
+class EagerOrGraphMeta(type):
+    """A class whose instances are of other classes, named in `CLASSES`."""
+
+    CLASSES: tuple[type, ...] = ()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.CLASSES)
+
+
+class IndexedSlices(metaclass=EagerOrGraphMeta):
+    """Some rows of a tensor: `values` at `indices`; see `thalweg.IndexedSlices`.
+
+    Where one of the arguments is a tensor of a graph, it is a `SymbolicSlices`.
+    """
+
+    CLASSES = (eager.IndexedSlices, SymbolicSlices)
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+    from_sparse = eager.IndexedSlices.from_sparse
+
+    def __new__(cls, values: Any, indices: Any, dense_shape: Any = None) -> Any:
+        parts = (values, indices, dense_shape)
+        symbolic = any(isinstance(part, SymbolicTensor) for part in parts)
+        make = SymbolicSlices if symbolic else eager.IndexedSlices
+        return make(values, indices, dense_shape)

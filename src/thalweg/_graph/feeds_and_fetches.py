@@ -1,0 +1,152 @@
+"""What goes into a run and what comes out of it: feeds, fetches, and their conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._base.showing import show_value
+from thalweg._graph.add_operation import ONLY_INSIDE
+from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
+from thalweg.indexed_slices import IndexedSlices, exported
+from thalweg.variable import check_held, dtype_name, to_tensor
+
+__all__ = ["convert_feeds", "copy_to_cpu", "exported", "fetched_element"]
+
+_DTYPES = {
+    np.dtype(kind): getattr(torch, np.dtype(kind).name)
+    for kind in ("float32", "float64", "int32", "int64", "bool")
+}
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
+    """What `fetch` asks for.
+
+    Raises:
+        InvalidTypeError: It is nothing of a graph.
+        InvalidArgumentError: It is of another graph, or of a branch or loop, or has a name that is
+            not in this one.
+    """
+    try:
+        element = graph.as_graph_element(fetch)
+    except NotFoundError as error:
+        raise InvalidArgumentError(
+            f"Fetch argument {show_value(fetch)} cannot be found: {error}"
+        ) from error
+    except InvalidTypeError as error:
+        raise InvalidTypeError(
+            f"Fetch argument"
+            f" {show_value(fetch)} has invalid type {type(fetch)}, must be a string or Tensor. "
+            f"({error})"
+        ) from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"Fetch argument {show_value(fetch)} cannot be interpreted as a Tensor. ({error})"
+        ) from error
+    op = element if isinstance(element, Operation) else element.op
+    if op.block is not None:
+        raise InvalidArgumentError(f"Cannot fetch '{op.name}': it {ONLY_INSIDE}")
+    return element
+
+
+def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
+    """The tensors to feed, and their values as torch tensors of their dtypes.
+
+    Raises:
+        InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
+        InvalidArgumentError: A key is of another graph, or a value has another shape.
+        LayoutError: A value is a tensor whose storage was cut.
+    """
+    found: dict[SymbolicTensor, Any] = {}
+    for key, value in feeds.items():
+        if isinstance(key, SymbolicTensor) and key.op.graph is graph:
+            fed = _fed_as_is(key, value)
+            if fed is not None:
+                found[key] = fed
+                continue
+        key, fed = _convert_feed(graph, key, value)
+        found[key] = fed
+    return found
+
+
+def _fed_as_is(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
+    """What a value is fed as that needs no conversion; None if it does, or cannot be fed."""
+    kind, shape = type(value), tensor.shape
+    if kind not in (np.ndarray, torch.Tensor):
+        return None
+    if tuple.__eq__(value.shape, shape) is not True:
+        return None
+    if kind is np.ndarray:
+        return torch.from_numpy(value.copy()) if _DTYPES.get(value.dtype) is tensor.dtype else None
+    if value.dtype is not tensor.dtype:
+        return None
+    check_held(value, f"What is fed for '{tensor.name}'")
+    return value.detach()
+
+
+def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
+    tensor = key
+    if not isinstance(key, SymbolicTensor) or key.graph is not graph:
+        tensor = _fed_tensor(graph, key)
+    if isinstance(value, (SymbolicTensor, SymbolicSlices)):
+        raise InvalidTypeError(
+            f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
+            "numbers, lists, arrays or torch tensors."
+        )
+    for part in (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,):
+        if isinstance(part, torch.Tensor):
+            check_held(part, f"What is fed for '{tensor.name}'")
+    if isinstance(value, IndexedSlices):
+        return tensor, value
+    try:
+        fed = _fed_value(value, tensor.dtype).detach()
+    except InvalidTypeError as error:
+        what = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
+        raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{what}: {error}") from error
+    if not tensor.shape.accepts(fed.shape):
+        raise InvalidArgumentError(
+            f"Cannot feed value of shape {tuple(fed.shape)} for Tensor '{tensor.name}', which has "
+            f"shape {tuple(tensor.shape)}"
+        )
+    return tensor, fed
+
+
+def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
+    """A value as a tensor; whole numbers are taken for integers whatever their dtype, as labels
+    often come as floats.
+    """
+    try:
+        return to_tensor(value, dtype)
+    except InvalidTypeError:
+        if dtype not in _INTEGERS:
+            raise
+        found = to_tensor(value)
+        whole = found.is_floating_point() and (found.isfinite() & (found.trunc() == found)).all()
+        if not whole:
+            raise
+        return found.to(dtype)
+
+
+def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
+    try:
+        element = graph.as_graph_element(key)
+    except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:
+        kind = InvalidTypeError if isinstance(error, InvalidTypeError) else InvalidArgumentError
+        raise kind(f"Cannot interpret feed_dict key {key!r} as Tensor: {error}") from error
+    if isinstance(element, Operation):
+        raise InvalidTypeError(
+            f"Cannot interpret feed_dict key {key!r} as Tensor: it is an operation."
+        )
+    return element
+
+
+def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
+    """A copy of a value as a plain tensor in the CPU's memory."""
+    found = value.detach()
+    return found.clone() if found.device.type == "cpu" else found.cpu()

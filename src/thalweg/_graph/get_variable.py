@@ -1,0 +1,273 @@
+"""`get_variable`: variables that are found again by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import current_session, executing_eagerly
+from thalweg._base.static_shape import Shape
+from thalweg._graph.collections import GraphKeys
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.graph import Graph
+from thalweg._graph.initializers import GlorotUniform, Zeros
+from thalweg._graph.partitioned import get_partitioned
+from thalweg._graph.variable_creation import create_variable
+from thalweg._graph.variable_scopes import Getter, check_callable, get_variable_scope
+from thalweg._graph.variables import GraphVariable, needs_arguments
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
+from thalweg.variable import Variable as EagerVariable
+
+
+def get_variable(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: object = None,
+    initializer: object = None,
+    regularizer: Callable[[Any], object] | None = None,
+    trainable: bool | None = None,
+    collections: Iterable[str] | None = None,
+    validate_shape: bool = True,
+    constraint: Constraint | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
+    partitioner: object = None,
+    custom_getter: Getter | None = None,
+) -> Any:
+    """The variable of that name in the current variable scope, found or made.
+
+    In eager mode a new `thalweg.Variable` at each call, that no collection knows.
+
+    Args:
+        name: Below the variable scope; name scopes do not matter.
+        shape: Required, unless the initializer is a value or a callable without arguments.
+        dtype: By default that of the scope, float32.
+        initializer: A value, a callable that takes a shape and a dtype, or one without arguments.
+            By default that of the scope, else Glorot's uniform distribution for floats and zeros
+            for the rest.
+        regularizer: Optional. What it returns for the variable goes to REGULARIZATION_LOSSES.
+        trainable: As for `Variable`, like all that follow.
+        collections: Optional.
+        validate_shape: Optional.
+        constraint: Optional.
+        use_resource: As for `Variable`; by default that of the scope.
+        caching_device: Ignored.
+        synchronization, aggregation: As for `Variable`.
+        partitioner: Optional; by default that of the scope. A function of a shape and a dtype that
+            returns the number of parts along each axis; graph mode alone has such variables.
+        custom_getter: Optional, in place of that of the scope; see `variable_scope`.
+
+    Returns:
+        The variable, or what a custom getter returns.
+
+    Raises:
+        NotImplementedError: There is a partitioner in eager mode.
+        InvalidArgumentError: A custom getter or partitioner is not callable.
+        InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
+            round, or it exists with another shape.
+        InvalidTypeError: It exists with another dtype.
+    """
+    scope = get_variable_scope()
+    partitioner = scope.partitioner if partitioner is None else partitioner
+    check_callable(partitioner, "partitioner")
+    full = f"{scope.name}/{name}" if scope.name else name
+    initializer = scope.initializer if initializer is None else initializer
+    options: dict[str, Any] = {
+        "shape": shape,
+        "dtype": dtype,
+        "initializer": initializer,
+        "regularizer": scope.regularizer if regularizer is None else regularizer,
+        "reuse": scope.reuse,
+        "trainable": is_trained(trainable, synchronization),
+        "collections": collections,
+        "validate_shape": validate_shape,
+        "constraint": scope.constraint if constraint is None else constraint,
+        "use_resource": scope.use_resource if use_resource is None else use_resource,
+        "partitioner": partitioner,
+    }
+    custom = scope.custom_getter if custom_getter is None else custom_getter
+    check_callable(custom, "custom_getter")
+    if custom is None:
+        return _get_whole_name(full, **options)
+    if dtype is None:  # such functions compare it with others
+        is_value = initializer is not None and not callable(initializer)
+        known = getattr(initializer, "dtype", None) if is_value else scope.dtype
+        options["dtype"] = to_tensor(initializer).dtype if known is None else known
+    ignored = {"caching_device": None}
+    modes = {"synchronization": synchronization, "aggregation": aggregation}
+    if not _takes_argument(custom, "constraint"):
+        del options["constraint"]
+    with get_default_graph().name_scope(None):  # names of variables are whole
+        return custom(getter=_get_whole_name, name=full, **options, **ignored, **modes)
+
+
+def _get_whole_name(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: object = None,
+    initializer: object = None,
+    regularizer: Callable[[Any], object] | None = None,
+    reuse: object = None,
+    trainable: bool | None = None,
+    collections: Iterable[str] | None = None,
+    caching_device: object = None,
+    partitioner: object = None,
+    validate_shape: bool = True,
+    use_resource: bool | None = None,
+    constraint: Constraint | None = None,
+    synchronization: object = None,
+    aggregation: object = None,
+) -> Any:
+    """Return `get_variable` of a whole name, without the defaults of a scope."""
+    if isinstance(shape, int):
+        shape = (shape,)
+    options: dict[str, Any] = {
+        "regularizer": regularizer,
+        "trainable": trainable,
+        "collections": collections,
+        "validate_shape": validate_shape,
+        "use_resource": use_resource,
+        "constraint": constraint,
+    }
+    partitioned = get_default_graph().partitioned_store
+    is_found = partitioner is None and reuse is True and name in partitioned
+    if is_found or (partitioner is not None and (shape is None or len(Shape(shape)))):
+        args = (name, partitioner, shape, dtype, initializer, reuse)
+        return get_partitioned(_get_whole_name, *args, **options)
+    if name in partitioned:
+        raise InvalidArgumentError(
+            "No partitioner was provided, but a partitioned version of the variable was found:"
+            f" {name}/part_0. Give the partitioner of that, or reuse=True."
+        )
+    kind = None if dtype is None else as_dtype(dtype)
+    if executing_eagerly() and current_session() is None:
+        return _create_eager(name, shape, kind, initializer, trainable, constraint)
+    found = get_default_graph().variable_store.get(name)
+    if found is not None:
+        return _check_reuse(found, name, reuse, shape, kind)
+    if reuse is True:
+        raise InvalidArgumentError(
+            f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
+            "to set reuse=AUTO_REUSE in variable_scope()?"
+        )
+    return _create_in_graph(name, shape, kind, initializer, **options)
+
+
+def _create_eager(
+    name: str,
+    shape: Any,
+    kind: torch.dtype | None,
+    initializer: Any,
+    trainable: bool | None,
+    constraint: Constraint | None,
+) -> EagerVariable:
+    """Create an eager variable; initializers that take a shape and a dtype receive them."""
+    start, wanted = _initial_value(name, shape, kind, initializer)
+    if shape is not None and needs_arguments(start):
+        start = partial(start, shape, wanted)
+    return EagerVariable(start, name, trainable is not False, constraint, wanted)
+
+
+def _create_in_graph(
+    name: str,
+    shape: Any,
+    kind: torch.dtype | None,
+    initializer: Any,
+    *,
+    regularizer: Any,
+    trainable: bool | None,
+    **options: Any,
+) -> GraphVariable:
+    """Create a variable of the default graph, with its regularization loss."""
+    graph = get_default_graph()
+    start, wanted = _initial_value(name, shape, kind, initializer)
+    options.update(dtype=wanted, shape=shape, trainable=trainable is not False, absolute=True)
+    variable = create_variable(graph, start, name, **options)
+    graph.variable_store[name] = variable
+    _add_regularization_loss(graph, variable, regularizer)
+    return variable
+
+
+def _initial_value(
+    name: str, shape: Any, kind: torch.dtype | None, initializer: Any
+) -> tuple[Any, Any]:
+    """What a new variable begins with, and the dtype that is asked for."""
+    is_value = initializer is not None and not callable(initializer)
+    if is_value and shape is not None:
+        raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
+    if is_value:
+        return initializer, kind
+    if shape is not None or initializer is None:
+        _check_defined(name, shape)
+    wanted = kind or as_dtype(get_variable_scope().dtype)
+    start = initializer() if isinstance(initializer, type) else initializer
+    if start is None:
+        start = GlorotUniform() if wanted.is_floating_point else Zeros()
+    if shape is not None:
+        return start, wanted
+    if needs_arguments(start):
+        raise InvalidArgumentError(
+            f"The initializer of '{name}' is not valid: it should be a callable without"
+            " arguments, or there should be a shape."
+        )
+    return start, kind
+
+
+def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
+    if shape is None or (isinstance(shape, Iterable) and any(size is None for size in shape)):
+        raise InvalidArgumentError(
+            f"Shape of a new variable ({name}) must be fully defined, but instead was {shape}."
+        )
+
+
+def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
+    """Add a variable's penalty to those of the graph; as the variable, it is in no branch."""
+    if regularizer is None:
+        return
+    title = f"{variable.op.name}/Regularizer/"
+    with graph.control_dependencies(None), graph.name_scope(title):
+        loss = regularizer(variable)
+    if loss is not None:
+        graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
+
+
+def _check_reuse(
+    found: GraphVariable,
+    name: str,
+    reuse: object,
+    shape: Sequence[int] | None,
+    kind: torch.dtype | None,
+) -> GraphVariable:
+    if not reuse:
+        raise InvalidArgumentError(
+            f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
+            f"reuse=AUTO_REUSE in variable_scope()? It was made at {found.op.origin}."
+        )
+    if shape is not None and not found.shape.accepts(tuple(shape)):
+        raise InvalidArgumentError(
+            f"Trying to share variable {name}, but specified shape {tuple(shape)} and found shape "
+            f"{tuple(found.shape)}."
+        )
+    if kind is not None and found.dtype is not None and kind != found.dtype:
+        raise InvalidTypeError(
+            f"Trying to share variable {name}, but specified dtype {dtype_name(kind)} and found "
+            f"dtype {dtype_name(found.dtype)}."
+        )
+    return found
+
+
+def _takes_argument(function: Callable[..., object], name: str) -> bool:
+    """Whether a function's signature, if it has one, takes an argument of that name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return True
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)

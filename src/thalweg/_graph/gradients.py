@@ -1,0 +1,298 @@
+"""`gradients`: symbolic derivatives, computed in a run by torch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.showing import show_value
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.add_operation import add
+from thalweg._graph.arguments import IN_EAGER_MODE, densify
+from thalweg._graph.default_graph import graph_variable_of
+from thalweg._graph.nodes import Operation, SymbolicTensor
+from thalweg._graph.shapes import Output
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variables import GraphVariable
+from thalweg.autodiff import UnconnectedGradients
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import Gradient, IndexedSlices, as_gradient
+from thalweg.variable import to_tensor
+
+_AGGREGATIONS = [0, 1, 2]
+
+
+def gradients(
+    ys: object,
+    xs: object,
+    grad_ys: object = None,
+    name: str | None = "gradients",
+    colocate_gradients_with_ops: bool = False,
+    gate_gradients: bool = False,
+    aggregation_method: object = None,
+    stop_gradients: object = None,
+    unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+) -> list[Any]:
+    """The derivative of the sum of all elements of `ys` by each of `xs`.
+
+    Args:
+        ys: A symbolic tensor or a list of them.
+        xs: Symbolic tensors, variables, or what stands for them, as torch's parameters do.
+        grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
+        name: The name of the operation; one computes all of the gradients.
+        colocate_gradients_with_ops: Ignored, as is `gate_gradients`: all gradients are computed
+            before any is used.
+        aggregation_method: One of `AggregationMethod`, 0, 1 or 2; they give the same.
+        stop_gradients: Optional. Tensors that count as constants, whatever they depend on.
+        unconnected_gradients: "none" or "zero": what stands for the gradient of an x of which
+            `ys` do not depend.
+
+    Returns:
+        For each x a symbolic tensor, `SymbolicSlices` if x is only ever looked up by rows, or
+        None. Where a module uses a parameter in some runs only, the value in the others is None;
+        where a branch or loop does, it is zeros.
+
+    Raises:
+        InvalidTypeError: Something is not symbolic.
+        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do, or
+            `aggregation_method` is another.
+        FailedPreconditionError: Called in eager mode.
+    """
+    _check_mode(ys, xs)
+    _check_aggregation(aggregation_method)
+    zero = _as_unconnected(unconnected_gradients) is UnconnectedGradients.ZERO
+    targets, sources, stops = (_as_symbols(nest) for nest in (ys, xs, stop_gradients))
+    weights = _as_weights(targets, grad_ys)
+    _check_graph(targets, (*targets, *sources, *stops))
+    found = _add_derivatives(targets, weights, sources, stops, zero, name or "gradients")
+    absent = (lambda x: torch.zeros_like(x)) if zero else (lambda _: None)
+    return [found[x] if x in found else absent(x) for x in sources]
+
+
+def _add_derivatives(
+    targets: Sequence[SymbolicTensor],
+    weights: Sequence[object],
+    sources: Sequence[SymbolicTensor],
+    stops: Sequence[SymbolicTensor],
+    zero: bool,
+    name: str,
+) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
+    """Add one operation that computes the derivatives by the sources that the targets depend on."""
+    uses = _find_uses(targets, frozenset(stops))
+    connected = list(dict.fromkeys(x for x in sources if x in uses))
+    if not connected:
+        return {}
+    by_rows = [_is_looked_up(x, uses[x]) for x in connected]
+    choosing = _below_choices(uses)
+    zeros = [zero or x in choosing for x in connected]
+    op = add(
+        connected[0].graph,
+        name,
+        GradientsOfRun([*connected, *stops], [x for x in uses if isinstance(x, GraphVariable)]),
+        mapped(densify, (targets, weights, connected, stops, by_rows, zeros)),
+        outputs=[Output(x.dtype, x.shape) for x in connected],
+        picks=tuple(range(len(connected))),
+        type="Gradients",
+    )
+    return dict(zip(connected, map(_as_slices, op.outputs, by_rows), strict=True))
+
+
+def _check_mode(ys: object, xs: object) -> None:
+    if executing_eagerly():
+        is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
+        hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
+        raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
+
+
+def _check_aggregation(method: object) -> None:
+    if method is not None and method not in _AGGREGATIONS:
+        raise InvalidArgumentError(
+            f"Invalid `aggregation_method` specified {method}. Accepted values are {_AGGREGATIONS}."
+        )
+
+
+def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTensor]) -> None:
+    for other in tensors:
+        if targets and other.graph is not targets[0].graph:
+            raise InvalidArgumentError(
+                f"Tensor '{other.name}' must be from the same graph as '{targets[0].name}'."
+            )
+
+
+class GradientsOfRun:
+    """What computes gradients in a run.
+
+    Attributes:
+        watched: The tensors that must stand apart from all others in torch's graph.
+        read: The variables that the targets were computed from.
+    """
+
+    __name__ = "gradients"
+
+    def __init__(
+        self, watched: Iterable[SymbolicTensor], read: Iterable[SymbolicTensor] = ()
+    ) -> None:
+        self.watched, self.read = tuple(watched), frozenset(read)
+
+    def __call__(
+        self,
+        ys: Sequence[Any],
+        weights: Sequence[Any],
+        xs: Sequence[Any],
+        stops: Sequence[Any],
+        by_rows: Sequence[bool],
+        zeros: Sequence[bool],
+        *,
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> list[Gradient]:
+        """The gradient of each x; zeros or None where this run does not connect it."""
+        starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
+        ends, places = [], []
+        for place, x in enumerate(xs):
+            if x.requires_grad:
+                ends.append(x)
+                places.append(place)
+        results: list[Any] = [None] * len(xs)
+        if starts and ends:
+            hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
+            try:
+                found = torch.autograd.grad(
+                    [y for y, _ in starts],
+                    ends,
+                    [_check_weight(y, w) for y, w in starts],
+                    retain_graph=retain_graph or create_graph,
+                    create_graph=create_graph,
+                    allow_unused=True,
+                )
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            for place, gradient in zip(places, found, strict=True):
+                results[place] = gradient
+        for place, gradient in enumerate(results):
+            is_dense = gradient is not None and gradient.layout is torch.strided
+            if not is_dense or by_rows[place]:
+                own = as_gradient(gradient), xs[place], by_rows[place], zeros[place]
+                results[place] = _finish_gradient(*own)
+        return results
+
+
+def as_differentiable(value: object) -> Any:
+    """`value` as a node of torch's graph that no other value shares."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value[...] if value.requires_grad else value.detach().requires_grad_()
+
+
+def _block_gradient(stop: torch.Tensor) -> Any:
+    """Let no gradient pass from `stop` to what it was computed from."""
+    place = stop.output_nr
+
+    def cut_gradient(incoming: tuple[object, ...]) -> tuple[object, ...]:
+        return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
+
+    node: Any = stop.grad_fn
+    return node.register_prehook(cut_gradient)
+
+
+def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
+    if weight is None:
+        return torch.ones_like(y)
+    if weight.shape != y.shape:
+        raise InvalidArgumentError(
+            f"an output gradient has shape {tuple(weight.shape)} but its target has shape "
+            f"{tuple(y.shape)}."
+        )
+    return weight.to(y.device)
+
+
+def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
+    if gradient is None and zero and by_rows:
+        none = torch.zeros(0, dtype=torch.int64, device=x.device)
+        return IndexedSlices(x.new_zeros((0, *x.shape[1:])), none, x.shape)
+    if gradient is None:
+        return torch.zeros_like(x) if zero else None
+    if by_rows and isinstance(gradient, torch.Tensor):
+        # A module reached its embedding's weights in a second way: every row has a gradient.
+        rows = torch.arange(len(gradient), dtype=torch.int64, device=gradient.device)
+        return IndexedSlices(gradient, rows, gradient.shape)
+    return gradient
+
+
+def _find_uses(
+    targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
+) -> dict[SymbolicTensor, list[Operation | None]]:
+    """What a gradient of the targets reaches, and the operations that take it there."""
+    uses: dict[SymbolicTensor, list[Operation | None]] = {}
+    pending: list[tuple[SymbolicTensor, Operation | None]] = [
+        (target, None) for target in targets if target.is_differentiable()
+    ]
+    while pending:
+        tensor, user = pending.pop()
+        is_new = tensor not in uses
+        uses.setdefault(tensor, []).append(user)
+        if is_new and tensor not in stops:
+            pending += [(x, tensor.op) for x in tensor.op.flows_to(tensor)]
+    return uses
+
+
+def _below_choices(
+    uses: dict[SymbolicTensor, list[Operation | None]],
+) -> set[SymbolicTensor]:
+    """What a gradient reaches through branches and loops, which a run may leave out."""
+    pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
+    found: set[SymbolicTensor] = set()
+    while pending:
+        tensor = pending.pop()
+        if tensor not in found:
+            found.add(tensor)
+            pending += tensor.op.flows_to(tensor)
+    return found
+
+
+def _is_looked_up(x: SymbolicTensor, users: Sequence[Operation | None]) -> bool:
+    return all(user is not None and x in user.sparse_flows for user in users)
+
+
+def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
+    output.may_be_sparse = True
+    return SymbolicSlices.of(output) if by_rows else output
+
+
+def _as_symbols(nest: object) -> list[SymbolicTensor]:
+    items = list(nest) if isinstance(nest, (list, tuple)) else [] if nest is None else [nest]
+    return [_as_symbol(item) for item in items]
+
+
+def _as_symbol(item: object) -> SymbolicTensor:
+    symbol = graph_variable_of(item)
+    if not isinstance(symbol, SymbolicTensor):
+        raise InvalidTypeError(f"Passed in object {show_value(item)}, expected a symbolic tensor.")
+    return symbol
+
+
+def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
+    if grad_ys is None:
+        return [None] * len(targets)
+    given = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
+    if len(given) != len(targets):
+        raise InvalidArgumentError(f"{len(given)} grad_ys were given for {len(targets)} ys.")
+    pairs = zip(given, targets, strict=True)
+    return [
+        weight
+        if weight is None or isinstance(weight, SymbolicTensor)
+        else to_tensor(weight, target.dtype)
+        for weight, target in pairs
+    ]
+
+
+def _as_unconnected(value: UnconnectedGradients | str) -> UnconnectedGradients:
+    try:
+        return UnconnectedGradients(value)
+    except ValueError:
+        message = f"Unknown value for unconnected_gradients: {show_value(value)}"
+        raise InvalidArgumentError(message) from None

@@ -1,0 +1,77 @@
+"""`Graph`: a set of operations that records calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from thalweg._base.execution_context import resolve, thread
+from thalweg._base.exports import exported_from
+from thalweg._base.tensor_patching import lend_for_good
+from thalweg._core.nest import mapped
+from thalweg._graph.inplace_ops import write
+from thalweg._graph.interception import intercept_modules
+from thalweg._graph.nodes import Nodes, SymbolicTensor
+from thalweg._graph.recording import record
+from thalweg._graph.unique_names import node_name_from
+
+
+@exported_from("thalweg.v1")
+class Graph(Nodes):
+    """A set of operations, to be run by sessions.
+
+    Example:
+        >>> from thalweg.v1 import Session, constant
+        >>> graph = Graph()
+        >>> with graph.as_default():
+        ...     total = constant(2.0) + constant(3.0)
+        >>> Session(graph=graph).run(total)
+        np.float32(5.0)
+    """
+
+    _is_loss_scaled_by_optimizer = False  # TensorFlow's name; set by `tf.train`'s optimizers
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[Graph]:
+        """Build this graph in the `with` block, in this thread, also inside of `eagerly`."""
+        lend_for_good()
+        outside, thread.eager_blocks = thread.eager_blocks, 0
+        thread.graphs.append(self)
+        try:
+            with intercept_modules():
+                yield self
+        finally:
+            thread.graphs.pop()
+            thread.eager_blocks = outside
+
+    def get_name_scope(self) -> str:
+        """The current name scope, without the "/" at its end."""
+        return self.scope[:-1]
+
+    def call(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        sparse_flows: frozenset[SymbolicTensor] = frozenset(),
+    ) -> Any:
+        """Add an operation that calls `function`; see `recording.record`.
+
+        Inside of a node that runs, symbols stand for their values, and the function is called.
+        """
+        if thread.frames:
+            own = mapped(resolve, (tuple(args), dict(kwargs or {})))
+            return function(*own[0], **own[1])
+        title = name or node_name_from(function.__name__)
+        return record(self, function, args, kwargs or {}, title, sparse_flows)
+
+    def write(
+        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Add an operation that writes to a variable in place; see `in_place.write`."""
+        write(variable, name, args, kwargs)
+
+
+Nodes.__init__.__qualname__ = "Graph.__init__"  # by which Python's errors call it

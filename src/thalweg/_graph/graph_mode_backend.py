@@ -1,0 +1,74 @@
+"""What graphs do for optimizers and strategies: see `thalweg._core.graph_mode.GraphMode`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thalweg._base.lazy import offered
+
+if TYPE_CHECKING:
+    from thalweg._graph.atomic_update import as_one_update
+    from thalweg._graph.control import group
+    from thalweg._graph.default_graph import graph_variable_of as variable_of
+    from thalweg._graph.eager_or_graph import IndexedSlices as slices
+    from thalweg._graph.keras.sessions import assign, config_value, session, use_session, values
+    from thalweg._graph.keras.steps import apply_gradients, gradients, learning_rate
+    from thalweg._graph.keras.traced_hooks import clip, update
+    from thalweg._graph.keras.variables import check_graph, slot, variable
+    from thalweg._graph.replicas import aggregate, all_reduce
+    from thalweg._graph.sparse_rows import deduplicated
+
+# Imported when they are first asked for: `thalweg.v1` needs nothing of Keras.
+_HOMES = {
+    "aggregate": "replicas",
+    "all_reduce": "replicas",
+    "apply_gradients": "keras.steps",
+    "as_one_update": "atomic_update",
+    "assign": "keras.sessions",
+    "check_graph": "keras.variables",
+    "clip": "keras.traced_hooks",
+    "config_value": "keras.sessions",
+    "deduplicated": "sparse_rows",
+    "gradients": "keras.steps",
+    "group": "control",
+    "learning_rate": "keras.steps",
+    "session": "keras.sessions",
+    "slices": "eager_or_graph:IndexedSlices",
+    "slot": "keras.variables",
+    "update": "keras.traced_hooks",
+    "use_session": "keras.sessions",
+    "values": "keras.sessions",
+    "variable": "keras.variables",
+    "variable_of": "default_graph:graph_variable_of",
+}
+
+__all__ = [
+    "aggregate",
+    "all_reduce",
+    "apply_gradients",
+    "as_one_update",
+    "assign",
+    "check_graph",
+    "clip",
+    "config_value",
+    "deduplicated",
+    "gradients",
+    "group",
+    "learning_rate",
+    "session",
+    "slices",
+    "slot",
+    "update",
+    "use_session",
+    "values",
+    "variable",
+    "variable_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return offered(__name__, _HOMES, name, __package__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

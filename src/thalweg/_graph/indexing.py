@@ -1,0 +1,72 @@
+"""Indexing of symbolic tensors: slices whose ends, and places, that may be symbolic themselves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._base.static_shape import UNKNOWN
+
+
+class Span(NamedTuple):
+    """A slice as a nest, so that a run finds the symbols in it."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+    def as_slice(self) -> slice:
+        """The slice, once its ends are numbers."""
+        return slice(*(None if end is None else int(end) for end in self))
+
+    def size(self, whole: int | None) -> int | None:
+        """How many elements it takes of `whole`, None if that is not known."""
+        if self == (None, None, None):
+            return whole
+        if whole is None or any(map(is_symbolic, self)):
+            return None
+        return len(range(whole)[self.as_slice()])
+
+
+def to_spans(index: object) -> Any:
+    """An index with spans in place of slices."""
+    if isinstance(index, tuple):
+        return tuple(to_spans(part) for part in index)
+    return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
+
+
+def item(whole: Any, index: Any) -> Any:
+    """`whole[index]`, with slices in place of spans."""
+    if isinstance(index, Span):
+        return whole[index.as_slice()]
+    if isinstance(index, tuple):
+        return whole[tuple(x.as_slice() if isinstance(x, Span) else x for x in index)]
+    return whole[index]
+
+
+def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
+    """What is known of the sizes of `whole[index]`; None if the index has more than slices and
+    places, or nothing is known.
+    """
+    parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
+    if shape is UNKNOWN or not all(_is_plain(part) for part in parts):
+        return None
+    taken = sum(part is not None and part is not ... for part in parts)
+    rest = Span(None, None, None)
+    if not any(part is ... for part in parts):
+        parts = (*parts, ...)
+    sizes, found = iter(shape), []
+    for part in parts:
+        for each in [rest] * (len(shape) - taken) if part is ... else [part]:
+            if each is None:
+                found.append(1)
+            elif isinstance(each, Span):
+                found.append(each.size(next(sizes)))
+            else:
+                next(sizes)
+    return found
+
+
+def _is_plain(part: object) -> bool:
+    is_place = is_symbolic(part) and getattr(part, "shape", None) == ()
+    return part is None or part is ... or isinstance(part, int | Span) or is_place

@@ -1,0 +1,247 @@
+"""Initial values: zeros, constants and random numbers. The numbers are torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import current_session, graph_of
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.ops import creation_node
+from thalweg.errors import InvalidArgumentError
+from thalweg.variable import as_dtype, to_tensor
+
+_of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds
+
+Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Let random operations made from now on in the default graph depend on `seed`.
+
+    Those of eager mode that have a seed of their own begin anew.
+    """
+    get_default_graph().seed = seed
+    _of_eager_mode.clear()
+
+
+def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
+    """The random numbers of an operation that is made now.
+
+    Returns:
+        A function that a run calls for its generator, None for torch's own; with a seed, of the
+        operation or of the default graph, each session has the same sequence, and in eager mode
+        each process: the numbers of a seed go on from call to call.
+    """
+    graph = graph_of()
+    if seed is None and graph is not None and graph.seed is not None:
+        seed = graph.seed * 1_000_003 + len(graph.get_operations())
+    key = object()
+
+    def generator() -> torch.Generator | None:
+        session = current_session()
+        if seed is None:
+            return None
+        if session is None:
+            if seed not in _of_eager_mode:
+                _of_eager_mode[seed] = torch.Generator(device="cpu").manual_seed(seed)
+            return _of_eager_mode[seed]
+        return session.generator(key, seed)
+
+    return generator
+
+
+def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
+    """A node that draws new numbers in each run; with a seed, the same sequence in each session."""
+    generator = numbers_of(seed)
+
+    def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+        source, device = generator(), torch.get_default_device()
+        # A seeded generator draws on its own device, unless only the shape is asked for.
+        is_drawn_elsewhere = source is not None and device.type != "meta"
+        place = source.device if source is not None and is_drawn_elsewhere else device
+        return draw(torch.empty(tuple(size), dtype=kind, device=place), source).to(device)
+
+    return creation_node(draw_values, shape, dtype, name)
+
+
+def random_normal(
+    shape: object,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: object = torch.float32,
+    seed: int | None = None,
+    name: str | None = "random_normal",
+) -> Any:
+    """Numbers from a normal distribution."""
+    name = name or "random_normal"
+    return _random_node(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
+
+
+def truncated_normal(
+    shape: object,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: object = torch.float32,
+    seed: int | None = None,
+    name: str | None = "truncated_normal",
+) -> Any:
+    """Numbers from a normal distribution, none further than two `stddev` from `mean`."""
+    name = name or "truncated_normal"
+
+    def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        low, high = mean - 2 * stddev, mean + 2 * stddev
+        return torch.nn.init.trunc_normal_(tensor, mean, stddev, low, high, generator=generator)
+
+    return _random_node(draw_truncated, shape, dtype, seed, name)
+
+
+def random_uniform(
+    shape: object,
+    minval: float = 0,
+    maxval: float | None = None,
+    dtype: object = torch.float32,
+    seed: int | None = None,
+    name: str | None = "random_uniform",
+) -> Any:
+    """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
+
+    Raises:
+        InvalidArgumentError: An integer dtype without `maxval`.
+    """
+    name = name or "random_uniform"
+    if as_dtype(dtype).is_floating_point:
+        high = 1.0 if maxval is None else maxval
+        return _random_node(
+            lambda t, g: t.uniform_(minval, high, generator=g), shape, dtype, seed, name
+        )
+    if maxval is None:
+        raise InvalidArgumentError("Must specify maxval for integer dtypes.")
+    low, end = int(minval), int(maxval)
+    return _random_node(lambda t, g: t.random_(low, end, generator=g), shape, dtype, seed, name)
+
+
+class Initializer:
+    """Makes a tensor of a given shape. Subclasses override `__call__`.
+
+    A subclass keeps a `dtype`, which applies where the call gives none.
+    """
+
+    dtype: Any = torch.float32
+
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
+        """The initial value; `partition_info` is ignored."""
+        raise NotImplementedError
+
+
+class Constant(Initializer):
+    """One number, or values that are laid out in the shape."""
+
+    def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
+        self.value, self.dtype = value, dtype
+
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
+        def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+            values = to_tensor(self.value, kind)
+            return values.expand(size).clone() if values.dim() == 0 else values.reshape(size)
+
+        return creation_node(make, shape, dtype or self.dtype, "Const")
+
+
+class Zeros(Constant):
+    """Zeros."""
+
+    def __init__(self, dtype: object = torch.float32) -> None:
+        super().__init__(0, dtype)
+
+
+class Ones(Constant):
+    """Ones."""
+
+    def __init__(self, dtype: object = torch.float32) -> None:
+        super().__init__(1, dtype)
+
+
+class RandomNormal(Initializer):
+    """A normal distribution."""
+
+    _draw = staticmethod(random_normal)
+
+    def __init__(
+        self,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        seed: int | None = None,
+        dtype: object = torch.float32,
+    ) -> None:
+        self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
+
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
+        return self._draw(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
+
+
+class TruncatedNormal(RandomNormal):
+    """A normal distribution without what is further than two `stddev` from `mean`."""
+
+    _draw = staticmethod(truncated_normal)
+
+
+class RandomUniform(Initializer):
+    """A uniform distribution over [minval, maxval)."""
+
+    def __init__(
+        self,
+        minval: float = 0,
+        maxval: float | None = None,
+        seed: int | None = None,
+        dtype: object = torch.float32,
+    ) -> None:
+        self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
+
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
+        return random_uniform(shape, self.minval, self.maxval, dtype or self.dtype, self.seed)
+
+
+class GlorotUniform(Initializer):
+    """Uniform over [-r, r) with r = sqrt(6 / (inputs + outputs)) (Glorot & Bengio 2010).
+
+    The last two dimensions count inputs and outputs, those before them multiply both.
+    """
+
+    def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:
+        self.seed, self.dtype = seed, dtype
+
+    def __call__(
+        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
+    ) -> Any:
+        # The parts of a partitioned variable are drawn as those of the whole.
+        inputs, outputs = _fan_in_and_out(tuple(getattr(partition_info, "full_shape", shape)))
+        limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
+        return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+
+
+def _fan_in_and_out(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) < 2:
+        return math.prod(shape), math.prod(shape)
+    field = math.prod(shape[:-2])
+    return shape[-2] * field, shape[-1] * field
+
+
+zeros_initializer = Zeros
+ones_initializer = Ones
+constant_initializer = Constant
+random_normal_initializer = RandomNormal
+random_uniform_initializer = RandomUniform
+truncated_normal_initializer = TruncatedNormal
+glorot_uniform_initializer = GlorotUniform

@@ -1,0 +1,47 @@
+"""What torch's functions that write in place become in a hook of an optimizer: nodes, in order.
+
+Each waits for the one before it, and all that is made later waits for it: so a hook reads what it
+has written by then, as it does where torch calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg._core.nest import mapped
+from thalweg._graph.add_operation import add
+from thalweg._graph.arguments import Reference, densify
+from thalweg._graph.recording import prepare_nest, symbol_in
+from thalweg._graph.shapes import infer_outputs
+
+
+def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
+    """Add the node that calls a method of torch's which writes to a variable.
+
+    Args:
+        variable: The variable, in the unit that its graph is in.
+        name: One of `IN_PLACE`.
+        args, kwargs: What the method is given.
+
+    Raises:
+        InvalidArgumentError: Shapes do not fit together.
+    """
+    graph, unit = variable.graph, variable.graph.unit
+    given = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
+    call = partial(_call_method, getattr(torch.Tensor, name))
+    infer_outputs(call, (Reference(variable), *mapped(symbol_in, given)), name)
+    op = add(graph, name.rstrip("_"), call, (Reference(variable), *given), kind="update")
+    unit.note_write(variable, op)
+
+
+def _call_method(
+    method: Callable[..., object],
+    variable: torch.Tensor,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+) -> object:
+    return method(variable, *args, **kwargs)

@@ -1,0 +1,82 @@
+"""Calls of torch modules on symbolic tensors become one operation while a graph is being built.
+
+Why `torch.nn.Module.__call__` is replaced for that time: left alone, the module's own `forward`
+would run while the graph is built. It would settle there and then what each run has to decide
+(training or evaluation, any branch on data), write to the module's buffers, and leave its
+parameters without their names. Nothing of torch's stands between a call and `forward` that an
+argument or one thread could answer instead: `__torch_function__` and its modes see functions only,
+and hooks of modules, which are the whole process's as well, cannot skip `forward`. (torch.fx
+replaces `__call__` for the same reason.)
+
+The replacement acts in a thread that is building a graph, on calls that receive a symbolic tensor.
+Every other call goes straight on to what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.locks import Lock
+from thalweg._core.nest import leaves_of
+from thalweg._graph.modules import call_module
+from thalweg._graph.nodes import SymbolicTensor
+
+
+class _Interception:
+    """How many graphs are being built, and what stands in for torch's call meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.builders = 0
+        self.original: Any = None
+        self.ours: Any = None
+
+
+_state = _Interception()
+
+
+def start_intercepting() -> None:
+    """Catch calls of modules until as many calls of `stop_intercepting`."""
+    with _state.lock:
+        _state.builders += 1
+        if _state.builders == 1:
+            _state.original = torch.nn.Module.__call__
+            _state.ours = _intercepting_call(_state.original)
+            torch.nn.Module.__call__ = _state.ours
+
+
+def stop_intercepting() -> None:
+    """Undo one `start_intercepting`."""
+    with _state.lock:
+        _state.builders -= 1
+        # Another tracer may have put its own wrapper on top. When that is taken off, ours comes
+        # back and stays: it passes on all calls until a graph is built again.
+        if _state.builders == 0 and torch.nn.Module.__call__ is _state.ours:
+            torch.nn.Module.__call__ = _state.original
+
+
+@contextlib.contextmanager
+def intercept_modules() -> Iterator[None]:
+    """Catch calls of modules in the `with` block."""
+    start_intercepting()
+    try:
+        yield
+    finally:
+        stop_intercepting()
+
+
+def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]:
+    def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
+        if not executing_eagerly():
+            symbols = (x for x in leaves_of((args, kwargs)) if isinstance(x, SymbolicTensor))
+            symbol = next(symbols, None)
+            if symbol is not None:
+                return call_module(symbol.graph, module, args, kwargs)
+        return original(module, *args, **kwargs)
+
+    return call

@@ -1,0 +1,88 @@
+"""What an operation of a graph has of an optimizer's hyperparameters.
+
+What the optimizer has when the operation is made is what all of its runs read: of variables and
+tensors of the graph their values, before the updates of the run; of callables what they gave then;
+schedules are asked in each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.hyperparameters import as_step_scalar
+from thalweg._core.nest import leaves_of
+from thalweg._engines import compute_dtype
+from thalweg._graph.operation import operation
+from thalweg._graph.shapes import Output
+from thalweg._graph.variables import GraphVariable
+from thalweg.schedules import LearningRateSchedule
+from thalweg.variable import as_dtype
+
+_NUMBERS = {torch.float32: float, torch.float64: np.float64, torch.int32: int}  # as when given
+
+
+@dataclass
+class Captured:
+    """The hyperparameters of an operation.
+
+    Attributes:
+        fixed: Those that are of no graph, by name.
+        numbers: The names of those that arrive as numbers.
+        inputs: What the operation takes, what `values_in_run` is then given: the numbers, and
+            tensors by name, or by name and dtype where they are of a schedule.
+    """
+
+    fixed: dict[Any, Any]
+    numbers: list[str]
+    inputs: list[Any]
+
+    def values_in_run(
+        self, numbers: Sequence[object], tensors: dict[object, object]
+    ) -> dict[Any, Any]:
+        """All values of a run, as `Hyperparameters.knowing` takes them."""
+        found = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
+        for key, value in tensors.items():
+            if isinstance(key, tuple):
+                found[key] = as_step_scalar(key[0], value, key[1])
+        return found
+
+
+def capture_hypers(
+    optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]
+) -> Captured:
+    """What an operation that an optimizer takes part in has of hyperparameters."""
+    fixed = optimizer._hyper.all_of(called)
+    symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
+    numbers = [name for name, value in symbols.items() if _is_number(value)]
+    tensors: dict[Any, Any] = {name: symbols[name] for name in symbols if name not in numbers}
+    for name, value in fixed.items():
+        if isinstance(value, LearningRateSchedule) and any(map(is_symbolic, _parts_of(value))):
+            for kind in {compute_dtype(dtype) for dtype in dtypes}:
+                tensors[name, kind] = value(optimizer.iterations.to(as_dtype(kind)))
+    # One operation, which reads all of them before anything is written in the run.
+    variables, output = [symbols[name] for name in numbers], Output(None, None, ())
+    read: Any = ()
+    if variables:
+        read = operation(_read_numbers, variables, "ReadVariableOp", kind="pure", outputs=output)
+    return Captured(fixed, numbers, [read, tensors])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
+
+
+def _read_numbers(*leaves: Tensor) -> list[object]:
+    return [_NUMBERS[leaf.dtype](leaf.item()) for leaf in leaves]
+
+
+def _parts_of(schedule: LearningRateSchedule) -> Iterator[object]:
+    """What a schedule, and schedules in it, are made of."""
+    for part in leaves_of(list(vars(schedule).values())):
+        yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)

@@ -1,0 +1,126 @@
+"""Steps of Keras optimizers in graph mode: what they do at once in eager mode is an operation.
+
+The operation calls the optimizer as it is, with the running session's tensors. `iterations`,
+hyperparameters and slots are variables of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.pairs import as_pairs, distinct
+from thalweg._engines import compute_dtype
+from thalweg._graph.arguments import by_reference
+from thalweg._graph.control import no_op
+from thalweg._graph.default_graph import get_default_graph, graph_variable_of
+from thalweg._graph.gradients import gradients as gradients_of
+from thalweg._graph.keras.captured_hypers import capture_hypers
+from thalweg._graph.keras.traced_hooks import add_step
+from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.nodes import Operation, SymbolicTensor
+from thalweg._graph.operation import operation
+from thalweg._graph.shapes import Output
+from thalweg._graph.variables import check_updates
+from thalweg.distribute.context import enter_replica
+from thalweg.distribute.strategy import current_replica
+from thalweg.errors import InvalidTypeError
+from thalweg.keras.optimizers.optimizer import Optimizer
+from thalweg.keras.optimizers.step_adapter import with_gradients
+from thalweg.variable import is_frozen, titles_of
+
+GradsAndVars = list[tuple[Any, Any]]
+Step = Callable[[list[Any], list[Tensor]], None]
+
+
+def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
+    """See `GraphMode`; the variables may be other tensors, too."""
+    own = [graph_variable_of(var) for var in variables]
+    for var in own:
+        if not isinstance(var, SymbolicTensor):
+            raise InvalidTypeError(f"{var!r} is no variable of the graph.")
+    found = gradients_of(loss, own, grad_loss)
+    frozen = map(is_frozen, variables)
+    return [
+        (None if still else grad, var) for grad, var, still in zip(found, own, frozen, strict=True)
+    ]
+
+
+def apply_gradients(
+    optimizer: Optimizer, given: Sequence[tuple[object, object]], name: str | None, aggregates: bool
+) -> Operation | list[SymbolicTensor] | SymbolicTensor:
+    """See `GraphMode`."""
+    if not given:
+        return _add_empty_step(optimizer)
+    pairs = as_pairs(given)
+    pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
+    title = name or optimizer._name
+    if optimizer._is_recorded():
+        return add_step(optimizer, pairs, title, aggregates)
+    replica = current_replica()
+
+    def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
+        with enter_replica(replica):
+            # Not a subclass's own, which was called when the graph was built.
+            own = list(zip(grads, leaves, strict=True))
+            Optimizer.apply_gradients(optimizer, own, None, aggregates)
+
+    return _add_step(optimizer, apply_own_gradients, pairs, title)
+
+
+def _add_step(optimizer: Optimizer, step: Step, given: GradsAndVars, name: str) -> Operation:
+    """The operation that takes a step.
+
+    Args:
+        optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
+        step: Takes the step, with the gradients and the variables of a session.
+        given: Gradients and variables.
+        name: Name of the step; the operation is named as in TensorFlow, after what it ends with.
+    """
+    graph = next((var.graph for _, var in given if is_symbolic(var)), None)
+    inside = contextlib.nullcontext() if graph is None else graph.as_default()
+    with inside, get_default_graph().name_scope(optimizer._name):
+        pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_updates(pairs)
+        called = optimizer._hyper.called()
+        variables = distinct([var for _, var in pairs])
+        optimizer._create_all_weights(variables)
+        read = capture_hypers(optimizer, called, [var.dtype for var in variables])
+
+        def run_step(grads: list[object], leaves: list[Tensor], *values: Any) -> None:
+            with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
+                step(grads, leaves)
+
+        grads, leaves = [grad for grad, _ in pairs], [by_reference(var) for _, var in pairs]
+        with get_default_graph().name_scope(name):
+            op = operation(run_step, [grads, leaves, *read.inputs], "AssignAddVariableOp")
+        op.written += tuple(kept_in_graph(optimizer, variables))
+        return op
+
+
+def _add_empty_step(optimizer: Optimizer) -> Operation:
+    """The operation of a step over no variables, which does not count."""
+    with get_default_graph().name_scope(optimizer._name):
+        _ = optimizer.iterations
+        optimizer._create_hypers()
+        return no_op()
+
+
+def learning_rate(optimizer: Optimizer, dtype: torch.dtype) -> Any:
+    """See `GraphMode`."""
+    optimizer._create_hypers()
+    step = optimizer.iterations
+    read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
+
+    def compute_rate(_: object, *values: Any) -> Tensor:
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
+            rate = optimizer._learning_rate(compute_dtype(dtype))
+            return torch.tensor(rate, dtype=dtype, device="cpu")
+
+    output = Output(dtype, (), ())
+    return operation(compute_rate, [step, *read.inputs], "decayed_lr", kind="pure", outputs=output)

@@ -1,0 +1,180 @@
+"""Hooks of Keras optimizers in graph mode: called once, as the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import first_graph, is_ours, is_symbolic
+from thalweg._core.checks import counting
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.pairs import Pair, as_pairs, distinct
+from thalweg._core.section import run
+from thalweg._engines import compute_dtype
+from thalweg._graph.arguments import by_reference
+from thalweg._graph.default_graph import graph_variable_of
+from thalweg._graph.derived_gradients import made_of_gradients
+from thalweg._graph.eager_or_graph import IndexedSlices
+from thalweg._graph.keras.captured_hypers import Captured, capture_hypers
+from thalweg._graph.keras.variables import kept_in_graph
+from thalweg._graph.operation import operation
+from thalweg._graph.traced_hooks import explain_errors, gradient_symbol, update_of
+from thalweg._graph.variables import GraphVariable, check_updates
+from thalweg.distribute.context import enter_update
+from thalweg.keras.optimizers.step_adapter import ApplyState, call
+
+
+def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
+    """Call an optimizer's hooks as Keras' `apply_gradients` does while a graph is built.
+
+    Args:
+        optimizer: The optimizer.
+        given: Gradients, none of them None, and variables.
+        name: The name of the step.
+        aggregates: Whether gradients are aggregated first.
+
+    Returns:
+        The operation that counts the step, after its updates.
+
+    Raises:
+        InvalidTypeError: A hook needs values that only a run has.
+    """
+    if optimizer._recorder is not None:
+        optimizer._recorder.refuse_graph()
+    graph = first_graph(var for _, var in given)
+    with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
+        pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
+        check_updates(pairs)
+        called = optimizer._hyper.called()
+        variables: Any = distinct([var for _, var in pairs])
+        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
+            optimizer._create_all_weights(variables)
+        read = capture_hypers(optimizer, called, [var.dtype for var in variables])
+        optimizer._read = read
+        try:
+            with explain_errors(optimizer, "_prepare"):
+                state = optimizer._prepare(variables)
+            pairs = _transform_pairs(optimizer, pairs, aggregates)
+            with graph.name_scope(name):
+                updates = [
+                    update_of(optimizer, var, partial(_call_hook, optimizer, grad, var, state))
+                    for grad, var in pairs
+                ]
+                return _add_count(optimizer, variables, read, updates)
+        finally:
+            optimizer._read = None
+
+
+def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
+    """What an optimizer's hooks make of the gradients, checked."""
+    before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
+    known = {id(var) for var in optimizer._slots.owners()}
+    for hook in (*before, "_transform_gradients"):
+        with explain_errors(optimizer, hook):
+            pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
+    found: list[Any] = [(gradient_symbol(grad), var) for grad, var in pairs if grad is not None]
+    if not found:
+        raise ValueError("The aggregator or transformer returned no gradients.")
+    check_updates(found)
+    new = [var for _, var in found if id(var) not in known]
+    if known and new:
+        optimizer._create_slots(distinct(new))
+    return found
+
+
+def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
+    """What the hook for one pair returns."""
+    with enter_update():
+        if isinstance(grad, IndexedSlices):
+            hook, rows = optimizer._resource_apply_sparse_duplicate_indices, grad
+            return call(hook, (rows.values, var, rows.indices), state)
+        return call(optimizer._resource_apply_dense, (grad, var), state)
+
+
+def _add_count(
+    optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
+) -> object:
+    """The operation that counts a step after its updates."""
+
+    def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
+            run([counting(step if own is None else own), *optimizer._counting_calls({}, leaves)])
+
+    step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
+    inputs = [
+        by_reference(step) if is_symbolic(step) else None,
+        [by_reference(var) for var in variables],
+    ]
+    done = [made for made in updates if made is not None]
+    op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
+    op.written += tuple(kept_in_graph(optimizer, []))
+    return op
+
+
+def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
+    """See `GraphMode`."""
+    read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
+    if read is None:  # an optimizer around it calls its hooks
+        with var.graph.control_dependencies(None):
+            optimizer._create_all_weights([var])
+        read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
+    own = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
+    usual: Any = None
+    if not is_ours(optimizer._decayed_lr):
+        wide = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
+        usual = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(wide)]
+
+    def run_rule(grad: Any, leaf: Tensor, rate: object, usual: object, *values: Any) -> None:
+        if grad is None:
+            return
+        with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
+            rates = _changed_rates(optimizer, leaf.dtype, rate, usual)
+            optimizer._update_one(grad, leaf, None, rates)
+
+    inputs = [grad, by_reference(var), own.get("lr_t"), usual, *read.inputs]
+    op = operation(run_rule, inputs, f"ResourceApply{type(optimizer).__name__}")
+    op.written += tuple(optimizer._slots.all_of(var).values())
+    return op
+
+
+def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
+    """The learning rate that hooks gave a step, where it is not the usual one.
+
+    Args:
+        optimizer: The optimizer.
+        dtype: That of the variable.
+        rate: What `_prepare_local` left as the learning rate, or None.
+        usual: What a `_decayed_lr` of a user's gave, in the variable's dtype and in one that it is
+            computed in; None if it is the library's.
+    """
+    kind = compute_dtype(dtype.to_real())
+    narrow, wide = usual or (None, None)
+    if rate is not None:
+        expected = optimizer._decayed_lr(dtype) if narrow is None else narrow
+        if float(rate) != float(expected):
+            return {kind: float(rate)}
+    return {} if wide is None else {kind: float(wide)}
+
+
+def clip(pairs: Sequence[Pair], how: GradientTransforms, flush: bool) -> list[Pair]:
+    """See `GraphMode`."""
+    if not how:
+        return list(pairs)
+    variables: list[Any] = [var for _, var in pairs]
+
+    def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[object]:
+        own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
+        found, _ = materialised([pair for pair in own if pair[0] is not None], how, flush)
+        made = iter([grad for grad, _ in found])
+        return [None if grad is None else next(made) for grad, _ in own]
+
+    dtypes = [var.dtype for var in variables]
+    gradients = [grad for grad, _ in pairs]
+    made = made_of_gradients(clip_now, gradients, variables, name="clip", dtypes=dtypes)
+    return list(zip(made, variables, strict=True))

@@ -1,0 +1,323 @@
+"""`while_loop`, `map_fn`, `scan` and `foldl`: functions that run again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.static_shape import UNKNOWN, Shape
+from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.nodes import Subgraph, SymbolicTensor
+from thalweg._graph.ops import convert_to_tensor, identity
+from thalweg._graph.shapes import Output
+from thalweg._graph.subgraphs import check_alike, flows_of, merged_output, run_by, trace_block
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+Step = Callable[..., Any]
+
+
+def while_loop(
+    cond: Step,
+    body: Step,
+    loop_vars: Sequence[object],
+    shape_invariants: object = None,
+    *,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+    maximum_iterations: object = None,
+    return_same_structure: bool | None = None,
+) -> Any:
+    """`while cond(*loop_vars): loop_vars = body(*loop_vars)`.
+
+    In graph mode both functions are called once, to build their parts of the graph, and these run
+    again and again in each run, with the updates in them.
+
+    Args:
+        cond: Returns whether to go on.
+        body: Returns the new values, in the structure and of the dtypes of the old ones.
+        loop_vars: A list or tuple of nests of tensors.
+        shape_invariants: Optional. Shapes in the structure of `loop_vars`, with None for sizes that
+            differ from one time to the next.
+        back_prop: Whether gradients flow through it, in graph mode.
+        parallel_iterations, swap_memory: Ignored.
+        name: Optional. The name scope.
+        maximum_iterations: Optional. Ends the loop after so many times.
+        return_same_structure: Whether the only variable is returned in a list; by default in eager
+            mode, as in TensorFlow 2, and not in graph mode, as in TensorFlow 1.
+
+    Raises:
+        InvalidTypeError: The structure, a dtype or a known size changes in `body`, or there are no
+            loop variables.
+    """
+    if not callable(cond) or not callable(body):
+        raise InvalidTypeError("cond and body of while_loop must be callable.")
+    if not loop_vars:
+        raise InvalidTypeError("while_loop has no loop_vars.")
+    in_graph = not executing_eagerly()
+    if in_graph:
+        with get_default_graph().name_scope(name or "while"):
+            values = _add_loop(
+                cond, body, loop_vars, shape_invariants, back_prop, maximum_iterations
+            )
+    else:
+        values = mapped(convert_to_tensor, loop_vars)
+        for _ in _count_to(maximum_iterations):
+            if not cond(*values):
+                break
+            values = _as_list(body(*values), len(loop_vars))
+        values = packed(loop_vars, leaves_of(values))
+    alone = in_graph if return_same_structure is None else not return_same_structure
+    return values[0] if alone and len(values) == 1 else values
+
+
+def _as_list(found: object, count: int) -> Any:
+    """What `body` returned, which may be the only variable alone."""
+    is_alone = count == 1 and not (isinstance(found, list | tuple) and len(found) == 1)
+    return [found] if is_alone else found
+
+
+def _count_to(limit: Any) -> Iterator[int]:
+    return itertools.count() if limit is None else iter(range(int(limit)))
+
+
+def _add_loop(
+    cond: Step,
+    body: Step,
+    loop_vars: Sequence[object],
+    shapes: object,
+    back_prop: bool,
+    limit: object,
+) -> Any:
+    graph = get_default_graph()
+    start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
+    first = list(leaves_of(start))
+    declared = [x.shape for x in first] if shapes is None else _as_invariants(shapes)
+    known = [Output(x.dtype, shape) for x, shape in zip(first, declared, strict=True)]
+    proceed = trace_block(graph, lambda *given: cond(*packed(start, iter(given))), known)
+    step = trace_block(
+        graph, lambda *given: _as_list(body(*packed(start, iter(given))), len(start)), known
+    )
+    check_alike([*start], [*step.nest], "loop_vars and what body returns")
+    flows = _find_flows(first, step) if back_prop else []
+    outputs = []
+    for before, after, shape in zip(step.parameters, step.results, declared, strict=True):
+        if not shape.accepts(after.shape):
+            raise InvalidTypeError(
+                f"A loop variable of shape {tuple(shape)} has shape {tuple(after.shape)} after one"
+                " time; shape_invariants says which sizes change."
+            )
+        outputs.append(merged_output([before, after], flows))
+    found = run_by(_run_loop, [proceed, step], [first, limit, back_prop], outputs, "Exit")
+    return packed(start, iter(found))
+
+
+def _as_invariants(shapes: Any) -> list[Any]:
+    """The shapes in a nest, which are sequences themselves."""
+    is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
+    return [Shape(shapes)] if is_shape else [each for x in shapes for each in _as_invariants(x)]
+
+
+def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: bool) -> Any:
+    for _ in _count_to(limit):
+        if not proceed(*values)[0]:
+            break
+        values = step(*values)
+    return values if back_prop else [value.detach() for value in values]
+
+
+def _find_flows(inputs: Iterable[SymbolicTensor], step: Subgraph) -> list[SymbolicTensor]:
+    return [*(x for x in inputs if x.is_differentiable()), *flows_of(step, step.results)]
+
+
+def map_fn(
+    fn: Step,
+    elems: object,
+    dtype: object = None,
+    parallel_iterations: int | None = None,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+    fn_output_signature: object = None,
+) -> Any:
+    """What `fn` returns for each row of `elems`, stacked.
+
+    Args:
+        fn: Takes a nest like `elems`, of single rows, and returns a nest of tensors.
+        elems: A tensor, or a nest of tensors with the same number of rows.
+        name: Optional. The name scope.
+        dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
+            `fn_output_signature`: the dtypes are those of what `fn` returns.
+
+    Raises:
+        InvalidArgumentError: There are no rows; in graph mode when it runs.
+    """
+    elems = mapped(convert_to_tensor, elems)
+    if executing_eagerly():
+        return _map_rows(lambda row: mapped(convert_to_tensor, fn(row)), elems)
+    graph = get_default_graph()
+    with graph.name_scope(name or "map"):
+        body = trace_block(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
+        flows = _find_flows(leaves_of(elems), body)
+        outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
+        step = lambda part, given: _map_rows(_as_step(body, part), given)  # noqa: E731
+        found = run_by(step, [body], [elems], outputs, "Map")
+        return packed(body.nest, iter(found))
+
+
+def scan(
+    fn: Step,
+    elems: object,
+    initializer: object = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    reverse: bool = False,
+    name: str | None = None,
+) -> Any:
+    """All that `foldl` comes by on its way, stacked; otherwise like it.
+
+    `reverse` begins with the last row, whose value is then the last of the result, too.
+    """
+    return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
+
+
+def foldl(
+    fn: Step,
+    elems: object,
+    initializer: object = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """`value = fn(value, row)` for each row of `elems`, from the first to the last.
+
+    Args:
+        fn: Takes a value and a nest like `elems`, of single rows, and returns the next value.
+        elems: A tensor, or a nest of tensors with the same number of rows.
+        initializer: The first value, a nest of tensors; by default the first row.
+        name: Optional. The name scope.
+        parallel_iterations, back_prop, swap_memory: Ignored.
+
+    Raises:
+        InvalidArgumentError: There are no rows and no initializer; in graph mode when it runs.
+        InvalidTypeError: The structure or a dtype of the value changes.
+    """
+    return _add_fold(fn, elems, initializer, False, False, name or "foldl")
+
+
+def foldr(
+    fn: Step,
+    elems: object,
+    initializer: object = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
+    """`foldl` from the last row to the first."""
+    return _add_fold(fn, elems, initializer, False, True, name or "foldr")
+
+
+def _add_fold(
+    fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
+) -> object:
+    elems = mapped(convert_to_tensor, elems)
+    start = None if initializer is None else mapped(convert_to_tensor, initializer)
+    if executing_eagerly():
+        step = lambda value, row: mapped(convert_to_tensor, fn(value, row))  # noqa: E731
+        return _fold_rows(step, elems, start, stacks, backwards)
+    graph = get_default_graph()
+    with graph.name_scope(name):
+        value = elems if start is None else mapped(identity, start)
+        first = _row_of(elems) if start is None else [_output_like(x) for x in leaves_of(value)]
+
+        def apply_once(*given: object) -> object:
+            leaves = iter(given)
+            return fn(packed(value, leaves), packed(elems, leaves))
+
+        body = trace_block(graph, apply_once, [*first, *_row_of(elems)])
+        check_alike(value, body.nest, "initializer and what fn returns")
+        flows = _find_flows([*leaves_of(elems), *leaves_of(value)], body)
+        pairs = zip(body.parameters[: len(first)], body.results, strict=True)
+        outputs = [merged_output(pair, flows) for pair in pairs]
+        if stacks:
+            outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
+        arguments = [elems, None if start is None else value]
+        found = run_by(
+            lambda part, rows, begin: _fold_rows(
+                _as_step(body, part), rows, begin, stacks, backwards
+            ),
+            [body],
+            arguments,
+            outputs,
+            "Fold",
+        )
+        return packed(body.nest, iter(found))
+
+
+def _map_rows(step: Step, elems: object) -> Any:
+    return _stack_nests([step(row) for row in _split_rows(elems)])
+
+
+def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
+    rows = _split_rows(elems)
+    if backwards:
+        rows.reverse()
+    passed = []
+    if start is None:
+        if not rows:
+            raise InvalidArgumentError("There are no rows, and no initializer.")
+        start = rows.pop(0)
+        passed.append(start)
+    for row in rows:
+        start = step(start, row)
+        passed.append(start)
+    if backwards:
+        passed.reverse()
+    return _stack_nests(passed) if stacks else start
+
+
+def _split_rows(elems: object) -> list[object]:
+    """The rows of tensors, each in the structure of the tensors."""
+    columns = (column.unbind() for column in leaves_of(elems))
+    return [packed(elems, iter(row)) for row in zip(*columns, strict=True)]
+
+
+def _stack_nests(nests: Sequence[object]) -> object:
+    if not nests:
+        raise InvalidArgumentError("There are no rows, so what is made of each is not known.")
+    columns = zip(*(leaves_of(nest) for nest in nests), strict=True)
+    return packed(nests[0], (torch.stack(column) for column in columns))
+
+
+def _as_step(body: Subgraph, part: Step) -> Step:
+    """A part of a run as a function of nests."""
+    return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
+
+
+def _output_like(tensor: SymbolicTensor) -> Output:
+    return Output(tensor.dtype, tensor.shape)
+
+
+def _row_of(elems: object) -> list[Output]:
+    """What is known of one row."""
+    return [Output(x.dtype, x.shape[1:]) for x in leaves_of(elems)]
+
+
+def _output_column(dtype: Any, shape: Any, elems: Any, flows: Sequence[SymbolicTensor]) -> Output:
+    """What is known of one value for each row."""
+    counts = [x.shape[0] for x in leaves_of(elems) if x.shape]
+    count = next((size for size in counts if size is not None), None)
+    # An `Output` has None in place of `UNKNOWN`.
+    known = None if Shape(shape) is UNKNOWN else (count, *shape)
+    return Output(dtype, known, tuple(flows))

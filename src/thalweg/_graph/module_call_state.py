@@ -1,0 +1,51 @@
+"""Calls of modules: one at a time, and each module gets its own tensors back afterwards.
+
+`functional_call` puts a run's tensors into the module itself, where other threads would see them. A
+child that is forked meanwhile has the module as it was then, and not the thread that would end the
+call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thalweg._base.locks import Lock, on_fork
+
+
+class Calls(Lock):
+    """Held while modules are called with tensors that are not their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
+        on_fork(self, Calls._put_back)
+
+    def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
+        """Remember a module's own tensors; the lock is held by now."""
+        if is_outermost:
+            self._under_way.clear()  # of calls that failed
+        self._under_way.append(
+            [
+                (tensors, name, tensor)
+                for layer in module.modules()
+                for tensors in (layer._parameters, layer._buffers)
+                for name, tensor in tensors.items()
+            ]
+        )
+
+    def end_call(self) -> None:
+        """Forget the innermost call: its module has its own tensors again."""
+        self._under_way.pop()
+
+    def _put_back(self) -> None:
+        """In a forked child: put back the tensors of modules that another thread was calling."""
+        if not self.is_abandoned():
+            return
+        while self._under_way:
+            for tensors, name, tensor in self._under_way.pop():
+                tensors[name] = tensor
+
+
+calls = Calls()

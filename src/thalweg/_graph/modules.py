@@ -1,0 +1,112 @@
+"""A call of a torch module is one operation; its parameters and buffers are graph variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.context_managers import no_grad
+from thalweg._core.nest import mapped
+from thalweg._graph import recording
+from thalweg._graph.arguments import Reference
+from thalweg._graph.module_call_state import calls
+from thalweg._graph.nodes import Nodes
+from thalweg._graph.unique_names import node_name_from
+from thalweg._graph.variables import GraphVariable, variable_of
+
+
+def call_module(
+    graph: Nodes, module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
+    """Add one operation that calls `module`, and return its outputs as the module does.
+
+    Parameters are variables as `graph_variable_of` makes them, named after the module's class if
+    they have no name. Buffers are variables that are not trained; the run writes to them as the
+    module does. Whether the module trains or evaluates is asked in each run.
+
+    Raises:
+        InvalidArgumentError: All shapes are known and do not fit the module.
+        NotImplementedError: A module averages gradients over replicas.
+    """
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
+            raise NotImplementedError(
+                "DistributedDataParallel averages gradients in hooks of backward, which a session"
+                " passes by. Call the module inside of it, and sum gradients over the replicas with"
+                " _distributed_apply."
+            )
+    title = node_name_from(type(module).__name__)
+    prefix = graph.unique_name(title, mark_as_used=False)
+    with graph.control_dependencies(None):
+        weights = {
+            name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        buffers = {
+            name: Reference(variable_of(graph, buffer, f"{prefix}/{_scope_path(name)}"))
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
+    call = functools.partial(
+        _call_apart if _writes_to_inputs(module) else _call_functionally, module
+    )
+    arguments = (weights, buffers, tuple(args), dict(kwargs))
+    sparse = frozenset(_row_gradients(module, weights))
+    return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
+
+
+def _call_functionally(
+    module: torch.nn.Module,
+    weights: Mapping[str, Any],
+    buffers: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> object:
+    tensors = {**weights, **buffers}
+    is_outermost = not calls.is_mine()
+    with calls:
+        calls.begin_call(module, is_outermost)
+        # Tied weights are all named, so that torch need not look for them.
+        result = torch.func.functional_call(
+            module, tensors, tuple(args), dict(kwargs), tie_weights=False
+        )
+        calls.end_call()
+    with no_grad():
+        for name, buffer in buffers.items():
+            if tensors[name] is not buffer:  # the module put another tensor in its place
+                buffer.copy_(tensors[name])
+    return result
+
+
+def _call_apart(module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+    """Call a module that may write to its inputs, which other operations need as they are."""
+    args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
+    return _call_functionally(module, weights, buffers, args, kwargs)
+
+
+def _clone_tensor(leaf: object) -> object:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _writes_to_inputs(module: torch.nn.Module) -> bool:
+    return any(getattr(layer, "inplace", False) is True for layer in module.modules())
+
+
+def _scope_path(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _row_gradients(
+    module: torch.nn.Module, weights: Mapping[str, GraphVariable]
+) -> set[GraphVariable]:
+    """The weights of sparse embeddings that no other layer shares."""
+    sparse: set[GraphVariable] = set()
+    dense: set[GraphVariable] = set()
+    for path, layer in module.named_modules(remove_duplicate=False):
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        owner = sparse if isinstance(layer, kinds) and layer.sparse else dense
+        own = layer.named_parameters(recurse=False, remove_duplicate=False)
+        owner.update(weights[f"{path}.{name}" if path else name] for name, _ in own)
+    return sparse - dense

@@ -1,0 +1,405 @@
+"""What a graph consists of: operations, the tensors between them, and the table of both."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from thalweg._base.execution_context import Symbolic, TensorReference, get_default_session
+from thalweg._base.exports import exported_from
+from thalweg._base.static_shape import UNKNOWN, DimensionShape, Shape, UnknownShape
+from thalweg._graph.collections import Collections
+from thalweg._graph.node_def import NodeDef, node_def_of
+from thalweg._graph.operators import Operators
+from thalweg._graph.scopes import Block, Scopes, Unit
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
+from thalweg.variable import dtype_name
+
+IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call
+_LISTED = ", ".join(IN_PLACE)
+_NEEDS_A_RUN = "has no value until a session runs it"
+_RUN_IT = "Use Session.run(...) or .eval()"
+
+
+@exported_from("thalweg.v1")
+class Operation:
+    """One node of a graph.
+
+    Attributes:
+        name: Unique in its graph.
+        type: What it does, as "add" or "Placeholder".
+        inputs: The symbolic tensors it takes.
+        outputs: The symbolic tensors it gives.
+        control_inputs: Operations that run before it.
+        graph: The graph it belongs to.
+    """
+
+    def __init__(
+        self,
+        graph: Nodes,
+        name: str,
+        kind: str,
+        type: str,
+        inputs: tuple[SymbolicTensor, ...],
+        control_inputs: tuple[Operation, ...],
+        device: torch.device,
+    ) -> None:
+        self.graph = graph
+        self.name = name
+        self.kind = kind
+        self.type = type
+        self.inputs = inputs
+        self.control_inputs = list(control_inputs)
+        self.device = device
+        self.outputs: tuple[SymbolicTensor, ...] = ()
+        self.index = -1  # its place in the order of creation
+        self.function: Callable[..., Any] | None = None  # None: it only orders others
+        self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()  # the arguments of a run
+        self.argument: SymbolicTensor | None = None  # the one argument, if it is a tensor
+        self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
+        self.abandoned: Callable[[BaseException], None] | None = None  # a run failed before it
+        self.stateful = False  # writes buffers while it computes
+        self.written: tuple[SymbolicTensor, ...] = ()  # the variables that an update writes to
+        self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
+        self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
+        self.block: Block | None = None  # the branch or loop that it is in
+        self.unit: Unit | None = None  # the update that it is a part of
+        self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
+        self.origin = ""
+        self.optimizer: Any = None  # whose step it takes, where nobody was handed that one
+
+    @property
+    def node_def(self) -> NodeDef:
+        """A description, of which each call makes a new one."""
+        return node_def_of(self)
+
+    def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
+        """The inputs that a gradient of `output` reaches."""
+        if self.flows is not None:
+            return self.flows[output.value_index]
+        if self.kind != "pure":
+            return ()
+        return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
+
+    def run(self, feed_dict: object = None, session: object = None) -> None:
+        """Run it and what it needs, in `session` or the default one.
+
+        Raises:
+            InvalidArgumentError: There is no session.
+        """
+        session_for(session, f"run operation '{self.name}'").run(self, feed_dict)
+
+    def __repr__(self) -> str:
+        return f"<tf.Operation '{self.name}' type={self.type}>"
+
+    def __deepcopy__(self, memo: object) -> Operation:
+        return self
+
+
+def session_for(session: object, purpose: str, argument: str = "session") -> Any:
+    """`session`, or the default one; InvalidArgumentError if there is none."""
+    found = session or get_default_session()
+    if found is None:
+        raise InvalidArgumentError(
+            f"Cannot {purpose}: No default session is registered. Use `with session.as_default()` "
+            f"or pass {argument}=."
+        )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Subgraph:
+    """What a function has added to a graph, to be run where an operation says so.
+
+    Attributes:
+        block: That of its operations.
+        parameters: The tensors that a run gives values, as to the arguments of a function.
+        results: The tensors whose values it returns; they are computed in the block.
+        nest: The results, in the structure in which the function returned them.
+    """
+
+    block: Block
+    parameters: tuple[SymbolicTensor, ...]
+    results: tuple[SymbolicTensor, ...]
+    nest: Any
+
+
+@exported_from("thalweg.v1")
+class SymbolicTensor(Operators):
+    """The value that an operation will have in a run.
+
+    Arithmetic, comparisons, indexing, torch's functions and the methods of `torch.Tensor` add
+    nodes to the graph. `==` and `!=` compare identities, as in TensorFlow 1, so that tensors can
+    be keys; `torch.eq` compares elements.
+
+    Attributes:
+        op: The operation that gives it.
+        name: The name of the operation and the place among its outputs: "add:0".
+        dtype: A torch dtype, or None where only a run knows it.
+        shape: A tuple with None for unknown sizes, or `UNKNOWN` where even their number is unknown.
+        device: Where it is expected to be.
+    """
+
+    may_be_sparse = False  # its value may be IndexedSlices, which only a run knows
+
+    def __init__(
+        self,
+        op: Operation,
+        value_index: int = 0,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int | None] | None = None,
+    ) -> None:
+        self.op = op
+        self.value_index = value_index
+        self.dtype = dtype
+        self.shape = Shape(shape)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op.name}:{self.value_index}"
+
+    @property
+    def graph(self) -> Nodes:
+        return self.op.graph
+
+    @property
+    def device(self) -> torch.device:
+        return self.op.device
+
+    def _is_hook(self) -> bool:
+        return self.graph.unit is not None
+
+    def _why_not(self) -> str:
+        if not self._is_hook():
+            return super()._why_not()
+        return (
+            "These methods can write to variables and slots in a hook, outside of branches:"
+            f" {_LISTED}."
+        )
+
+    def get_shape(self) -> Shape | UnknownShape:
+        """The static shape, of sizes that have a `value`; one without `ndims` where not even their
+        number is known.
+        """
+        return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
+
+    def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
+        """Add what is known of the shape.
+
+        Raises:
+            InvalidArgumentError: It contradicts what is known already.
+        """
+        if shape is None or isinstance(shape, UnknownShape):
+            return
+        if self.shape is UNKNOWN:
+            self.shape = Shape(shape)
+            return
+        if not self.shape.accepts(tuple(shape)):
+            raise InvalidArgumentError(
+                f"'{self.name}' has shape {self.shape}, which does not agree with {tuple(shape)}."
+            )
+        pairs = zip(self.shape, shape, strict=True)
+        self.shape = Shape(new if old is None else old for old, new in pairs)
+
+    def ref(self) -> TensorReference:
+        """The tensor as a key that no `==` of elements gets at."""
+        return TensorReference(self)
+
+    experimental_ref = ref
+
+    def is_differentiable(self) -> bool:
+        """Whether a gradient may flow through it, by its dtype."""
+        return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
+
+    def eval(self, feed_dict: object = None, session: object = None) -> Any:
+        """The value in `session` or the default one, as `Session.run` gives it.
+
+        Raises:
+            InvalidArgumentError: There is no session.
+        """
+        return session_for(session, f"evaluate tensor '{self.name}'").run(self, feed_dict)
+
+    def __iter__(self) -> Iterator[SymbolicTensor]:
+        size = self.shape[0] if self.shape else None
+        if size is None:
+            raise InvalidTypeError(
+                f"'{self.name}' {_NEEDS_A_RUN}, nor a first dimension to iterate over it."
+                f" {self._way_out()}"
+            )
+        return iter([self[index] for index in range(size)])
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise InvalidTypeError(f"'{self.name}' {_NEEDS_A_RUN}. {self._way_out()}")
+
+    def __array_function__(self, function: object, *_: object) -> Any:
+        """What functions of NumPy's make of it: these two look at no element."""
+        if function is np.shape:
+            return self.shape
+        return self.ndim if function is np.ndim else self._refuse()
+
+    def _way_out(self) -> str:
+        if self.op.type != "Placeholder":
+            return f"{_RUN_IT}."
+        return f"{_RUN_IT} on what is made of it, and feed it: feed_dict={{placeholder: value}}."
+
+    def __bool__(self) -> bool:
+        raise InvalidTypeError(
+            f"'{self.name}' {_NEEDS_A_RUN}: no `if` can ask for it while a graph is built."
+            f" {self._way_out()} tf.cond and tf.where choose inside of a graph."
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else self._refuse()
+
+    __len__ = __float__ = __int__ = __index__ = __complex__ = __round__ = _refuse
+    __array__ = __contains__ = numpy = item = tolist = backward = _refuse
+
+    def __repr__(self) -> str:
+        return f"<tf.Tensor '{self.name}' {self._dtype_and_shape()}>"
+
+    def _dtype_and_shape(self) -> str:
+        dtype = None if self.dtype is None else dtype_name(self.dtype)
+        shape = "<unknown>" if self.shape is UNKNOWN else tuple(self.shape)
+        return f"shape={shape} dtype={dtype}"
+
+    def __deepcopy__(self, memo: object) -> SymbolicTensor:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise InvalidTypeError(f"'{self.name}' belongs to its graph and cannot be pickled.")
+
+
+class Nodes(Scopes, Collections, ABC):
+    """The operations and variables of a graph, by name; how calls become operations is left open.
+
+    Attributes:
+        operations: By name, in order of creation.
+        stand_ins: The variables that stand for parameters and buffers, by the ids of these, which
+            are kept alive so that their ids stay theirs.
+        symbols: Those of objects that know theirs, see `symbol_of`, kept in the same way.
+        variable_store: Variables by the names that `get_variable` was given.
+        partitioned_store: Partitioned variables by these names.
+        seed: That of the graph, on which random operations depend.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[str, Operation] = {}
+        self._finalized = False
+        self.stand_ins: dict[int, tuple[torch.Tensor, Any]] = {}
+        self.symbols: dict[int, tuple[object, object]] = {}
+        self.variable_store: dict[str, Any] = {}
+        self.partitioned_store: dict[str, Any] = {}
+        self.seed: int | None = None
+
+    @abstractmethod
+    def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
+        """Build this graph in the `with` block, in this thread."""
+
+    @abstractmethod
+    def call(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        sparse_flows: frozenset[SymbolicTensor] = frozenset(),
+    ) -> Any:
+        """Add an operation that calls `function`, and return its outputs as the function does."""
+
+    @abstractmethod
+    def write(
+        self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Add an operation that calls a method of torch's which writes to a variable in place."""
+
+    @property
+    def _graph_key(self) -> str:
+        """TensorFlow's name for what no other graph has while this one lives."""
+        return f"graph-key-{id(self)}/"
+
+    def __deepcopy__(self, memo: object) -> Nodes:
+        return self  # as its tensors and operations are their own copies
+
+    def finalize(self) -> None:
+        """Refuse new operations from now on."""
+        self._finalized = True
+
+    def _unsafe_unfinalize(self) -> None:
+        """Allow new operations again, as `MonitoredSession` does when it ends."""
+        self._finalized = False
+
+    @property
+    def finalized(self) -> bool:
+        """Whether new operations are refused."""
+        return self._finalized
+
+    def get_operations(self) -> list[Operation]:
+        """All operations in order of creation."""
+        return list(self.operations.values())
+
+    def get_operation_by_name(self, name: str) -> Operation:
+        """The operation of that name; NotFoundError, a KeyError, if there is none."""
+        if name not in self.operations:
+            raise NotFoundError(f"The name '{name}' refers to an Operation not in the graph.")
+        return self.operations[name]
+
+    def get_tensor_by_name(self, name: str) -> SymbolicTensor:
+        """The tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
+        op_name, _, index = str(name).rpartition(":")
+        if not op_name or not index.isdigit():
+            raise InvalidTypeError(f"{name!r} is no name of a tensor; expected one like 'add:0'.")
+        op = self.operations.get(op_name)
+        if op is None or int(index) >= len(op.outputs):
+            raise NotFoundError(f"The name '{name}' refers to a Tensor which does not exist.")
+        return op.outputs[int(index)]
+
+    def as_operation(self, item: object) -> Operation:
+        """The operation that `item` is or comes from; errors as in `as_graph_element`."""
+        element = self.as_graph_element(item)
+        return element if isinstance(element, Operation) else element.op
+
+    def symbol_of(self, item: object) -> Any:
+        """The symbol of an object whose class has TensorFlow's method `_as_graph_element`, which
+        is asked once in each graph; anything else as it is.
+        """
+        find = getattr(type(item), "_as_graph_element", None)
+        if find is None:
+            return item
+        with self.lock:
+            if id(item) not in self.symbols:
+                with self.as_default(), self.control_dependencies(None):
+                    self.symbols[id(item)] = item, find(item)
+            return self.symbols[id(item)][1]
+
+    def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
+        """The operation or tensor that `item` is, names, or stands for.
+
+        Raises:
+            InvalidTypeError: It is none.
+            InvalidArgumentError: It is of another graph.
+            NotFoundError: Nothing has that name.
+        """
+        if isinstance(item, str):
+            return (
+                self.get_tensor_by_name(item) if ":" in item else self.get_operation_by_name(item)
+            )
+        item = self.symbol_of(item)
+        if isinstance(item, torch.Tensor) and id(item) in self.stand_ins:
+            return self.stand_ins[id(item)][1]
+        if not isinstance(item, (Operation, Symbolic)):
+            raise InvalidTypeError(
+                f"Can not convert a {type(item).__name__} into a Tensor or Operation."
+            )
+        element: Any = item
+        if not isinstance(item, (Operation, SymbolicTensor)):
+            element = element.source  # of slices
+        if element.graph is not self:
+            raise InvalidArgumentError(f"'{element.name}' is not an element of this graph.")
+        return element

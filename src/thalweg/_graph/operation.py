@@ -1,0 +1,80 @@
+"""`operation`: any Python function as an operation of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thalweg._base.execution_context import first_graph
+from thalweg._base.showing import show_value
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.add_operation import add
+from thalweg._graph.arguments import Reference
+from thalweg._graph.recording import prepare_nest
+from thalweg._graph.shapes import Output
+from thalweg._graph.variables import GraphVariable
+from thalweg.errors import InvalidArgumentError
+
+
+def operation(
+    function: Callable[..., object],
+    inputs: Sequence[object],
+    name: str,
+    *,
+    kind: str = "update",
+    outputs: Any = None,
+    control_inputs: Sequence[object] = (),
+) -> Any:
+    """Add an operation that calls `function` with the values of `inputs` when it runs.
+
+    Args:
+        function: Any Python function.
+        inputs: Nested lists, tuples and dicts. A variable wrapped in `by_reference` arrives as
+            the session's own leaf tensor, any other symbolic input as its value: a tensor,
+            `IndexedSlices`, or None for a gradient that the run does not find. Plain objects
+            arrive as they are.
+        name: Made unique, below the current name scope.
+        kind: "pure" if it has no effect but its value, "update" if it writes to variables,
+            "blocking" if it waits for other threads. In one run all that is pure comes first,
+            unless it needs the others or control dependencies say otherwise.
+        outputs: None if the function returns nothing of use; otherwise what is known of its
+            result, as an `Output` or anything else with `dtype` and `shape`, or a list of these
+            for a function that returns as many.
+        control_inputs: Operations, or what comes from them, that run before it.
+
+    Returns:
+        The `Operation`, or its output or list of outputs if there are `outputs`.
+
+    Raises:
+        InvalidArgumentError: An input is of another graph, or the kind or name is not valid.
+        FailedPreconditionError: The graph is finalized.
+    """
+    if kind not in ("pure", "update", "blocking"):
+        raise InvalidArgumentError(
+            f'kind must be "pure", "update" or "blocking", not {show_value(kind)}.'
+        )
+    leaves = leaves_of(list(inputs))
+    graph = first_graph(leaf.symbol if isinstance(leaf, Reference) else leaf for leaf in leaves)
+    arguments = prepare_nest(graph, tuple(inputs))
+    if kind != "pure":
+        arguments = mapped(_read_variable, arguments)
+    is_several = isinstance(outputs, (list, tuple))
+    wanted = list(outputs) if is_several else [outputs] if outputs is not None else []
+    op = add(
+        graph,
+        name,
+        function,
+        arguments,
+        outputs=[Output(x.dtype, x.shape, getattr(x, "flows", None)) for x in wanted],
+        picks=tuple(range(len(wanted))) if is_several else None,
+        kind=kind,
+        control_inputs=[graph.as_operation(item) for item in control_inputs],
+    )
+    if outputs is None:
+        return op
+    return list(op.outputs) if is_several else op.outputs[0]
+
+
+def _read_variable(leaf: object) -> object:
+    """Variables are read before the updates of a run, not when one of those takes its inputs."""
+    return leaf.read_value() if isinstance(leaf, GraphVariable) else leaf

@@ -1,0 +1,205 @@
+"""What a symbolic tensor has in common with `torch.Tensor`: operators, functions, methods.
+
+None computes: the tensor's graph records a call of torch's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+
+from thalweg._base.execution_context import Symbolic
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import leaves_of
+from thalweg._graph.indexing import item, shape_of_item, to_spans
+from thalweg.errors import InvalidTypeError
+from thalweg.variable import as_operand, divide_tensors
+
+# What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
+_REFUSED = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
+_REFUSED |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset", "is_contiguous"}
+_REFUSED |= {"layout", "is_meta", "is_cuda", "is_cpu"}
+_REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rfloordiv", "rmod"}
+_INSTEAD = "Use assign, assign_add or assign_sub on a variable."
+
+
+class OperatorRecorder(Protocol):
+    """What a symbolic tensor asks of its graph."""
+
+    def call(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Add a node that calls `function`, and return its outputs."""
+
+
+def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
+    """An operator and its reflection."""
+
+    def forward(self: Operators, other: object) -> Any:
+        return self.graph.call(function, (self, self.operand(other)))
+
+    def reflected(self: Operators, other: object) -> Any:
+        return self.graph.call(function, (self.operand(other), self))
+
+    return forward, reflected
+
+
+def truediv(x: Any, y: Any) -> Any:
+    """`x / y`, where torch would multiply a number `x` by the reciprocal."""
+    if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
+        x = torch.tensor(x, dtype=y.dtype, device=y.device)
+    return torch.true_divide(x, y)
+
+
+def _has_dtype(value: object) -> bool:
+    """Return whether a value is an array or a scalar of NumPy."""
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _unary_operator(function: Callable[[Any], object]) -> Any:
+    def apply(self: Operators) -> Any:
+        return self.graph.call(function, (self,))
+
+    return apply
+
+
+class Operators(Symbolic):
+    """The part of a symbolic tensor that records."""
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+    name: Any
+    dtype: torch.dtype | None
+    shape: Any
+
+    @property
+    def graph(self) -> OperatorRecorder:
+        """The graph that records."""
+        raise NotImplementedError
+
+    def operand(self, other: object) -> Any:
+        """Return the other operand of an operator; arrays and lists take this tensor's dtype."""
+        if isinstance(other, (np.ndarray, np.generic, list)):
+            return as_operand(other, self.dtype)
+        return other
+
+    __add__, __radd__ = _binary_operators(operator.add)
+    __sub__, __rsub__ = _binary_operators(operator.sub)
+    __mul__, __rmul__ = _binary_operators(operator.mul)
+
+    def __truediv__(self, other: object) -> Any:
+        function = divide_tensors if _has_dtype(other) else operator.truediv
+        return self.graph.call(function, (self, self.operand(other)))
+
+    def __rtruediv__(self, other: object) -> Any:
+        function = divide_tensors if _has_dtype(other) else truediv
+        return self.graph.call(function, (self.operand(other), self))
+
+    __floordiv__, __rfloordiv__ = _binary_operators(operator.floordiv)
+    __mod__, __rmod__ = _binary_operators(operator.mod)
+    __pow__, __rpow__ = _binary_operators(operator.pow)
+    __matmul__, __rmatmul__ = _binary_operators(operator.matmul)
+    __and__, __rand__ = _binary_operators(operator.and_)
+    __or__, __ror__ = _binary_operators(operator.or_)
+    __xor__, __rxor__ = _binary_operators(operator.xor)
+    __lt__, __le__ = _binary_operators(operator.lt)[0], _binary_operators(operator.le)[0]
+    __gt__, __ge__ = _binary_operators(operator.gt)[0], _binary_operators(operator.ge)[0]
+    __neg__, __invert__ = _unary_operator(operator.neg), _unary_operator(operator.invert)
+    __abs__ = _unary_operator(operator.abs)
+
+    def __getitem__(self, index: object) -> Any:
+        parts = to_spans(index)
+        found = self.graph.call(item, (self, parts), name="strided_slice")
+        if found.shape is UNKNOWN:
+            known = shape_of_item(self.shape, parts)
+            if known is not None:
+                found.set_shape(known)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """A method that records, or a node for an attribute such as `T`.
+
+        Raises:
+            AttributeError: `torch.Tensor` has no such attribute, or no node can stand for it.
+        """
+        if name.startswith("_") or name == "op":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "data" and self._is_hook():
+            return self
+        if name in _REFUSED:
+            self._raise_no_attribute(name, "Only a run knows it.")
+        if name.endswith("_"):
+            if self._writes(name):
+                return partial(self._write, name)
+            self._raise_no_attribute(name, f"{self._why_not()} {_INSTEAD}")
+        found = getattr(torch.Tensor, name, None)
+        if found is None:
+            self._raise_no_attribute(name, "Nor has torch.Tensor.")
+        if not callable(found):
+            return self.graph.call(operator.attrgetter(name), (self,), name=name)
+
+        def method(*args: object, **kwargs: object) -> Any:
+            return self.graph.call(found, (self, *args), kwargs, name)
+
+        return method
+
+    def _is_hook(self) -> bool:
+        """Whether a hook of an optimizer is called, which may be written for torch's tensors."""
+        return False
+
+    def _writes(self, name: str) -> bool:
+        """Whether a method of torch's, here and now, becomes a node that writes in place."""
+        return False
+
+    def _write(self, name: str, *args: object, **kwargs: object) -> object:
+        """Add that node; the tensor itself."""
+        raise NotImplementedError
+
+    def _why_not(self) -> str:
+        return "No node writes in place."
+
+    def _raise_no_attribute(self, name: str, reason: str) -> NoReturn:
+        raise AttributeError(f"Tensor '{self.name}' has no attribute {name!r}. {reason}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        title = getattr(function, "__name__", type(function).__name__)
+        is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
+        if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
+            return _record_write(title, args, kwargs)
+        if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
+            raise InvalidTypeError(f"{title} with out= writes in place. {_INSTEAD}")
+        if kwargs.get("inplace"):
+            kwargs = {**kwargs, "inplace": False}  # the result is the same
+        name = title.strip("_")
+        leaves = leaves_of((args, kwargs))
+        graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
+        return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
+
+
+def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """A call of torch's that writes in place, as nodes, if there are such; InvalidTypeError."""
+    target = args[0] if args else None
+    name = title.removeprefix("_foreach")
+    if isinstance(target, Operators) and target._writes(title):
+        return target._write(title, *args[1:], **kwargs)
+    if name != title and isinstance(target, list | tuple):
+        each = [one for one in target if isinstance(one, Operators) and one._writes(name[1:])]
+        if len(each) == len(target):
+            for place, one in enumerate(each):
+                parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
+                one._write(name[1:], *parts[1:], **kwargs)
+            return None
+    why = next((x._why_not() for x in leaves_of(target) if isinstance(x, Operators)), "")
+    raise InvalidTypeError(f"{title} writes in place. {why} {_INSTEAD}")

@@ -1,0 +1,316 @@
+"""The operations that TensorFlow 1 programs build their graphs from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly, resolve
+from thalweg._base.scatter import UPDATES, scatter
+from thalweg._base.static_shape import UNKNOWN, Shape
+from thalweg._core.nest import leaves_of
+from thalweg._graph.add_operation import add
+from thalweg._graph.default_graph import get_default_graph, graph_variable_of, has_symbol
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.shape_arguments import ints, known_sizes, sizes_of
+from thalweg._graph.shapes import Output
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variables import GraphVariable, alias_node, scatter_node
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import embedding_lookup as eager_lookup
+from thalweg.indexed_slices import table_of
+from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
+
+
+def placeholder(
+    dtype: object, shape: Sequence[int | None] | None = None, name: str | None = None
+) -> SymbolicTensor:
+    """A tensor whose value is given in `feed_dict` in each run.
+
+    Args:
+        dtype: Values that are fed are converted to it.
+        shape: Optional. None in it for a size that differs from run to run.
+        name: Optional.
+
+    Raises:
+        FailedPreconditionError: Called in eager mode.
+    """
+    if executing_eagerly():
+        raise FailedPreconditionError(
+            "placeholder() is not compatible with eager execution. Build the graph inside of `with"
+            " thalweg.v1.Graph().as_default():`, or call thalweg.v1.disable_eager_execution()"
+            " before anything else."
+        )
+    graph, kind = get_default_graph(), as_dtype(dtype)
+
+    def refuse_unfed() -> NoReturn:
+        raise InvalidArgumentError(
+            f"You must feed a value for placeholder tensor '{op.name}' with dtype "
+            f"{dtype_name(kind)}"
+        )
+
+    op = add(
+        graph,
+        name or "Placeholder",
+        refuse_unfed,
+        outputs=[Output(kind, shape)],
+        kind="placeholder",
+    )
+    op.type = "Placeholder"
+    return op.outputs[0]
+
+
+def placeholder_with_default(
+    input: object, shape: Sequence[int | None] | None, name: str | None = None
+) -> SymbolicTensor:
+    """A tensor that has the value `input` in runs in which it is not fed."""
+    value = convert_to_tensor(input)
+    default = alias_node(value, name or "PlaceholderWithDefault")
+    default.shape = Shape(shape)
+    return default
+
+
+def constant(
+    value: object,
+    dtype: object = None,
+    shape: Sequence[int] | None = None,
+    name: str | None = "Const",
+    verify_shape: bool = False,
+) -> Any:
+    """A tensor that always has the same value; in eager mode a torch tensor.
+
+    Args:
+        value: What `thalweg.variable.to_tensor` takes.
+        dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
+        shape: Optional; a single number fills it, other values are laid out in it. In a graph the
+            last of too few is repeated.
+        name: Optional.
+        verify_shape: Whether the value must have the shape itself.
+
+    Raises:
+        InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
+        InvalidArgumentError: There are too many values for the shape, or one does not fit the
+            dtype.
+    """
+    if isinstance(value, torch.Tensor):
+        check_held(value)
+    tensor = as_asked(value, dtype).detach()
+    if isinstance(value, torch.Tensor):
+        tensor = tensor.clone()
+    if shape is not None:
+        count, room = tensor.numel(), torch.Size(shape).numel()
+        if verify_shape and tuple(tensor.shape) != tuple(shape):
+            raise InvalidTypeError(
+                f"Expected a value with shape {tuple(shape)}, but got shape {tuple(tensor.shape)}."
+            )
+        if count not in (1, room):
+            tensor = _filled_up(tensor, room, shape)
+        tensor = tensor.reshape(() if count == 1 else shape).expand(shape)
+    if executing_eagerly():
+        return tensor
+    output = Output(tensor.dtype, tuple(tensor.shape), ())
+    op = add(get_default_graph(), name or "Const", lambda: tensor, outputs=[output], type="Const")
+    op.device = tensor.device
+    return op.outputs[0]
+
+
+def _filled_up(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
+    """The elements in a row, the last of which is repeated; zeros where there is none."""
+    count = tensor.numel()
+    said = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
+    if executing_eagerly():
+        raise InvalidTypeError(said)
+    if count > room:
+        raise InvalidArgumentError(f"Too many elements provided: {said}")
+    last = tensor.reshape(-1)[-1:] if count else tensor.new_zeros(1)
+    return torch.cat([tensor.reshape(-1), last.expand(room - count)])
+
+
+def convert_to_tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
+    """`value` as a symbolic tensor, or in eager mode as a torch tensor.
+
+    Args:
+        value: A symbolic tensor, slices, what stands for one as a parameter does, what
+            `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
+        dtype: Optional.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
+    """
+    value = resolve(value)  # inside of a node that runs
+    if isinstance(value, SymbolicSlices):
+        value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
+    elif has_symbol(value) and not executing_eagerly():
+        value = graph_variable_of(value)
+    if isinstance(value, (list, tuple)) and any(_is_symbol(leaf) for leaf in leaves_of(value)):
+        value = torch.stack([convert_to_tensor(item, dtype) for item in value])
+    if isinstance(value, torch.Tensor) and executing_eagerly():
+        if dtype is None:
+            return value
+        check_held(value)
+        return value.to(as_dtype(dtype))  # gradients flow through
+    if not isinstance(value, SymbolicTensor):
+        return constant(value, dtype, name=name or "Const")
+    if dtype is not None and value.dtype not in (None, as_dtype(dtype)):
+        raise InvalidTypeError(
+            f"'{value.name}' is {dtype_name(value.dtype or torch.float32)}, not "
+            f"{dtype_name(as_dtype(dtype))}. Cast it."
+        )
+    return value
+
+
+def _is_symbol(leaf: object) -> bool:
+    return isinstance(leaf, SymbolicTensor)
+
+
+def identity(input: object, name: str | None = None) -> Any:
+    """The same value, computed where control dependencies put it."""
+    value = convert_to_tensor(input)
+    if not isinstance(value, SymbolicTensor):
+        return value
+    return alias_node(value, name or "Identity")
+
+
+def stop_gradient(input: object, name: str | None = None) -> Any:
+    """The same value, through which no gradient flows."""
+    value = convert_to_tensor(input)
+    if not isinstance(value, SymbolicTensor):
+        return value.detach()
+    return value.graph.call(torch.Tensor.detach, (value,), name=name or "StopGradient")
+
+
+def embedding_lookup(params: object, ids: object, name: str | None = None) -> Any:
+    """The rows of `params` that `ids` names; the gradient of a variable is then slices.
+
+    Args:
+        params: A tensor of shape (rows, *row shape), or a list of one.
+        ids: int32 or int64, of any shape.
+        name: Optional.
+
+    Raises:
+        InvalidTypeError: The ids are not int32 or int64, or there are several tables.
+        InvalidArgumentError: In a run on the CPU, if an id is not in [0, rows).
+    """
+    if executing_eagerly():
+        return eager_lookup(params, ids)
+    table = convert_to_tensor(table_of(params))
+    title = name or "embedding_lookup"
+    return table.graph.call(
+        eager_lookup, (table, convert_to_tensor(ids)), name=title, sparse_flows=frozenset({table})
+    )
+
+
+def gather(
+    params: object, indices: object, validate_indices: object = None, name: str | None = None
+) -> Any:
+    """`embedding_lookup` under the name it has in TensorFlow; `validate_indices` is ignored."""
+    return embedding_lookup(convert_to_tensor(params), indices, name or "Gather")
+
+
+def cast(x: object, dtype: object, name: str | None = None) -> Any:
+    """`x` converted to a dtype."""
+    kind = as_dtype(dtype)
+    value = convert_to_tensor(x)
+    if not isinstance(value, SymbolicTensor):
+        return value.to(kind)
+    return value.graph.call(torch.Tensor.to, (value, kind), name=name or "Cast")
+
+
+def assign(
+    ref: GraphVariable, value: object, validate_shape: object = None, use_locking: object = None,
+    name: str | None = None,
+) -> Any:  # fmt: skip
+    """`ref.assign(value)`; where `validate_shape` is False the variable may change its shape."""
+    if validate_shape is False and isinstance(ref, GraphVariable):
+        ref.shape = UNKNOWN
+    return ref.assign(value, name=name)
+
+
+def assign_add(
+    ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
+) -> SymbolicTensor:
+    """`ref.assign_add(value)`."""
+    return ref.assign_add(value, name=name)
+
+
+def assign_sub(
+    ref: GraphVariable, value: object, use_locking: object = None, name: str | None = None
+) -> SymbolicTensor:
+    """`ref.assign_sub(value)`."""
+    return ref.assign_sub(value, name=name)
+
+
+def creation_node(
+    function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
+) -> Any:
+    """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
+
+    `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
+    """
+    kind, sizes = as_dtype(dtype), sizes_of(shape)
+    if executing_eagerly():
+        return function(sizes, kind)
+    outputs = [Output(kind, known_sizes(sizes), ())]
+
+    def create_tensor(sizes: object) -> torch.Tensor:
+        return function(ints(sizes), kind)
+
+    return add(get_default_graph(), name, create_tensor, (sizes,), outputs=outputs).outputs[0]
+
+
+def zeros(
+    shape: object, dtype: object = torch.float32, name: str | None = "zeros"
+) -> torch.Tensor | SymbolicTensor:
+    """A tensor of zeros."""
+    return creation_node(
+        lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "zeros",
+    )
+
+
+def ones(
+    shape: object, dtype: object = torch.float32, name: str | None = "ones"
+) -> torch.Tensor | SymbolicTensor:
+    """A tensor of ones."""
+    return creation_node(
+        lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
+        shape,
+        dtype,
+        name or "ones",
+    )
+
+
+def _scatter_function(update: str) -> Callable[..., Any]:
+    def apply(
+        ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
+    ) -> object:
+        title = name or f"Scatter{update.capitalize()}"
+        if isinstance(ref, GraphVariable):
+            return scatter_node(ref, indices, updates, update, title)
+        scatter(ref, indices, updates, update)
+        return ref
+
+    apply.__name__ = apply.__qualname__ = f"scatter_{update}"
+    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `ground.scattering.scatter`.
+
+    Args:
+        ref: The variable.
+        indices: int32 or int64, of any shape.
+        updates: Of shape (*indices shape, *row shape), or a scalar.
+        use_locking: Ignored; all updates lock.
+        name: Optional.
+
+    Returns:
+        The variable; in a graph a tensor that makes the update and is the new value.
+    """
+    return apply
+
+
+scatter_add, scatter_sub, scatter_mul, scatter_div, scatter_min, scatter_max, scatter_update = map(
+    _scatter_function, UPDATES
+)

@@ -1,0 +1,105 @@
+"""Recording: what is called on symbolic tensors becomes a node, and nothing is computed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._graph.add_operation import add
+from thalweg._graph.arguments import DenseGradient, densify, inputs_of
+from thalweg._graph.nodes import Nodes, SymbolicTensor
+from thalweg._graph.shapes import Output, infer_outputs
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variables import variable_of
+from thalweg.variable import to_tensor
+
+# What torch returns of a tensor without a copy, or may.
+_VIEWS = {"T", "H", "mT", "mH", "alias", "as_strided", "contiguous", "detach", "diagonal", "item"}
+_VIEWS |= {"expand", "expand_as", "flatten", "ravel", "reshape", "reshape_as", "view", "view_as"}
+_VIEWS |= {"moveaxis", "movedim", "permute", "swapaxes", "swapdims", "t", "transpose", "narrow"}
+_VIEWS |= {"chunk", "select", "split", "strided_slice", "tensor_split", "unbind", "unfold"}
+_VIEWS |= {"squeeze", "unsqueeze", "unflatten", "real", "imag"}
+_VIEWS |= {"double", "float", "half", "bfloat16", "to", "type", "type_as"}
+
+
+def record(
+    graph: Nodes,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    name: str,
+    sparse_flows: frozenset[SymbolicTensor] = frozenset(),
+    stateful: bool = False,
+) -> Any:
+    """Add a node that calls `function`, and return its outputs in the structure it returns.
+
+    What the function returns besides tensors, such as a number of dimensions, is returned at once
+    if static shapes tell it; no node is added then if there are no tensors.
+
+    Raises:
+        InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.
+        InvalidTypeError: The result is no tensor and only a run knows it.
+    """
+    arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
+    looked_up = _looked_up(function, arguments, keywords)
+    if keywords and inputs_of(keywords, graph):
+        call, arguments = functools.partial(_call_with, function), (arguments, keywords)
+    else:
+        call = functools.partial(function, **keywords) if keywords else function
+    arguments = mapped(densify, arguments)
+    inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
+    known = infer_outputs(call, mapped(symbol_in, arguments), name)
+    outputs = [leaf for leaf in leaves_of(known) if isinstance(leaf, Output)]
+    if not outputs:
+        return known
+    is_single = isinstance(known, Output)
+    picks = tuple(i for i, leaf in enumerate(leaves_of(known)) if isinstance(leaf, Output))
+    op = add(graph, name, call, arguments, outputs=outputs, picks=None if is_single else picks)
+    op.sparse_flows, op.stateful = sparse_flows | looked_up, stateful
+    if graph.unit is not None and not _VIEWS.isdisjoint((name, getattr(function, "__name__", ""))):
+        graph.unit.note_views(leaves_of(arguments), op.outputs)
+    tensors = iter(op.outputs)
+    return packed(
+        known, (next(tensors) if isinstance(leaf, Output) else leaf for leaf in leaves_of(known))
+    )
+
+
+def _looked_up(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> frozenset[SymbolicTensor]:
+    """The table of torch's embedding, if its gradient is to be sparse."""
+    if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
+        return frozenset()
+    table = args[1] if len(args) > 1 else kwargs["weight"]
+    return frozenset({table} if isinstance(table, SymbolicTensor) else ())
+
+
+def prepare_nest(graph: Nodes, nest: object) -> Any:
+    """The nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
+    return mapped(functools.partial(_prepare_leaf, graph), nest)
+
+
+def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
+    if isinstance(leaf, SymbolicSlices):
+        leaf = leaf.source
+    if isinstance(leaf, torch.nn.Parameter):
+        return variable_of(graph, leaf)
+    if isinstance(leaf, np.ndarray):
+        return to_tensor(leaf)
+    return graph.symbol_of(leaf)
+
+
+def symbol_in(leaf: object) -> Any:
+    """The symbol, as shapes are found by it."""
+    return leaf.symbol if isinstance(leaf, DenseGradient) else leaf
+
+
+def _call_with(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
+    return function(*args, **kwargs)

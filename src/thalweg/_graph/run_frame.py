@@ -1,0 +1,167 @@
+"""`Frame`: one run and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from thalweg._base.execution_context import SessionVariable
+from thalweg._core.nest import leaves_of
+from thalweg._core.outcome import say
+from thalweg._core.section import Call, calls, drain
+from thalweg._graph.gradients import as_differentiable
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.plan import RunPlan, Step
+from thalweg._graph.scopes import Unit
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variable_store import Leaves
+from thalweg._graph.variables import GraphVariable
+from thalweg.indexed_slices import IndexedSlices
+
+_LEAVES = {torch.Tensor, IndexedSlices, type(None)}
+
+
+class RunFrame(Protocol):
+    """What a run asks of its session.
+
+    Attributes:
+        values: The values of its variables.
+    """
+
+    values: Leaves
+
+    def leaf(self, variable: GraphVariable) -> SessionVariable:
+        """The tensor that holds a variable's value."""
+        ...
+
+    def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """Those of several."""
+        ...
+
+    def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
+        """The value of a tensor that the run of `frame` has not computed, or has released."""
+
+    def copy_if_shared(self, value: object) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
+        """What gives variables again what they have now, as functions in C."""
+        ...
+
+    def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
+        """Run a plan in `frame`; the values of its fetches."""
+        ...
+
+
+class Frame(dict[SymbolicTensor, Any]):
+    """What one run has been fed and has computed; variables are read from the session."""
+
+    __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
+
+    def __init__(self, session: RunFrame, feeds: Mapping[SymbolicTensor, object]) -> None:
+        super().__init__(feeds)
+        self.session = session
+        self.feeds = feeds
+        self.lock: str | None = None  # how this thread holds the session's; its `Holder`
+        self.failed: Step | None = None
+        self.read: list[GraphVariable] = []  # since a step that may give them other memory
+        self.undo: dict[Unit, Iterator[object]] = {}  # what puts back the units under way, in C
+
+    def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
+        if isinstance(tensor, GraphVariable):
+            leaf = self.session.values.found.get(tensor)
+            if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
+                return self.session.leaf(tensor)
+            self[tensor] = leaf
+            self.read.append(tensor)
+            return leaf
+        value = self.session.evaluate(tensor, self)
+        self[tensor] = value
+        return value
+
+    def resolve(self, x: object) -> Any:
+        """What `x` stands for in this run; see `running.resolve`."""
+        if isinstance(x, GraphVariable):
+            return self.session.leaf(x)
+        if isinstance(x, SymbolicSlices):
+            return self[x.source]
+        return self[x] if isinstance(x, SymbolicTensor) else x
+
+    def run(
+        self, steps: Sequence[Step], results: list[object], export: Callable[[Any], object]
+    ) -> None:
+        """Run steps in order; what is fetched is exported into its places among the results.
+
+        An error gets a note that names the operation, and nothing after it runs. What was written
+        of a unit that is not complete is put back.
+        """
+        records = None
+        step = steps[0]
+        try:
+            for step in steps:
+                if step.grad is not records:
+                    records = step.grad
+                    torch.set_grad_enabled(records)
+                if step.argument is not None:
+                    value = step.function(self[step.argument])
+                else:
+                    value = step.function(*step.fill(self))
+                if self.read and not step.is_closed:
+                    self._forget_read()
+                if step.plain is not None:
+                    self[step.plain] = value
+                elif step.results:
+                    self._store_results(step, value, results, export)
+                for tensor in step.dropped:
+                    self.pop(tensor, None)
+        except BaseException as error:
+            self._forget_read()
+            if self.undo:
+                self._put_back(error)
+            if isinstance(error, Exception):
+                self.failed, op = step, step.operation
+                error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
+            raise
+
+    def _forget_read(self) -> None:
+        """Look for variables anew: one may have been cut, or have other memory."""
+        while self.read:
+            self.pop(self.read.pop(), None)
+
+    def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
+        """Keep what variables have, until `end_unit`."""
+        self.undo[unit] = calls(self.session.putting_back(variables))
+
+    def end_unit(self, unit: Unit) -> None:
+        """What was written since `begin_unit` stays."""
+        del self.undo[unit]
+
+    def _put_back(self, error: BaseException) -> None:
+        while self.undo:
+            drain(self.undo[next(reversed(self.undo))])
+            self.undo.popitem()
+        say(error, [])
+
+    def _store_results(
+        self, step: Step, value: Any, results: list[object], export: Callable[[Any], object]
+    ) -> None:
+        """Store the outputs of a step that later steps need, and export what is fetched."""
+        values: Sequence[Any] = [value]
+        if not step.is_whole:
+            is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))
+            values = value if is_flat else list(leaves_of(value))
+        memory = self.session.values.memory
+        for made in step.results:
+            output = values[made.pick]
+            if made.watched:
+                output = as_differentiable(output)
+            if made.carried:
+                is_plain = type(output) is torch.Tensor and output.layout is torch.strided
+                if not is_plain or output.untyped_storage().data_ptr() in memory:
+                    output = self.session.copy_if_shared(output)
+            if made.kept:
+                self[made.tensor] = output
+            for place in made.fetched:
+                results[place] = export(output)

@@ -1,0 +1,188 @@
+"""Name scopes and control dependencies: where in a graph one is building."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from thalweg._base.locks import Lock
+from thalweg._graph.unique_names import UniqueNames, check_name
+
+
+class _NameScope(threading.local):
+    """Where one thread is building."""
+
+    def __init__(self) -> None:
+        self.scope = ""  # ends with "/", unless it is empty
+        self.control: tuple[object, ...] = ()  # operations
+        self.block: Block | None = None
+        self.unit: Unit | None = None
+
+
+class Block:
+    """Operations that run only where another one has them run: a branch, or the body of a loop.
+
+    Attributes:
+        outer: The block that this one is made in; None outside of all.
+    """
+
+    def __init__(self, outer: Block | None) -> None:
+        self.outer = outer
+
+    def can_use(self, other: Block | None) -> bool:
+        """Whether operations of this block may use what those of another one compute."""
+        block: Block | None = self
+        while block is not None and block is not other:
+            block = block.outer
+        return block is other
+
+
+class Unit:
+    """Operations that are one update: where one of them fails, a run puts back what they wrote.
+
+    Attributes:
+        block: The block in which it begins; None outside of all.
+        last: The last operation of it that writes in place; what is made later waits for it.
+        stale: Views of variables that were written in place since; the function that did.
+    """
+
+    def __init__(self, block: Block | None) -> None:
+        self.block = block
+        self.last: tuple[object, ...] = ()
+        self.stale: dict[object, str] = {}
+        self._views: dict[object, object] = {}  # the variables whose memory they look into
+
+    def note_views(self, inputs: Iterable[object], outputs: Iterable[object]) -> None:
+        """Note that outputs may be views of the first of these inputs."""
+        first = next(iter(inputs), None)
+        base = self._views.get(first, first)
+        self._views |= dict.fromkeys(outputs, base)
+
+    def note_write(self, variable: Any, op: Any) -> None:
+        """Note that an operation writes to a variable in place."""
+        self.last = (op,)
+        self.stale |= {view: op.name for view, base in self._views.items() if base is variable}
+
+
+class Scopes:
+    """The part of a graph that names new operations and says what they wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = _NameScope()
+        self._names = UniqueNames()
+        self.lock = Lock()
+
+    def as_operation(self, item: object) -> Any:
+        """The operation that `item` is or comes from."""
+        raise NotImplementedError
+
+    @property
+    def scope(self) -> str:
+        """The current name scope: "" or "outer/inner/"."""
+        return self._place.scope
+
+    @property
+    def control(self) -> tuple[Any, ...]:
+        """The operations that those made now wait for."""
+        unit = self._place.unit
+        return self._place.control if unit is None else (*self._place.control, *unit.last)
+
+    @property
+    def block(self) -> Block | None:
+        """The block that operations made now are in; None outside of all."""
+        return self._place.block
+
+    @property
+    def unit(self) -> Unit | None:
+        """The unit that operations made now are of; None outside of all."""
+        return self._place.unit
+
+    def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
+        """The name that an operation called `name` would get now.
+
+        Args:
+            name: The name inside the current scope, or the whole name if `absolute`.
+            mark_as_used: Whether it then counts as given away.
+
+        Raises:
+            InvalidArgumentError: It may not name an operation.
+        """
+        scope = "" if absolute else self.scope
+        with self.lock:
+            return self._names.make_unique(scope + check_name(name, scope), mark_as_used)
+
+    def claim_name(self, name: str) -> None:
+        """Mark a whole name as used."""
+        with self.lock:
+            self._names.mark_used(check_name(name))
+
+    @contextlib.contextmanager
+    def name_scope(self, name: str | None) -> Iterator[str]:
+        """Put the names made in the `with` block below `name`, made unique.
+
+        A name that ends with "/" is a scope to enter again as it is. None or "" leads out of all
+        scopes. The block is given the scope, which ends with "/" unless it is empty.
+        """
+        before = self._place.scope
+        scope = name or ""
+        if scope and not scope.endswith("/"):
+            scope = f"{self.unique_name(scope)}/"
+        self._place.scope = scope
+        try:
+            yield scope
+        finally:
+            self._place.scope = before
+
+    @contextlib.contextmanager
+    def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
+        """Let operations made in the `with` block run after all of `control_inputs`.
+
+        They add to those of outer blocks; None leaves all of them out, and leads out of the
+        functions of conditions and loops.
+
+        Raises:
+            InvalidTypeError: An input is neither an operation nor symbolic.
+            InvalidArgumentError: It is of another graph.
+        """
+        added = [self.as_operation(item) for item in control_inputs or ()]
+        if control_inputs is None:
+            where = self._build_at(None, ())
+        else:
+            where = self._build_at(self.block, tuple(dict.fromkeys((*self.control, *added))))
+        with where:
+            yield
+
+    @contextlib.contextmanager
+    def as_one(self, is_one: bool = True) -> Iterator[None]:
+        """Let operations made in the `with` block be one update, or part of that around it, which
+        in a branch or loop is one for itself.
+
+        Args:
+            is_one: Whether they are; False leads out of all units.
+        """
+        before = self._place.unit
+        joins = before is not None and before.block is self.block
+        self._place.unit = (before if joins else Unit(self.block)) if is_one else None
+        try:
+            yield
+        finally:
+            self._place.unit = before
+
+    def build_inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
+        """Let operations made in the `with` block be those of `block`.
+
+        They wait for no others: the operation that has them run does.
+        """
+        return self._build_at(block, ())
+
+    @contextlib.contextmanager
+    def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
+        before = self._place.block, self._place.control  # without what a unit waits for
+        self._place.block, self._place.control = block, control
+        try:
+            yield
+        finally:
+            self._place.block, self._place.control = before

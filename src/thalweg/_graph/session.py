@@ -1,0 +1,388 @@
+"""`Session`: it runs a graph, and keeps the values of the graph's variables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg._base.context_managers import ContextSetting, writable
+from thalweg._base.execution_context import SessionVariable, thread
+from thalweg._base.exports import exported_from
+from thalweg._base.locks import Lock, excuse, on_fork
+from thalweg._base.tracing import untraced
+from thalweg._core import section
+from thalweg._core.nest import leaves_of, packed
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.feeds_and_fetches import convert_feeds, copy_to_cpu, exported, fetched_element
+from thalweg._graph.gradients import as_differentiable
+from thalweg._graph.locks import EXCLUSIVE, SHARED, ReadWriteLock
+from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
+from thalweg._graph.plan import RunPlan, make_plan
+from thalweg._graph.run_frame import Frame
+from thalweg._graph.variable_store import Leaves
+from thalweg._graph.variables import GraphVariable
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+@exported_from("thalweg.v1")
+class Session:
+    """A place where a graph runs.
+
+    Args:
+        target: Ignored; everything runs in this process.
+        graph: By default the default graph.
+        config: Ignored.
+
+    In one run everything that reads variables comes before everything that updates them, unless
+    control dependencies or data order them: a variable fetched beside a training operation has
+    the value from before the step, or, if it is no resource variable, from after it. Several
+    threads may call `run` at once: what only computes runs at the same time, and updates run alone.
+
+    Attributes:
+        graph: The graph.
+        values: The values of its variables.
+        plans_made: How many plans were made; a fetch that was run before needs no new one.
+    """
+
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
+        self.graph = get_default_graph() if graph is None else graph
+        self.plans_made = 0
+        self.values = Leaves()
+        self._lock = ReadWriteLock()
+        self._plans: dict[object, RunPlan] = {}
+        self._generators: dict[object, torch.Generator] = {}
+        self._resources: dict[Any, Any] = {}
+        self._opening = Lock()  # no resource is made while the session is closed
+        self._closed = False
+        self._context: contextlib.ExitStack | None = None
+        on_fork(self, Session._forget_after_fork)
+
+    def _forget_after_fork(self) -> None:
+        """In a forked child: what another thread was writing at the fork is no value any more."""
+        lost = self._lock.renew(self._held_lock())
+        if lost:
+            excuse(lost)  # optimizers in its run: all that they wrote is forgotten
+            self.values.clear(
+                ": another thread was in a run of this session that updates variables when process"
+                f" {os.getppid()} forked this one, so no value is left here. Initialize or load the"
+                " variables."
+            )
+
+    def _held_lock(self) -> str | None:
+        """Which lock this thread holds."""
+        for frame in reversed(thread.frames):
+            if frame.lock is not None and frame.session is self:
+                return frame.lock
+        return None
+
+    @untraced
+    def run(
+        self,
+        fetches: object,
+        feed_dict: Any = None,
+        options: object = None,
+        run_metadata: object = None,
+    ) -> Any:
+        """Compute `fetches`, and what they need, each operation once.
+
+        Args:
+            fetches: An operation, tensor, variable, `SymbolicSlices`, their name, or nested
+                lists, tuples, named tuples and mappings of these.
+            feed_dict: Optional. Values that replace those of tensors in this run.
+            options: Ignored, as is `run_metadata`.
+
+        Returns:
+            The same nest, with a NumPy array or scalar for a tensor, `IndexedSlicesValue` for
+            slices, None for an operation. All are copies.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or a variable is not initialized.
+            InvalidTypeError: A fetch or the key of a feed is nothing of a graph.
+            InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
+        """
+        self._check_open()
+        is_one = isinstance(fetches, Operation | SymbolicTensor)
+        wanted = (fetches,) if is_one else tuple(leaves_of(fetches))
+        try:
+            feeds = convert_feeds(self.graph, feed_dict) if feed_dict else {}
+            plan = self._plan_for(wanted, frozenset(feeds))
+        except Exception as error:
+            self._tell_abandoned(wanted, error)
+            raise
+        results = self._execute_plan(plan, feeds)
+        return results[0] if is_one else packed(fetches, iter(results))
+
+    def make_callable(
+        self, fetches: object, feed_list: Sequence[object] = ()
+    ) -> Callable[..., Any]:
+        """A function that runs `fetches`, given the values of `feed_list` in order."""
+        return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
+
+    def _tell_abandoned(self, wanted: tuple[object, ...], error: BaseException) -> None:
+        """Tell of a run that cannot begin those who wait for a part of it."""
+        operations = self.graph.get_operations()
+        if any(op.abandoned is not None for op in operations):
+            fed = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
+            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
+            make_plan(fetches, fed).abandon_waiting(None, error)
+
+    def _plan_for(self, wanted: tuple[object, ...], fed: frozenset[SymbolicTensor]) -> RunPlan:
+        key = (wanted, fed)
+        try:
+            return self._plans[key]
+        except TypeError:  # of what cannot be a key the symbol can, or it is no fetch
+            elements = tuple(fetched_element(self.graph, fetch) for fetch in wanted)
+            return self._plan_for(elements, fed)
+        except KeyError:
+            fetches = [fetched_element(self.graph, fetch) for fetch in wanted]
+        self.plans_made += 1
+        return self._plans.setdefault(key, make_plan(fetches, fed))
+
+    def _execute_plan(
+        self,
+        plan: RunPlan,
+        feeds: Mapping[SymbolicTensor, object],
+        export: Callable[[Any], object] = exported,
+    ) -> list[Any]:
+        frame, frames = Frame(self, feeds), thread.frames
+        records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
+        with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
+            try:
+                return self.carry_out(plan, frame, export)
+            except Exception as error:
+                if frame.failed is not None:
+                    plan.abandon_waiting(frame.failed, error)
+                raise
+
+    def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
+        """Run a plan, with what a run has been fed and has computed; the values of its fetches.
+
+        Whether torch records is another question afterwards.
+        """
+        if not plan.overwrites:
+            return self._carry_out(plan, frame, export)
+        # What autograd saves of a variable is copied, or the update would change it.
+        save = torch.autograd.graph.saved_tensors_hooks
+        with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
+            return self._carry_out(plan, frame, export)
+
+    def _carry_out(
+        self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
+    ) -> list[object]:
+        for tensor in plan.watched_feeds:
+            frame[tensor] = as_differentiable(frame[tensor])
+        results: list[Any] = [None] * plan.count
+        for place, tensor in plan.given:
+            results[place] = export(frame[tensor])
+        is_nested = frame.lock is not None or len(thread.frames) > 1
+        is_nested = is_nested and self._joins_outer_run(plan)
+        for lock, steps in plan.segments:
+            if lock is None or is_nested:
+                frame.run(steps, results, export)
+            else:
+                self._run_locked(lock, frame, partial(frame.run, steps, results, export))
+        return results
+
+    def _joins_outer_run(self, plan: RunPlan) -> bool:
+        """Whether a node that runs in this thread started this run, under a lock it holds."""
+        held = self._held_lock()
+        if held == SHARED and plan.writes:
+            raise FailedPreconditionError(
+                "An operation that is declared as pure started a run that updates variables."
+            )
+        return held is not None
+
+    def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
+        """The value of a tensor that the run of `frame` has not computed, or has released."""
+        plan = self._plan_for((tensor,), frozenset(frame.feeds))
+        return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
+
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """Where the values of variables are kept: nothing else in these is found by `leaf`."""
+        return self.values.kept_in()
+
+    def leaf(self, variable: GraphVariable) -> SessionVariable:
+        """The tensor that holds the variable's value here, to be written in place only.
+
+        Raises:
+            FailedPreconditionError: The variable is not initialized.
+        """
+        try:
+            return self.values.get(variable)
+        except FailedPreconditionError:
+            self._check_open()  # another thread may have closed it during the run
+            raise
+
+    def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """Those of several; see `leaf`."""
+        try:
+            return self.values.all_of(variables)
+        except FailedPreconditionError:
+            self._check_open()
+            raise
+
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
+        """What gives variables again what they have now, as functions in C."""
+        return self.values.putting_back(variables)
+
+    def is_initialized(self, variable: GraphVariable) -> bool:
+        """Whether the variable has a value here."""
+        return variable in self.values
+
+    def initialize(self, variable: GraphVariable, value: object) -> None:
+        """Give the variable its first value; called by the operation `variable.initializer`."""
+        self.values.put(variable, value)
+
+    def copy_if_shared(self, value: object) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+        return self.values.copy_if_shared(value)
+
+    def generator(self, key: object, seed: int) -> torch.Generator:
+        """The random numbers of one operation in this session."""
+        if key not in self._generators:
+            self._generators[key] = torch.Generator(device="cpu").manual_seed(seed)
+        return self._generators[key]
+
+    def load(self, variable: GraphVariable, value: object) -> None:
+        """Give the variable a value outside of a run."""
+        self._run_exclusively(lambda: self.values.put(variable, value))
+
+    @untraced
+    def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
+        """Copies of the values of variables, in the CPU's memory, all of one moment.
+
+        No update of any thread comes between two of them.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or a variable is not initialized.
+            InvalidArgumentError: A variable is of another graph.
+        """
+        self._check_open()
+        plan = self._plan_for(tuple(variables), frozenset())
+        return self._execute_plan(plan, {}, copy_to_cpu)
+
+    @untraced
+    def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
+        """Give variables values outside of a run: all of them, or none if that fails.
+
+        Raises:
+            FailedPreconditionError: The session is closed, or an operation that is declared as
+                pure calls this.
+            InvalidArgumentError: A variable is of another graph, or a value does not fit it.
+        """
+        for variable in values:
+            if variable.graph is not self.graph:
+                raise InvalidArgumentError(
+                    f"'{variable.name}' is not an element of the session's graph."
+                )
+
+        def load_values() -> None:
+            with writable():
+                self._check_open()
+                section.run(self.values.calls_to_load(values))
+
+        self._run_exclusively(load_values)
+
+    def resource(self, key: object, make: Callable[[], object]) -> Any:
+        """What `make()` returned when this session was first asked for `key`.
+
+        It has a method `close`, called when the session is closed: that must end all waits.
+        """
+        with self._opening:
+            self._check_open()
+            if key not in self._resources:
+                self._resources[key] = make()
+            return self._resources[key]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session cannot run any more."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPreconditionError("Attempted to use a closed Session.")
+
+    def _run_exclusively(self, write: Callable[[], None]) -> None:
+        """Call a function while nobody else reads or writes values."""
+        held = self._held_lock()
+        if held == SHARED:
+            raise FailedPreconditionError(
+                "An operation that is declared as pure gives a variable a value."
+            )
+        if held is not None:
+            write()
+            return
+        self._run_locked(EXCLUSIVE, Frame(self, {}), write)
+
+    def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
+        """Call a function under the lock; an interruption of giving it back is raised after it."""
+        interruption: BaseException | None = None
+        try:
+            self._lock.acquire(lock, frame)
+            work()
+        finally:
+            while frame.lock is not None:
+                try:
+                    self._lock.release(frame)
+                except BaseException as error:  # even before its first statement
+                    interruption = error
+            if interruption is not None:
+                raise interruption
+
+    def close(self) -> None:
+        """Forget the values of all variables; the session cannot run any more.
+
+        Operations that wait in other threads end with CancelledError.
+        """
+        with self._opening:
+            self._closed = True
+            resources = list(self._resources.values())
+            self._resources.clear()
+        for resource in resources:
+            resource.close()
+        self.values.clear()
+        self._plans.clear()
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[Session]:
+        """Let `eval` and `run` of tensors and operations use this session, in this thread."""
+        thread.sessions.append(self)
+        try:
+            yield self
+        finally:
+            thread.sessions.remove(self)
+
+    def __enter__(self) -> Session:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.graph.as_default())
+            stack.enter_context(self.as_default())
+            self._context = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._context is not None:
+            self._context.close()
+        self.close()
+
+
+class InteractiveSession(Session):
+    """A session that is the default one from its construction until it is closed."""
+
+    def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
+        super().__init__(target, graph, config)
+        self.__enter__()
+
+    def close(self) -> None:
+        """Stop being the default session, and forget the values of all variables."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
+        super().close()

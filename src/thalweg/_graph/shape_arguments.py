@@ -1,0 +1,111 @@
+"""Shapes that are given as arguments: of numbers, or of tensors that a run computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import eagerly
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import leaves_of, mapped
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg.errors import InvalidArgumentError
+
+# Of arithmetic on sizes that are not known a few results tell whether it is known all the same.
+_TRIALS = (0, 1, 1000, 1361, 1_000_003)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def sizes_of(shape: object) -> Any:
+    """A shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
+
+    Args:
+        shape: A number, a list, an array or a tensor of sizes, or a static shape.
+
+    Raises:
+        InvalidArgumentError: A size, or their number, is not known.
+    """
+    leaves = list(leaves_of(shape))
+    if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
+        return mapped(lambda size: size, shape)  # what the caller does to a list is not seen
+    if any(leaf is None for leaf in leaves):
+        raise InvalidArgumentError(f"{shape} does not say all sizes: tf.shape says them in a run.")
+    return ints(shape)
+
+
+def ints(shape: Any) -> tuple[int, ...]:
+    """Numbers, in a nest of tensors, arrays and numbers, as ints."""
+    if isinstance(shape, torch.Tensor | np.ndarray):
+        return tuple(int(size) for size in shape.reshape(-1).tolist())
+    if isinstance(shape, Iterable):
+        return tuple(size for item in shape for size in ints(item))
+    return (int(shape),)
+
+
+def known_sizes(shape: object) -> list[int | None] | None:
+    """What is known of the numbers in a nest before a run; None if not even how many they are.
+
+    Arithmetic on sizes of tensors is known where these are.
+    """
+    with eagerly(), no_grad():
+        try:
+            trials = [_trial_sizes(shape, _Trial(size)) for size in _TRIALS]
+        except Exception:  # it does not suit all sizes, or needs more than sizes
+            return None
+    if any(len(trial) != len(trials[0]) for trial in trials):
+        return None
+    columns = zip(*trials, strict=True)
+    return [values[0] if len(set(values)) == 1 else None for values in columns]
+
+
+def known_size(number: object) -> int | None:
+    """What is known of one number before a run."""
+    found = known_sizes(number)
+    return found[0] if found is not None and len(found) == 1 else None
+
+
+def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
+    leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
+    return [number for leaf in leaves for number in ints(leaf)]
+
+
+class _Trial(dict[SymbolicTensor, Any]):
+    """Values of tensors of sizes, where all that is not known is `size`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
+        op = tensor.op
+        if op.type == "Shape":
+            found = torch.tensor(
+                self._trial_shape(op.inputs[0]),
+                dtype=tensor.dtype,
+                device=torch.get_default_device(),
+            )
+        elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
+            raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
+        elif op.type == "Const" or (op.kind == "pure" and op.inputs and not op.subgraphs):
+            result = op.function(*op.fill(self))  # pyright: ignore[reportOptionalCall]
+            picks = op.picks or (0,)
+            leaves = [result] if op.picks is None else list(leaves_of(result))
+            found = leaves[picks[tensor.value_index]]
+        else:
+            found = torch.full(
+                self._trial_shape(tensor),
+                self.size,
+                dtype=tensor.dtype,
+                device=torch.get_default_device(),
+            )
+        self[tensor] = found
+        return found
+
+    def _trial_shape(self, tensor: SymbolicTensor) -> list[int]:
+        if tensor.shape is UNKNOWN:
+            raise InvalidArgumentError(f"The shape of '{tensor.name}' is not known.")
+        return [self.size if size is None else size for size in tensor.shape]

@@ -1,0 +1,107 @@
+"""Shapes that cannot fit together, though some of their sizes are not known yet.
+
+A trial with sizes made up for the unknown ones may fail because of them. Where all trials, small
+sizes among them, fail in the same of a few well-known functions, and sizes that are the same in all
+contradict each other, no run can do better.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from thalweg._core.nest import leaves_of
+
+Sizes = tuple[int | None, ...]
+
+_ARITHMETIC = """add sub subtract rsub mul multiply div divide true_divide truediv floor_divide
+floordiv remainder mod fmod pow maximum minimum fmax fmin atan2 hypot copysign lerp addcmul addcdiv
+where"""
+_RELATIONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and
+logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor"""
+_LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss"
+_ELEMENTWISE = frozenset(f"{_ARITHMETIC} {_RELATIONS} {_LOSSES}".split())
+_REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv", "rmod", "rpow"))
+
+
+class TorchCall(NamedTuple):
+    """A call of one of torch's functions: its name, and the shapes of its tensors in order."""
+
+    name: str
+    shapes: Sequence[Sizes]
+
+
+class Failure(TorchFunctionMode):
+    """Notes which of torch's functions raised an error in the block.
+
+    Attributes:
+        error: The last error.
+        call: The call that raised it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.call: TorchCall | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if error is not self.error:  # one that comes from a call inside of this one is noted
+                leaves = leaves_of((tuple(args), dict(kwargs or {})))
+                shapes = [tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
+                self.error = error
+                self.call = TorchCall(getattr(func, "__name__", "").strip("_"), shapes)
+            raise
+
+
+def describe_misfit(calls: Sequence[TorchCall]) -> str:
+    """Why a call that failed in several trials fails in every run, "" if that is not known."""
+    one = calls[0]
+    ranks = [[len(shape) for shape in call.shapes] for call in calls]
+    if any(call.name != one.name for call in calls) or any(each != ranks[0] for each in ranks):
+        return ""
+    shapes = [
+        tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*same, strict=True))
+        for same in zip(*(call.shapes for call in calls), strict=True)
+    ]
+    if one.name in _ELEMENTWISE or one.name in _REFLECTED:
+        return _not_broadcast(shapes)
+    if len(shapes) < 2:
+        return ""
+    if one.name == "linear":
+        return _describe_unequal_sizes(shapes[0], -1, shapes[1], -1)
+    if one.name in ("matmul", "mm", "bmm", "mv"):
+        return _no_product(shapes[0], shapes[1])
+    return _no_product(shapes[1], shapes[0]) if one.name == "rmatmul" else ""
+
+
+def _not_broadcast(shapes: Sequence[Sizes]) -> str:
+    columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    for place, sizes in enumerate(columns, 1):
+        known = sorted({size for size in sizes if size not in (None, 1)})
+        if len(known) > 1:
+            listed = " and ".join(map(str, shapes))
+            return f"{listed} do not broadcast: {known[0]} is not {known[1]} in dimension -{place}."
+    return ""
+
+
+def _no_product(left: Sizes, right: Sizes) -> str:
+    if not left or not right:
+        return ""
+    return _describe_unequal_sizes(left, -1, right, -2 if len(right) > 1 else -1) or _not_broadcast(
+        [left[:-2], right[:-2]]
+    )
+
+
+def _describe_unequal_sizes(left: Sizes, i: int, right: Sizes, j: int) -> str:
+    if not left or not right or None in (left[i], right[j]) or left[i] == right[j]:
+        return ""
+    return f"{left} and {right} do not fit together: {left[i]} is not {right[j]}."

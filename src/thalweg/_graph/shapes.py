@@ -1,0 +1,283 @@
+"""Static shapes, dtypes and paths of gradients, found by running a function on meta tensors.
+
+A meta tensor has a shape and a dtype but no memory. A size that is not known is tried as two
+different numbers: where the results differ, so will those of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thalweg._base.context_managers import enable_grad
+from thalweg._base.execution_context import eagerly
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.nest import leaves_of, mapped, packed
+from thalweg._graph.arguments import Reference
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.shape_mismatch import Failure, describe_misfit
+from thalweg.autodiff import variables_of
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+# Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
+_SIZES = (840, 1320)
+_SMALL = 1  # a slice of an unknown dimension may be shorter than it asks for
+_RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is unknown
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is known of one output of an operation before it runs.
+
+    Attributes:
+        dtype: A torch dtype, or None.
+        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        flows: The inputs that a gradient of this output reaches; None stands for all.
+    """
+
+    dtype: torch.dtype | None = None
+    shape: Sequence[int | None] | None = None
+    flows: tuple[SymbolicTensor, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is UNKNOWN:
+            object.__setattr__(self, "shape", None)
+
+
+def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
+    """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
+
+    Numbers and other Python objects come back as they are. A single `Output` that knows at most
+    a dtype is returned if the function cannot be run without data.
+
+    Raises:
+        InvalidArgumentError: All shapes are known and do not fit together, or what is known of
+            them does not.
+        InvalidTypeError: The function returns something that only a run knows.
+        TypeError: The function does not take such arguments.
+    """
+    inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
+    unknown = _without_shape(inputs)
+    if any(tensor.dtype is None for tensor in inputs):
+        return unknown
+    if any(tensor.shape is UNKNOWN for tensor in inputs):
+        return _without_ranks(function, arguments, inputs) or unknown
+    is_known = all(None not in (tensor.shape or ()) for tensor in inputs)
+    try:
+        sizes = _SIZES[:1] if is_known else _SIZES
+        results = [_run_trial(function, arguments, inputs, size) for size in sizes]
+    except Exception as error:
+        if _asks_for_data(error):
+            return unknown
+        if isinstance(error, TypeError):
+            raise
+        reason = str(error) if is_known else _describe_misfit(function, arguments, inputs)
+        if not reason:
+            return _infer_broadcast(function, arguments, inputs, name) or unknown
+        raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
+    merged = _merge_trials(results, name)
+    return merged if is_known else _with_small(merged, function, arguments, inputs)
+
+
+def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
+    return Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
+
+
+def _asks_for_data(error: Exception) -> bool:
+    """Whether a function failed because it was given no data, as far as one can tell."""
+    if "meta" in str(error) or isinstance(error, NotImplementedError):
+        return True
+    return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
+
+
+def _with_small(
+    merged: object,
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    inputs: Sequence[SymbolicTensor],
+) -> object:
+    """The outputs, after a trial with small inputs."""
+    try:
+        small = _run_trial(function, arguments, inputs, _SMALL)
+    except Exception:  # not every function takes so little
+        return merged
+    return _forget_unequal_sizes(merged, small)
+
+
+def _infer_broadcast(
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    inputs: Sequence[SymbolicTensor],
+    name: str,
+) -> object:
+    """What is known where sizes must be those of other inputs, or 1, which broadcasts; None if
+    nothing is.
+    """
+    results, fitting = [], []
+    for size in _known_sizes(inputs):
+        try:
+            found = _run_trial(function, arguments, inputs, size)
+        except Exception:  # this size does not suit the function
+            continue
+        if not all(isinstance(leaf, Output) for leaf in leaves_of(found)):
+            return None
+        results.append(found)
+        fitting.append(size)
+    if not results:
+        return None
+    merged = results[0]
+    if len(results) == 1:  # what has the size of the trial may have it from there
+        return mapped(lambda leaf: _without_size(leaf, fitting[0]), merged)
+    if len({len(list(leaves_of(result))) for result in results}) > 1:
+        return None
+    for other in results[1:]:
+        merged = _merge_trials([merged, other], name)
+    return merged
+
+
+def _known_sizes(inputs: Sequence[SymbolicTensor]) -> list[int]:
+    known = {size for tensor in inputs for size in tensor.shape or () if size is not None}
+    return sorted(known | {_SMALL})
+
+
+def _without_size(output: Output, size: int) -> Output:
+    shape = None if output.shape is None else tuple(None if n == size else n for n in output.shape)
+    return Output(output.dtype, shape, output.flows)
+
+
+def _forget_unequal_sizes(merged: object, small: object) -> object:
+    """The outputs, without the sizes that a trial with small inputs does not have."""
+    ours, theirs = list(leaves_of(merged)), list(leaves_of(small))
+    if len(ours) != len(theirs):
+        return merged
+    return packed(
+        merged, (_sizes_in_common(one, other) for one, other in zip(ours, theirs, strict=True))
+    )
+
+
+def _sizes_in_common(one: object, other: object) -> object:
+    if not (isinstance(one, Output) and isinstance(other, Output)):
+        return one
+    known, found = one.shape, tuple(other.shape or ())
+    if known is None or len(known) != len(found):
+        return one
+    return Output(one.dtype, _in_common(known, found), one.flows)
+
+
+def _run_trial(
+    function: Callable[..., object],
+    arguments: Sequence[object],
+    inputs: Sequence[SymbolicTensor],
+    size: int,
+    rank: int = 0,
+    watch: contextlib.AbstractContextManager[object] | None = None,
+) -> object:
+    """Run one trial inside of `watch`; each tensor of the result becomes an `Output`."""
+    trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
+
+    def trial_value(leaf: object) -> object:
+        if isinstance(leaf, SymbolicTensor):
+            return trials[leaf].clone()  # what is no leaf may be written in place
+        if isinstance(leaf, Reference):
+            return _meta_tensor(leaf.symbol, size, rank).detach()
+        return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+
+    watched = contextlib.nullcontext() if watch is None else watch
+    with eagerly(), torch.device("meta"), enable_grad(), watched:
+        result = function(*mapped(trial_value, arguments))
+    symbols = {id(value): tensor for tensor, value in trials.items()}
+    return mapped(lambda leaf: _output_of(leaf, symbols), result)
+
+
+def _describe_misfit(
+    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
+) -> str:
+    """Why the known shapes do not fit together; "" if they may."""
+    calls = []
+    for size in (*_SIZES, _SMALL):
+        watch = Failure()
+        try:
+            _run_trial(function, arguments, inputs, size, watch=watch)
+        except Exception as error:
+            if watch.call is None or error is not watch.error:
+                return ""
+            calls.append(watch.call)
+        else:
+            return ""
+    return describe_misfit(calls)
+
+
+def _describe_inputs(arguments: Sequence[object]) -> str:
+    """The tensors among the arguments and their shapes, for a message."""
+    leaves = [x.symbol if isinstance(x, Reference) else x for x in leaves_of(arguments)]
+    tensors = [x for x in leaves if isinstance(x, SymbolicTensor | torch.Tensor)]
+    names = [f"'{x.name}'" if isinstance(x, SymbolicTensor) else "a constant" for x in tensors]
+    shapes = [str(tuple(x.shape or ())) for x in tensors]
+    return f"The inputs {', '.join(names)} have the shapes {', '.join(shapes)}."
+
+
+def _meta_tensor(tensor: SymbolicTensor, size: int, rank: int) -> torch.Tensor:
+    shape = (None,) * rank if tensor.shape is UNKNOWN else tensor.shape
+    sizes = [size if known is None else known for known in shape]
+    requires_grad = tensor.is_differentiable()
+    return torch.empty(sizes, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
+
+
+def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    reached = variables_of(leaf) if leaf.requires_grad else []
+    flows = tuple(symbols[id(x)] for x in reached if id(x) in symbols)
+    return Output(leaf.dtype, tuple(leaf.shape), flows)
+
+
+def _merge_trials(results: Sequence[object], name: str) -> object:
+    pairs = zip(*(leaves_of(result) for result in results), strict=True)
+    return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
+
+
+def _merge_outputs(one: object, other: object, name: str) -> object:
+    """What two trials with different sizes have in common."""
+    if not isinstance(one, Output):
+        if one is not other and one != other:
+            raise InvalidTypeError(f"{name} gives {one!r} or {other!r}: only a run knows which.")
+        return one
+    if not isinstance(other, Output):
+        return Output(one.dtype, None, one.flows)
+    known, varied = tuple(one.shape or ()), tuple(other.shape or ())
+    if len(known) != len(varied):
+        return Output(one.dtype, None, one.flows)
+    return Output(one.dtype, _in_common(known, varied), one.flows)
+
+
+def _in_common(one: Sequence[int | None], other: Sequence[int | None]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _without_ranks(
+    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
+) -> object:
+    """The dtypes alone, or None; a scalar for each rank that works is taken for a scalar."""
+    results = []
+    for size in (_SIZES[0], *_known_sizes(inputs)):
+        for rank in _RANKS:
+            try:
+                results.append(_run_trial(function, arguments, inputs, size, rank))
+            except Exception:  # this rank does not suit the function, or none does
+                continue
+        if results:
+            break
+    if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
+        return None
+    outputs = [list(leaves_of(result)) for result in results]
+    alike = [found for found in outputs if len(found) == len(outputs[0])]
+    merged = []
+    columns: Any = zip(*alike, strict=True)
+    for column in columns:
+        is_scalar = len(column) > 2 and all(output.shape == () for output in column)
+        merged.append(Output(column[0].dtype, () if is_scalar else None, column[0].flows))
+    return packed(results[0], iter(merged))

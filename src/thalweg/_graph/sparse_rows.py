@@ -1,0 +1,33 @@
+"""Rows of a sparse gradient, each index once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._graph.eager_or_graph import IndexedSlices
+from thalweg._graph.operation import operation
+from thalweg._graph.shapes import Output
+from thalweg._graph.symbolic_slices import SymbolicSlices
+
+
+def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
+    """The sums of rows that are named more than once, and the indices, each once.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    slices = IndexedSlices(values, indices)
+    if not isinstance(slices, SymbolicSlices):
+        return _sum_rows(slices)
+    rows = None if values.shape is UNKNOWN else (None, *values.shape[1:])
+    known = [Output(values.dtype, rows, ()), Output(indices.dtype, (None,), ())]
+    return tuple(operation(_sum_rows, [slices], "deduplicate", kind="pure", outputs=known))
+
+
+def _sum_rows(slices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    found = slices.deduplicated()
+    return found.values, found.indices

@@ -1,0 +1,128 @@
+"""`SymbolicSlices`: the gradient of a few rows, before it has a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import SymbolicRows
+from thalweg._base.static_shape import UNKNOWN, Shape, UnknownShape
+from thalweg._graph.add_operation import add
+from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
+from thalweg._graph.shapes import Output
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.indexed_slices import IndexedSlices, IndexedSlicesValue
+
+__all__ = ["IndexedSlicesValue", "SymbolicSlices"]
+
+
+class SymbolicSlices(SymbolicRows):
+    """`IndexedSlices` of symbolic tensors.
+
+    Args:
+        values: The rows, of shape (n, *row shape); at least one of the arguments is symbolic.
+        indices: Which rows they are: int32 or int64, of shape (n,).
+        dense_shape: Optional. The shape of the dense tensor.
+
+    Attributes:
+        source: The symbolic tensor whose value in a run is an `IndexedSlices`.
+    """
+
+    __array_ufunc__ = None
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        parts = (values, indices, dense_shape)
+        graph = next((x.graph for x in parts if isinstance(x, SymbolicTensor)), None)
+        if graph is None:
+            raise InvalidTypeError("Neither values nor indices are symbolic; use IndexedSlices.")
+        self.values = values
+        self.indices = indices
+        self.dense_shape = dense_shape
+        dtype = getattr(values, "dtype", None)
+        shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
+        op = add(graph, "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)])
+        self.source = op.outputs[0]
+        self.source.may_be_sparse = True
+
+    @classmethod
+    def of(cls, source: SymbolicTensor) -> SymbolicSlices:
+        """The slices that `source` will be in a run."""
+        slices = cls.__new__(cls)
+        slices.source = source
+        rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
+        rank = None if source.shape is UNKNOWN else (len(source.shape),)
+        slices.values = _add_part(source, "values", Output(source.dtype, rows))
+        slices.indices = _add_part(source, "indices", Output(torch.int64, (None,)))
+        slices.dense_shape = _add_part(source, "dense_shape", Output(torch.int64, rank))
+        return slices
+
+    @property
+    def op(self) -> Operation:
+        """The operation that gives them."""
+        return self.source.op
+
+    @property
+    def name(self) -> str:
+        """The name of that operation's output."""
+        return self.source.name
+
+    @property
+    def graph(self) -> Nodes:
+        """The graph they belong to."""
+        return self.source.graph
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the values."""
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are expected to be."""
+        return self.source.device
+
+    @property
+    def shape(self) -> Shape | UnknownShape:
+        """The static shape of the dense tensor."""
+        return self.source.shape
+
+    def _scale_values(
+        self, function: Callable[[Any, Any], object], factor: object
+    ) -> SymbolicSlices:
+        if getattr(factor, "shape", UNKNOWN) not in ((), UNKNOWN):
+            raise InvalidArgumentError("IndexedSlices can be scaled by a scalar only.")
+        return SymbolicSlices(function(self.values, factor), self.indices, self.dense_shape)
+
+    def __neg__(self) -> SymbolicSlices:
+        return SymbolicSlices(-self.values, self.indices, self.dense_shape)
+
+    def __mul__(self, factor: object) -> SymbolicSlices:
+        return self._scale_values(lambda values, by: values * by, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> SymbolicSlices:
+        return self._scale_values(lambda values, by: values / by, divisor)
+
+    def eval(self, feed_dict: object = None, session: object = None) -> IndexedSlicesValue:
+        """The value in `session` or the default one."""
+        return self.source.eval(feed_dict, session)
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
+
+    def __deepcopy__(self, memo: object) -> SymbolicSlices:
+        return self
+
+
+def _add_part(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
+    def part_of(slices: IndexedSlices) -> object:
+        value = getattr(slices, name)
+        if name != "dense_shape":
+            return value
+        return torch.tensor(value, dtype=torch.int64, device=torch.get_default_device())
+
+    title = f"{source.op.name}_{name}/"
+    return add(source.graph, title, part_of, (source,), outputs=[output]).outputs[0]

@@ -1,0 +1,47 @@
+"""`GradientTape` that knows tensors of a graph, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg import autodiff
+from thalweg._base.execution_context import executing_eagerly, is_symbolic
+from thalweg._core.nest import leaves_of, packed
+from thalweg._graph.gradients import gradients
+from thalweg.autodiff import UnconnectedGradients
+
+
+class GradientTape(autodiff.GradientTape):
+    """Records what is computed, for `gradient`; see `thalweg.GradientTape`.
+
+    In graph mode the gradient of symbolic tensors is that of `gradients`: operations, which a
+    session runs. There is no need to watch such tensors.
+
+    Args:
+        persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
+    """
+
+    def watch(self, tensor: object) -> None:
+        """As in eager mode; tensors of a graph are passed over while it is built."""
+        if not executing_eagerly():
+            tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
+        super().watch(tensor)
+
+    def gradient(
+        self,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+    ) -> Any:
+        """As in eager mode, but for symbolic targets as `gradients`."""
+        targets = list(leaves_of(target))
+        is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
+        if not is_of_graph or self._used:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+        self._used = not self._persistent
+        weights = None if output_gradients is None else list(leaves_of(output_gradients))
+        found = gradients(
+            targets, list(leaves_of(sources)), weights, unconnected_gradients=unconnected_gradients
+        )
+        return packed(sources, iter(found))

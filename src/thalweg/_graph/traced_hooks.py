@@ -1,0 +1,104 @@
+"""Hooks of optimizers that are called once, as a graph is built, as TensorFlow calls them.
+
+What they record are operations like any other, which sessions run as one update: a `Unit` of the
+graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._graph.atomic_update import updates_since
+from thalweg._graph.control import group
+from thalweg._graph.ops import constant
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg._graph.variables import GraphVariable
+from thalweg.errors import InvalidTypeError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import to_tensor
+
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+
+def gradient_symbol(grad: object) -> Any:
+    """A gradient as a tensor or slices of the graph."""
+    if is_symbolic(grad):
+        return grad.read_value() if isinstance(grad, GraphVariable) else grad
+    if isinstance(grad, Tensor) and grad.is_sparse:
+        grad = IndexedSlices.from_sparse(grad)
+    if isinstance(grad, IndexedSlices):
+        return SymbolicSlices(constant(grad.values), constant(grad.indices), grad.dense_shape)
+    return constant(to_tensor(grad))
+
+
+def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
+    """What a hook returns that updates a variable, or the variable's constraint after it.
+
+    Args:
+        owner: The optimizer whose hook it is.
+        var: The variable.
+        hook: Calls it. If it returns None, that is an operation after all that it updates.
+    """
+    graph = var.graph
+    before = len(graph.operations)
+    with graph.name_scope(f"update_{var.op.name}"):
+        with explain_errors(owner, f"the update of '{var.op.name}'"):
+            made = hook()
+        updates = updates_since(graph, before) if made is None else []
+        made = group(*updates) if updates else made
+        if var.constraint is None:
+            return made
+        with explain_errors(owner, f"the constraint of '{var.op.name}'"):
+            return apply_constraint(var, made)
+
+
+def apply_constraint(var: GraphVariable, update: object) -> Any:
+    """A variable's constraint applied, after an update."""
+    constraint: Any = var.constraint
+    with var.graph.control_dependencies([] if update is None else [update]):
+        return var.assign(constraint(var.read_value()))
+
+
+@contextlib.contextmanager
+def explain_errors(owner: object, hook: str) -> Iterator[None]:
+    """Tell of what a hook cannot do where it was called from, and how it can."""
+    try:
+        yield
+    except Exception as error:
+        cls = type(owner).__name__
+        words = (
+            f"At {_line_of(error)}, in {hook} of {cls}. Hooks are called once, as the graph is"
+            " built, with tensors that have no value yet, as in TensorFlow. Set"
+            f" `HOOKS_AT_EACH_RUN = True` in {cls} to have them called at each run, with the"
+            " session's tensors."
+        )
+        if isinstance(error, TypeError | AttributeError):
+            raise InvalidTypeError(f"{_message_of(error)}. {words}") from error
+        error.add_note(words)
+        raise
+
+
+def _message_of(error: BaseException) -> str:
+    """The message; Python's own, where torch's method was called as a function, in our words."""
+    unbound = re.match(r"descriptor '(\w+)' for 'torch\._C\.\w+' objects doesn't apply", str(error))
+    if unbound is None:
+        return str(error).rstrip(".")
+    name = unbound[1]
+    return f"torch.Tensor.{name} takes no tensor of a graph: call {name} as the tensor's own method"
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of the user's own code that led to an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

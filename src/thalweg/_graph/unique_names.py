@@ -1,0 +1,54 @@
+"""The names of a graph's nodes, unique as TensorFlow 1 makes them: add, add_1, add_2."""
+
+from __future__ import annotations
+
+import re
+
+from thalweg.errors import InvalidArgumentError
+
+_FIRST = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+_LATER = re.compile(r"[A-Za-z0-9_.\\/>-]*")
+
+
+class UniqueNames:
+    """The names in use. Names that differ in case alone count as the same."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, int] = {}
+
+    def make_unique(self, name: str, mark_as_used: bool = True) -> str:
+        """`name`, or with the first free number added."""
+        key = name.lower()
+        count = self._uses.get(key, 0)
+        found = name
+        while found.lower() in self._uses:
+            found = f"{name}_{max(count, 1)}"
+            count = max(count, 1) + 1
+        if mark_as_used:
+            self._uses[key] = max(count, 1)
+            self._uses.setdefault(found.lower(), 1)
+        return found
+
+    def mark_used(self, name: str) -> None:
+        """Mark a name as used."""
+        self._uses.setdefault(name.lower(), 1)
+
+
+def check_name(name: str, scope: str = "") -> str:
+    """`name`, if it may name a node inside `scope`.
+
+    Raises:
+        InvalidArgumentError: It may not.
+    """
+    pattern = _LATER if scope else _FIRST
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        raise InvalidArgumentError(
+            f"{name!r} is not a valid name: expected letters, digits and any of . _ - / which "
+            "starts with a letter, a digit or a dot."
+        )
+    return name
+
+
+def node_name_from(name: str) -> str:
+    """The name of a function or class as it may stand in the name of a node."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_") or "node"

@@ -1,0 +1,127 @@
+"""How variables of a graph are made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.static_shape import Shape
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.nodes import SymbolicTensor
+from thalweg._graph.shapes import Output
+from thalweg._graph.variables import GraphVariable, create_variable, declared_shape, needs_arguments
+from thalweg.errors import InvalidTypeError
+from thalweg.variable import Constraint, as_dtype, is_trained
+from thalweg.variable import Variable as EagerVariable
+
+
+def Variable(
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    collections: Iterable[str] | None = None,
+    validate_shape: bool = True,
+    name: str | None = None,
+    dtype: object = None,
+    constraint: Constraint | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    use_resource: bool | None = None,
+    caching_device: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
+) -> Any:
+    """A variable of the default graph; in eager mode a `thalweg.Variable`.
+
+    Args:
+        initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
+            arguments that returns one, or an initializer, which needs `shape`.
+        trainable: Whether `minimize` without a list of variables includes it. None counts as True,
+            but with `VariableSynchronization.ON_READ` as False.
+        collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
+            besides.
+        validate_shape: False leaves the shape open, so that a session may give it any.
+        name: Optional; made unique, below the current name scope.
+        dtype: Optional; converts the initial value.
+        constraint: Optional; a function that an optimizer applies after each update.
+        shape: For an initializer; otherwise what the variable's shape is to be, None for sizes
+            that `assign`, or a session, may change. `tf.TensorShape(None)` leaves all open.
+        use_resource: Whether it is a resource variable of a graph, which is read before the
+            updates of the run that fetches it, and any other after them. By default that is so
+            unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
+        caching_device: Ignored.
+        synchronization, aggregation: As in `thalweg.keras.optimizers.Optimizer.add_weight`, for
+            `thalweg.v1.Variable`; here they are ignored.
+
+    Raises:
+        InvalidTypeError: There is no initial value, or it is not numeric.
+        InvalidArgumentError: Its shape does not agree with `shape`, or the constraint is no
+            function.
+        FailedPreconditionError: The graph is finalized.
+    """
+    if initial_value is None:
+        raise InvalidTypeError("initial_value must be specified.")
+    trainable = is_trained(trainable, synchronization)
+    if executing_eagerly():
+        value = initial_value
+        is_initializer = shape is not None and callable(value) and needs_arguments(value)
+        if is_initializer:
+            value = functools.partial(value, shape)
+        made = EagerVariable(value, name, trainable, constraint, dtype)
+        if shape is not None and not is_initializer:
+            declared_shape(shape, made.shape)
+            made._takes = Shape(shape)
+        return made
+    return create_variable(
+        get_default_graph(),
+        initial_value,
+        name or "Variable",
+        trainable=trainable,
+        collections=collections,
+        dtype=dtype,
+        constraint=constraint,
+        shape=shape,
+        validate_shape=validate_shape,
+        use_resource=use_resource,
+    )
+
+
+def make_variable(
+    initial_value: object,
+    name: str,
+    *,
+    like: SymbolicTensor | torch.Tensor | None = None,
+    trainable: bool = False,
+    collections: Iterable[str] | None = None,
+    dtype: object = None,
+) -> GraphVariable:
+    """A variable for an optimizer's own use, such as a slot.
+
+    Args:
+        initial_value: As in `Variable`; a callable without arguments is called when a session
+            initializes the variable, and may then use `resolve`.
+        name: The whole name, outside of all name scopes; made unique.
+        like: Optional. Gives the graph, and the shape and dtype that are not known otherwise.
+        trainable: Whether it is in TRAINABLE_VARIABLES.
+        collections: By default GLOBAL_VARIABLES.
+        dtype: Optional; converts the initial value.
+    """
+    graph = like.graph if isinstance(like, SymbolicTensor) else get_default_graph()
+    deferred = None
+    if callable(initial_value):
+        wanted = getattr(like, "dtype", None) if dtype is None else as_dtype(dtype)
+        deferred = Output(wanted, getattr(like, "shape", None))
+    return create_variable(
+        graph,
+        initial_value,
+        name,
+        trainable=trainable,
+        collections=collections,
+        dtype=dtype,
+        deferred=deferred,
+        absolute=True,
+        use_resource=getattr(like, "is_resource", None),
+    )

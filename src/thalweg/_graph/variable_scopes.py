@@ -1,0 +1,237 @@
+"""`variable_scope`: where `get_variable` is asked, and its defaults there."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg._base.showing import show_value
+from thalweg._graph.collections import GraphKeys
+from thalweg._graph.default_graph import get_default_graph
+from thalweg._graph.graph import Graph
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import Constraint
+
+Getter = Callable[..., Any]
+
+
+class Reuse(enum.Enum):
+    """What `get_variable` does besides making (None, False) and finding (True)."""
+
+    AUTO = 1
+
+
+AUTO_REUSE = Reuse.AUTO
+
+
+@dataclass
+class VariableScope:
+    """Where `get_variable` is asked, and its defaults there.
+
+    Attributes:
+        name: What variables' names begin with, without a last "/"; "" outside of all scopes.
+        reuse: True: variables must exist; None: they must not; AUTO_REUSE: they may.
+        initializer: The default initializer.
+        regularizer: The default regularizer.
+        constraint: The default constraint.
+        custom_getter: What `get_variable` calls, with what makes or finds the variable; or None.
+        partitioner: The default partitioner, or None.
+        dtype: The default dtype.
+        use_resource: The default `use_resource`, or None.
+        original_name_scope: The name scope that was opened with it first; ends with "/".
+    """
+
+    name: str = ""
+    reuse: Any = None
+    initializer: Any = None
+    regularizer: Any = None
+    constraint: Constraint | None = None
+    custom_getter: Getter | None = None
+    partitioner: Any = None
+    dtype: Any = torch.float32
+    use_resource: bool | None = None
+    original_name_scope: str = ""
+
+    def reuse_variables(self) -> None:
+        """From now on variables must exist."""
+        self.reuse = True
+
+    def set_initializer(self, initializer: object) -> None:
+        """Set the default initializer of variables made from now on."""
+        self.initializer = initializer
+
+    def set_regularizer(self, regularizer: object) -> None:
+        """Set the default regularizer of variables made from now on."""
+        self.regularizer = regularizer
+
+    def set_custom_getter(self, custom_getter: Getter | None) -> None:
+        """Have `get_variable` call this, from now on."""
+        self.custom_getter = custom_getter
+
+    def set_partitioner(self, partitioner: object) -> None:
+        """Set the default partitioner of variables made from now on."""
+        check_callable(partitioner, "partitioner")
+        self.partitioner = partitioner
+
+    def set_dtype(self, dtype: object) -> None:
+        """Set the default dtype of variables made from now on."""
+        self.dtype = dtype
+
+    def set_use_resource(self, use_resource: bool | None) -> None:
+        """Set whether variables made from now on are resource variables by default."""
+        self.use_resource = use_resource
+
+    def get_collection(self, name: str) -> list[Any]:
+        """What of a collection of the default graph is named below this scope."""
+        return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
+
+    def global_variables(self) -> list[Any]:
+        """The variables below this scope that all users of the graph share."""
+        return self.get_collection(GraphKeys.GLOBAL_VARIABLES)
+
+    def local_variables(self) -> list[Any]:
+        """The variables below this scope in LOCAL_VARIABLES."""
+        return self.get_collection(GraphKeys.LOCAL_VARIABLES)
+
+    def trainable_variables(self) -> list[Any]:
+        """The variables below this scope that `minimize` trains by default."""
+        return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+
+
+@dataclass
+class _ScopeState:
+    """Where one thread is in one graph.
+
+    Attributes:
+        scope: The innermost scope.
+        opened: How often scopes of each full name were opened since the scope around them was,
+            so that what has no name of its own is named alike each time that scope is opened.
+    """
+
+    scope: VariableScope = field(default_factory=VariableScope)
+    opened: dict[str, int] = field(default_factory=dict)
+
+
+class _Current(threading.local):
+    """The places of this thread."""
+
+    def __init__(self) -> None:
+        self._places: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
+
+    def place_in(self, graph: Graph) -> _ScopeState:
+        return self._places.setdefault(graph, _ScopeState())
+
+
+_current = _Current()
+
+
+def get_variable_scope() -> VariableScope:
+    """The innermost scope of the default graph."""
+    return _current.place_in(get_default_graph()).scope
+
+
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: str | VariableScope | None,
+    default_name: str | None = None,
+    values: object = None,
+    initializer: object = None,
+    regularizer: object = None,
+    caching_device: object = None,
+    partitioner: object = None,
+    custom_getter: Getter | None = None,
+    reuse: object = None,
+    dtype: object = None,
+    use_resource: bool | None = None,
+    constraint: Constraint | None = None,
+    auxiliary_name_scope: bool = True,
+) -> Iterator[VariableScope]:
+    """Let the names of variables begin with a name, in the `with` block.
+
+    Args:
+        name_or_scope: A name below the current scope, a scope to enter again, or None.
+        default_name: Stands in for None, made unique among the scopes opened inside this one.
+        values: Ignored.
+        initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
+            `use_resource` and `constraint`.
+        caching_device: Ignored.
+        partitioner: Optional; the default of `get_variable`.
+        custom_getter: Optional. What `get_variable` calls as `custom_getter(getter, name, ...)`,
+            where `getter(name, ...)` does what it would do otherwise; around that of the scope
+            outside.
+        reuse: True, AUTO_REUSE, or None to inherit it.
+        auxiliary_name_scope: Whether a name scope is opened with it.
+
+    Raises:
+        InvalidArgumentError: There is neither a name nor a default.
+        InvalidTypeError: The name is of another type.
+        InvalidArgumentError: The custom getter or the partitioner is not callable.
+    """
+    if not isinstance(name_or_scope, str | VariableScope | None):
+        raise InvalidTypeError(
+            f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."
+        )
+    check_callable(partitioner, "partitioner")
+    check_callable(custom_getter, "custom_getter")
+    graph = get_default_graph()
+    place = _current.place_in(graph)
+    outer = place.scope
+    if name_or_scope is None and default_name is None:
+        raise InvalidTypeError("If default_name is None then name_or_scope is required")
+    is_again = isinstance(name_or_scope, VariableScope)
+    if is_again:
+        scope, title = replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
+    else:
+        title = name_or_scope or _unused_name(place, default_name or "")
+        scope = replace(outer, name=f"{outer.name}/{title}" if outer.name else title)
+    scope.reuse = reuse or scope.reuse
+    given = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
+    given |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
+    scope = replace(scope, **{key: value for key, value in given.items() if value is not None})
+    scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
+    place.opened[scope.name] = place.opened.get(scope.name, 0) + 1
+    before = dict(place.opened)
+    # The scope around all others, which has no name, opens none.
+    is_named = auxiliary_name_scope and title
+    with graph.name_scope(title) if is_named else contextlib.nullcontext():
+        if not is_again:
+            scope.original_name_scope = graph.scope
+        place.scope = scope
+        try:
+            yield scope
+        finally:
+            place.scope = outer
+            inside = f"{scope.name}/"
+            place.opened = before if is_again else {
+                name: count for name, count in place.opened.items() if not name.startswith(inside)
+            }  # fmt: skip
+
+
+def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
+    """One getter around another one."""
+    if custom is None or outer is None:
+        return custom or outer
+    return lambda getter, *args, **kwargs: custom(partial(outer, getter), *args, **kwargs)
+
+
+def check_callable(function: object, argument: str) -> None:
+    """Raise InvalidArgumentError unless an optional argument is None or callable."""
+    if function is not None and not callable(function):
+        raise InvalidArgumentError(
+            f"A {argument} is a function, and this is not callable: {show_value(function)}."
+        )
+
+
+def _unused_name(place: _ScopeState, name: str) -> str:
+    prefix = f"{place.scope.name}/" if place.scope.name else ""
+    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+    return next(title for title in candidates if prefix + title not in place.opened)

@@ -1,0 +1,170 @@
+"""The tensors in which a session keeps its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg._base.context_managers import no_grad
+from thalweg._base.execution_context import SessionVariable
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.outcome import putting_back
+from thalweg._core.section import Call
+from thalweg._core.state import readable
+from thalweg._graph.variables import GraphVariable
+from thalweg.errors import FailedPreconditionError, InvalidArgumentError
+from thalweg.indexed_slices import IndexedSlices, with_values
+from thalweg.variable import check_held, to_tensor
+
+
+class Leaves:
+    """The variables of one session that have a value.
+
+    Attributes:
+        found: The leaves by variable.
+        memory: The addresses of their memory.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[GraphVariable, SessionVariable] = {}
+        self.memory: set[int] = set()
+        self._lost = ""  # why values were forgotten
+
+    def __contains__(self, variable: GraphVariable) -> bool:
+        return variable in self.found
+
+    def kept_in(self) -> list[dict[Any, Any]]:
+        """The dictionaries of which one holds the leaves."""
+        return [vars(self), self.found]
+
+    def get(self, variable: GraphVariable) -> SessionVariable:
+        """The leaf.
+
+        Raises:
+            FailedPreconditionError: The variable is not initialized.
+            LayoutError: The leaf's storage was cut.
+        """
+        leaf = self.found.get(variable)
+        if leaf is None:
+            name = variable.op.name
+            raise FailedPreconditionError(
+                f"Attempting to use uninitialized value {name}{self._lost}"
+            )
+        if leaf.untyped_storage().nbytes() < leaf.nbytes:
+            check_held(leaf)
+        return leaf
+
+    def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
+        """The leaves; see `get`."""
+        known, found = self.found, []
+        for variable in variables:
+            leaf = known.get(variable)
+            if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
+                leaf = self.get(variable)
+            found.append(leaf)
+        return found
+
+    def put(self, variable: GraphVariable, value: object) -> None:
+        """Give a variable a value; a leaf of the same shape and dtype is written in place.
+
+        Raises:
+            InvalidArgumentError: The variable's static shape is another.
+            InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
+        """
+        tensor = _check_fits(variable, value)
+        leaf = self.found.get(variable)
+        if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
+            leaf.assign(tensor)
+            return
+        made = _make_leaf(variable, tensor)
+        if leaf is None:  # the address first: one too many costs a copy, one too few an update
+            self.memory |= _addresses_of([made])
+            self.found[variable] = made
+        else:
+            self._call_to_set({**self.found, variable: made})()
+
+    def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
+        """The calls, in C alone, that give variables these values; all that may fail is done now.
+
+        As in `put`, a leaf of the same shape and dtype is written in place.
+
+        Raises:
+            InvalidArgumentError: A variable's static shape is another.
+            LayoutError: A leaf's storage was cut.
+        """
+        leaves = dict(self.found)
+        calls: list[Call] = []
+        for variable, value in values.items():
+            tensor = _check_fits(variable, value)
+            leaf = leaves.get(variable)
+            if leaf is not None:
+                check_held(leaf)
+            tensor = tensor.to(variable.op.device if leaf is None else leaf.device)
+            if leaf is not None and _is_alike(leaf, tensor):
+                calls.append(partial(leaf.detach().copy_, tensor))
+            else:
+                leaves[variable] = _make_leaf(variable, tensor)
+        return [*calls, self._call_to_set(leaves)]
+
+    def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
+        """The call, in C alone, that sets all leaves."""
+        own = {"found": leaves, "memory": _addresses_of(leaves.values())}
+        return partial(vars(self).update, own)
+
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
+        """The calls, in C alone, that give variables again what they have now, if anything."""
+        known = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
+        with no_grad():
+            values = putting_back(known)
+        if len(known) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
+            return values
+        return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
+
+    def clear(self, reason: str = "") -> None:
+        """Forget all values; those who look for one later are given the reason."""
+        self._lost = reason
+        self.found.clear()
+        self.memory.clear()
+
+    def copy_if_shared(self, value: object) -> Any:
+        """`value`, or a copy of it if an update of a variable would change it."""
+        if isinstance(value, torch.Tensor):
+            shares = value.layout == torch.strided and self._shares_memory(value)
+            return value.clone() if shares else value
+        if isinstance(value, IndexedSlices) and self._shares_memory(value.values):
+            return with_values(value, value.values.clone())
+        return value
+
+    def _shares_memory(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self.memory
+
+
+def _check_fits(variable: GraphVariable, value: object) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        value = readable(value, f"The value for '{variable.name}'")
+    tensor = to_tensor(value, variable.dtype).detach()
+    if not variable.shape.accepts(tensor.shape):
+        raise InvalidArgumentError(
+            f"Cannot give '{variable.name}' of shape {tuple(variable.shape)} a value of shape "
+            f"{tuple(tensor.shape)}."
+        )
+    return tensor
+
+
+def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
+    made: Any = SessionVariable(value, variable.name, variable.trainable, variable.constraint)
+    made._handle = variable
+    return made
+
+
+def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `copy_` can write the value."""
+    same = leaf.shape == value.shape and leaf.dtype == value.dtype
+    return same and not leaf.is_inference()
+
+
+def _addresses_of(leaves: Iterable[torch.Tensor]) -> set[int]:
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves} - {0}

@@ -1,0 +1,513 @@
+"""`GraphVariable`: a symbolic tensor whose value a session keeps from run to run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._base.execution_context import (
+    SymbolicVariable,
+    current_session,
+    is_symbolic,
+    process,
+    resolve,
+)
+from thalweg._base.scatter import scatter
+from thalweg._base.static_shape import UNKNOWN, Shape, UnknownShape
+from thalweg._core.checks import sparse_and_constrained
+from thalweg._graph.add_operation import add
+from thalweg._graph.arguments import Reference, Target, densify
+from thalweg._graph.collections import GraphKeys
+from thalweg._graph.nodes import IN_PLACE, Nodes, Operation, SymbolicTensor, session_for
+from thalweg._graph.shapes import Output
+from thalweg._graph.slice_info import mark_slice_like
+from thalweg._graph.symbolic_slices import SymbolicSlices
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from thalweg.variable import (
+    Constraint,
+    VariableAggregation,
+    VariableSynchronization,
+    as_asked,
+    as_dtype,
+    check_constraint,
+    check_held,
+    dtype_name,
+    name_of,
+    to_tensor,
+    variable_constraint,
+)
+from thalweg.variable import Variable as EagerVariable
+
+
+class GraphVariable(SymbolicTensor, SymbolicVariable):
+    """A variable of a graph. Each session that initializes it has a value of its own.
+
+    Where an operation takes it, it is read when that operation runs. Made by `Variable`,
+    `get_variable` and `make_variable`.
+
+    Attributes:
+        trainable: Whether it is in the collection of variables that `minimize` trains.
+        constraint: A function that an optimizer applies after each update, or None.
+        initial_value: A symbolic tensor.
+        initializer: The operation that gives the variable its initial value.
+        is_resource: Whether it is what TensorFlow calls a resource variable: fetched beside an
+            update it has the value from before that; any other has the one after it.
+    """
+
+    trainable: bool
+    constraint: Constraint | None
+    initial_value: SymbolicTensor
+    initializer: Operation
+    is_resource: bool
+    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    aggregation = VariableAggregation.NONE
+    _save_slice_info: Any = None  # where a part is in a partitioned variable
+
+    def read_value(self) -> SymbolicTensor:
+        """A tensor that is read where control dependencies put it."""
+        return alias_node(self, "Identity")
+
+    value = read_value
+
+    def initialized_value(self) -> SymbolicTensor:
+        """The value, or the initial value in a session that has not initialized the variable."""
+
+        def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
+            session = current_session()
+            if session is not None and session.is_initialized(self):
+                return session.leaf(self).detach()
+            return initial
+
+        output = Output(self.dtype, self.shape, ())
+        arguments = (self.initial_value,)
+        return add(
+            self.graph, "initialized_value", current_or_initial, arguments, outputs=[output]
+        ).outputs[0]
+
+    def assign(
+        self,
+        value: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> SymbolicTensor:
+        """An operation that replaces all elements; its value is the new value.
+
+        In a session that has not initialized the variable, it does.
+
+        Args:
+            value: A symbolic tensor of the same shape and dtype, or what `to_tensor` takes.
+            use_locking: Ignored; all updates lock.
+            name: Optional.
+            read_value: Ignored; the value is read if it is asked for.
+
+        Raises:
+            InvalidArgumentError: The shapes differ.
+            InvalidTypeError: The dtypes differ.
+        """
+        return self._update(
+            functools.partial(_assign_value, self), value, name, "Assign", Target(self)
+        )
+
+    def assign_add(
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> SymbolicTensor:
+        """An operation that adds to all elements; otherwise like `assign`."""
+        return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
+
+    def assign_sub(
+        self,
+        delta: object,
+        use_locking: object = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> SymbolicTensor:
+        """An operation that subtracts from all elements; otherwise like `assign`."""
+        return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
+
+    @property
+    def handle(self) -> GraphVariable:
+        """The variable itself, for functions that take a handle."""
+        return self
+
+    @property
+    def create(self) -> Operation:
+        """The initializer, as resources have it."""
+        return self.initializer
+
+    def _ref(self) -> GraphVariable:
+        return self
+
+    @property
+    def _graph_key(self) -> str:
+        return self.graph._graph_key
+
+    @property
+    def _shared_name(self) -> str:
+        return self.op.name
+
+    _unique_id = _shared_name
+    _in_graph_mode = True
+
+    def sparse_read(self, indices: object, name: str | None = None) -> SymbolicTensor:
+        """The rows that `indices` names."""
+        arguments = (self, indices)
+        return self.graph.call(_gather_rows, arguments, name=name or "Gather")
+
+    def _scatter_slices(
+        self,
+        update: str,
+        sparse_delta: Any,
+        use_locking: object = None,
+        name: str | None = None,
+    ) -> SymbolicTensor:
+        title = name or f"Scatter{update.capitalize()}"
+        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, title)
+
+    scatter_add = functools.partialmethod(_scatter_slices, "add")
+    scatter_sub = functools.partialmethod(_scatter_slices, "sub")
+    scatter_mul = functools.partialmethod(_scatter_slices, "mul")
+    scatter_div = functools.partialmethod(_scatter_slices, "div")
+    scatter_min = functools.partialmethod(_scatter_slices, "min")
+    scatter_max = functools.partialmethod(_scatter_slices, "max")
+    scatter_update = functools.partialmethod(_scatter_slices, "update")
+
+    def _update(
+        self,
+        method: Callable[..., Any],
+        value: Any,
+        name: str | None,
+        kind: str,
+        target: Reference | None = None,
+    ) -> SymbolicTensor:
+        if current_session() is not None:  # a node that runs updates at once
+            return method(resolve(self), resolve(value))
+        output = Output(self.dtype, self.shape, ())
+        arguments = (target or Reference(self), densify(self._operand(value)))
+        op = add(
+            self.graph, name or kind, method, arguments, outputs=[output], kind="update", type=kind
+        )
+        return op.outputs[0]
+
+    def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
+        if isinstance(value, SymbolicSlices):
+            value = value.source
+        if not isinstance(value, SymbolicTensor):
+            value = to_tensor(value, self.dtype)
+        elif isinstance(value, GraphVariable):
+            value = value.read_value()
+        what = f"Cannot assign to '{self.name}': "
+        if value.dtype not in (self.dtype, None) and self.dtype is not None:
+            kinds = f"it is {dtype_name(self.dtype)} but the value is {dtype_name(value.dtype)}"
+            raise InvalidTypeError(f"{what}{kinds}. Cast the value.")
+        own, given = self.shape, value.shape
+        if not own.accepts(given):
+            shapes = f"it has shape {tuple(own)} but the value has {tuple(given)}"
+            raise InvalidArgumentError(f"{what}{shapes}.")
+        return value
+
+    def _writes(self, name: str) -> bool:
+        unit = self.graph.unit
+        return unit is not None and name in IN_PLACE and self.graph.block is unit.block
+
+    def _write(self, name: str, *args: object, **kwargs: object) -> GraphVariable:
+        self.graph.write(self, name, args, kwargs)
+        return self
+
+    def _refuse_augmented(self, other: object) -> object:
+        # In torch it is an update, in TensorFlow 1 another tensor.
+        if not self._is_hook():
+            return NotImplemented
+        raise InvalidTypeError(
+            f"'{self.name}' cannot be written by +=, -= and the like in a hook. {self._why_not()}"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = (
+        _refuse_augmented
+    )
+    __iand__ = __ior__ = __ixor__ = __imatmul__ = _refuse_augmented
+
+    def beside(
+        self,
+        initial: Callable[[], torch.Tensor],
+        name: str,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> GraphVariable:
+        deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
+        slot = create_variable(
+            self.graph,
+            initial,
+            name,
+            trainable=False,
+            deferred=deferred,
+            absolute=True,
+            use_resource=self.is_resource,
+        )
+        mark_slice_like(slot, self)
+        return slot
+
+    def eval(self, session: object = None, feed_dict: object = None) -> Any:
+        """The value in `session` or the default one; a variable's takes the session first."""
+        if isinstance(session, Mapping):  # in the order of any other tensor's
+            session, feed_dict = feed_dict, session
+        return super().eval(feed_dict, session)
+
+    def count_up_to(self, limit: int) -> SymbolicTensor:
+        """An operation that adds 1; its value is the one before.
+
+        Raises:
+            OutOfRangeError: In a run, if the variable has reached `limit`.
+        """
+        output = Output(self.dtype, self.shape, ())
+        count = functools.partial(_count_up_to, self.name, limit)
+        op = add(
+            self.graph, "CountUpTo", count, (Reference(self),), outputs=[output], kind="update"
+        )
+        return op.outputs[0]
+
+    def load(self, value: object, session: object = None) -> None:
+        """Give the variable a value in `session` or the default one, outside of a run."""
+        session_for(session, f"load '{self.name}'").load(self, value)
+
+    def __repr__(self) -> str:
+        return f"<tf.Variable '{self.name}' {self._dtype_and_shape()}>"
+
+
+def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
+    if leaf is not None and variable.shape.is_fully_defined():
+        return leaf.assign(value)
+    _initialize_in_session(variable, value)  # one without a static shape takes any that fits
+    return resolve(variable)
+
+
+def _count_up_to(name: str, limit: int, leaf: Any) -> torch.Tensor:
+    before = leaf.detach().clone()
+    if before.item() >= limit:
+        raise OutOfRangeError(f"'{name}' reached limit of {limit}")
+    leaf.assign_add(1)
+    return before
+
+
+def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
+    return table[to_tensor(indices).long()]
+
+
+def scatter_node(
+    var: GraphVariable, indices: object, updates: object, update: str, name: str
+) -> Any:
+    """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
+    its value is the new value.
+    """
+    if current_session() is not None:  # a node that runs updates at once
+        leaf = resolve(var)
+        scatter(leaf, resolve(indices), resolve(updates), update)
+        return leaf
+
+    def scatter_rows(leaf: torch.Tensor, rows: object, values: object) -> torch.Tensor:
+        scatter(leaf, rows, values, update)
+        return leaf.detach()
+
+    arguments = (Reference(var), indices, densify(updates))
+    output = Output(var.dtype, var.shape, ())
+    return add(var.graph, name, scatter_rows, arguments, outputs=[output], kind="update").outputs[0]
+
+
+def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Refuse pairs of gradient and variable of which no operation can be made.
+
+    Raises:
+        NotImplementedError: It is no variable.
+        RuntimeError: A sparse gradient of a constrained variable.
+        InvalidTypeError: It is known that the dtypes differ.
+        InvalidArgumentError: It is known that the shapes do.
+    """
+    for grad, var in pairs:
+        if not isinstance(var, GraphVariable):
+            title = var.name if is_symbolic(var) else name_of(var, "Tensor")
+            raise NotImplementedError(
+                f"Trying to update a Tensor {title!r}, which is no variable:"
+                " it is computed or fed in each run of a session."
+            )
+        if isinstance(grad, SymbolicSlices) and var.constraint is not None:
+            raise sparse_and_constrained(var.name)
+        _check_known(grad, var)
+
+
+def _check_known(grad: object, var: GraphVariable) -> None:
+    """Refuse what a run would refuse, where that is known before it."""
+    dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
+    if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
+        raise InvalidTypeError(
+            f"Gradient of '{var.name}' is {dtype_name(dtype)} but the variable is"
+            f" {dtype_name(var.dtype)}. Cast the gradient."
+        )
+    is_whole = isinstance(grad, SymbolicTensor | torch.Tensor)
+    if is_whole and not var.shape.accepts(shape):
+        raise InvalidArgumentError(
+            f"Gradient of '{var.name}' has shape {tuple(shape)} but the variable has shape"
+            f" {tuple(var.shape)}."
+        )
+
+
+def alias_node(tensor: SymbolicTensor, name: str) -> Any:
+    """A tensor with the value that `tensor` has where control dependencies put this one."""
+    if current_session() is not None:  # a node that runs
+        value = resolve(tensor)
+        return value.read_value() if isinstance(value, EagerVariable) else value
+    output = Output(tensor.dtype, tensor.shape, (tensor,))
+    (alias,) = add(tensor.graph, name, _alias_value, (tensor,), outputs=[output]).outputs
+    alias.may_be_sparse = tensor.may_be_sparse
+    return alias
+
+
+def _alias_value(value: object) -> object:
+    # Not view_as(), through which no sparse gradient flows.
+    return value[...] if isinstance(value, torch.Tensor) else value
+
+
+def create_variable(
+    graph: Nodes,
+    initial_value: Any,
+    name: str,
+    *,
+    trainable: bool = True,
+    collections: Iterable[str] | None = None,
+    dtype: Any = None,
+    constraint: Constraint | None = None,
+    shape: Sequence[int] | None = None,
+    validate_shape: bool = True,
+    deferred: Output | None = None,
+    absolute: bool = False,
+    use_resource: bool | None = None,
+) -> GraphVariable:
+    """What `Variable` and `make_variable` have in common.
+
+    `deferred` describes the value of a callable that is called in the run that initializes.
+    """
+    wanted = None if dtype is None else as_dtype(dtype)
+    check_constraint(constraint)
+    with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
+        full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
+        if callable(initial_value) and deferred is None:
+            is_initializer = shape is not None and needs_arguments(initial_value)
+            with graph.name_scope(f"{full}/Initializer/"):
+                initial_value = initial_value(*((shape, wanted) if is_initializer else ()))
+            shape = None if is_initializer else shape
+        if deferred is None and not isinstance(initial_value, SymbolicTensor):
+            initial_value = _constant_copy(initial_value, wanted, full)
+        elif deferred is None and wanted not in (None, initial_value.dtype):
+            initial_value = initial_value.to(wanted)
+        op = add(
+            graph, full, None, kind="variable", type="VariableV2", outputs=[Output()],
+            make=GraphVariable, absolute=True,
+        )  # fmt: skip
+        variable: Any = op.outputs[0]
+        start = _initial_tensor(graph, initial_value, f"{op.name}/initial_value", deferred)
+        begin_with(variable, start)
+    op.device = start.device
+    static = start.shape if shape is None else declared_shape(shape, start.shape)
+    variable.dtype, variable.shape = start.dtype, static if validate_shape else UNKNOWN
+    variable.trainable, variable.constraint = bool(trainable), constraint
+    chosen = process.resource_variables if use_resource is None else use_resource
+    variable.is_resource = bool(chosen)
+    keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
+    if trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
+        keys.append(GraphKeys.TRAINABLE_VARIABLES)
+    graph.add_to_collections(keys, variable)
+    return variable
+
+
+def declared_shape(shape: object, known: Any) -> Shape | UnknownShape:
+    """Return the shape that a variable is to have.
+
+    Raises:
+        InvalidArgumentError: What is known of its value has another.
+    """
+    wanted = Shape(shape)
+    if not wanted.accepts(known):
+        raise InvalidArgumentError(
+            f"In this `tf.Variable` creation, the initial value's shape ({tuple(known)}) is not"
+            " compatible with the explicitly supplied `shape` argument"
+            f" ({wanted.as_list()})."
+        )
+    return wanted
+
+
+def needs_arguments(function: Callable[..., object]) -> bool:
+    """Whether a function's signature, if it has one, requires arguments."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
+    """Set a variable's initial value; initializers that were built before stay as they are."""
+    variable.initializer = add(
+        variable.graph,
+        f"{variable.op.name}/Assign",
+        functools.partial(_initialize_in_session, variable),
+        (start,),
+        kind="update",
+        type="Assign",
+        absolute=True,
+    )
+    variable.initial_value = start
+
+
+def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        check_held(value, f"The initial value of '{name}'")
+    tensor = as_asked(value, dtype).detach()
+    is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return tensor.clone() if is_shared else tensor
+
+
+def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
+    if isinstance(value, SymbolicTensor):
+        source = value.op.inputs[0] if value.op.function is _alias_value else value
+        # One that begins as another does not depend on which of them is initialized first.
+        return source.initialized_value() if isinstance(source, GraphVariable) else value
+    if deferred is not None:
+        op = add(graph, name, value, outputs=[deferred], kind="update", absolute=True)
+        return op.outputs[0]
+    output = Output(value.dtype, tuple(value.shape), ())
+    op = add(graph, name, lambda: value, type="Const", outputs=[output], absolute=True)
+    op.device = value.device
+    return op.outputs[0]
+
+
+def _initialize_in_session(variable: GraphVariable, value: object) -> None:
+    session = current_session()
+    if session is not None:
+        session.initialize(variable, value)
+
+
+def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
+    """The variable that stands for a parameter or buffer in `graph`, made when first asked.
+
+    It starts as a copy. `name` is for a tensor that has no name of its own.
+    """
+    with graph.lock:
+        if id(tensor) not in graph.stand_ins:
+            known = name_of(tensor, "").removesuffix(":0")
+            variable = create_variable(
+                graph,
+                tensor,
+                known or name or "Variable",
+                trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
+                constraint=variable_constraint(tensor),
+                absolute=bool(known or name),
+            )
+            graph.stand_ins[id(tensor)] = (tensor, variable)
+        return graph.stand_ins[id(tensor)][1]

@@ -1,0 +1,108 @@
+"""The hyperparameters in the configuration that a file of Keras has of its optimizer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from thalweg._core.hyperparameters import is_number
+from thalweg._formats.stored_tensor import of_tensor
+from thalweg.checkpoint.tensorflow.detection.scalars import shortest_decimal
+from thalweg.checkpoint.tensorflow.detection.slot_families import Family
+from thalweg.errors import InvalidConfigError
+from thalweg.keras import optimizers
+from thalweg.rules import nadam
+from thalweg.schedules import deserialize
+
+if TYPE_CHECKING:
+    from thalweg._formats.keras_files import KerasFile
+    from thalweg._formats.stored_tensor import StoredTensor
+
+# Where the numbers of Keras since 2.11 are not those of OptimizerV2.
+INSIDE = (
+    "this Keras adds epsilon to the mean square, and OptimizerV2 to its root: means of squares near"
+    " epsilon make other steps"
+)
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+_MOST_STEPS = 10_000
+_AROUND = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+
+
+def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
+    """Arguments for the class of a family.
+
+    Raises:
+        InvalidConfigError: The configuration has a schedule that is none.
+    """
+    config = file.config or {}
+    accepted = inspect.signature(getattr(optimizers, family.cls)).parameters
+    known = {
+        name: shortest_decimal(value) if is_legacy(file) else value
+        for name, value in config.items()
+        if name in accepted and isinstance(value, bool | int | float | str)
+    }
+    known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
+    if isinstance(config.get("learning_rate"), Mapping):
+        known["learning_rate"] = _make_schedule(config["learning_rate"])
+    if "decay" in config and _is_optimizer_v2(file):
+        known["decay"] = config["decay"]
+    if family.cls == "Nadam" and not is_legacy(file):
+        # psi: in Keras the momentum's schedule has no factor.
+        known["decay"] = config.get("schedule_decay", 1.0)
+    return {**family.options, **known}
+
+
+def is_legacy(file: KerasFile) -> bool:
+    """Whether it is OptimizerV2's, and not that of Keras 2.11 and later."""
+    return next(iter(file.optimizer), "").rpartition("/")[2] == "iter"
+
+
+def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
+    """What its user should know of going on with it."""
+    plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
+    return (INSIDE,) if plain and not _is_optimizer_v2(file) else ()
+
+
+def _is_optimizer_v2(file: KerasFile) -> bool:
+    """Return whether the optimizer has the formulas and options of OptimizerV2."""
+    return is_legacy(file) or file.package == "thalweg"
+
+
+def refused_of(file: KerasFile) -> tuple[str, ...]:
+    """What the optimizer did around its updates and none here does."""
+    config = file.config or {}
+    return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
+
+
+def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
+    """Return Nadam's "momentum_cache" after some steps, recomputed from its configuration.
+
+    Keras 2.11 to 2.15 does not save it, and begins at 1 again after loading; the uninterrupted
+    training goes on with the value returned here. The result is empty if beta_1 is not a number.
+    """
+    beta = (file.config or {}).get("beta_1", 0.9)
+    if not is_number(beta) or not 0 <= beta < 1:
+        return {}
+    schedule: Any = cast(Any, nadam).schedule
+    product, beta_1 = np.float32(1), np.float32(beta)
+    for step in range(1, min(steps, _MOST_STEPS) + 1):
+        product = product * schedule(beta_1, np.float32(1), np.float32(step))
+        if product == 0:
+            break
+    # The later factors are beta_1, as powers of 0.96 are 0 by then.
+    product = product * beta_1 ** np.float32(max(steps - _MOST_STEPS, 0))
+    value = torch.tensor(float(product), dtype=torch.float32, device="cpu")
+    return {"momentum_cache": of_tensor(value)}
+
+
+def _make_schedule(config: Mapping[str, object]) -> object:
+    try:
+        return deserialize(dict(config))
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidConfigError(
+            f"the schedule of the learning rate cannot be made: {error}"
+        ) from error

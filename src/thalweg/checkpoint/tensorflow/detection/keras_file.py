@@ -1,0 +1,318 @@
+"""Sorts a file of Keras: the optimizer's arrays are numbered, or named as in Keras 2.
+
+OptimizerV2 names a slot "Adam/dense/kernel/m", Keras 2.11 to 2.15 "Adam/m/dense/kernel".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from thalweg._formats.json_text import as_object
+from thalweg._formats.keras_files.config import optimizer_of
+from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
+    FoundOptimizer,
+    Slots,
+    TensorFlowCheckpoint,
+)
+from thalweg.checkpoint.tensorflow.detection.keras_classes import OTHERS, SCALING, keras_class
+from thalweg.checkpoint.tensorflow.detection.keras_config import (
+    hyperparameters_of,
+    momentum_product,
+    notes_of,
+    refused_of,
+)
+from thalweg.checkpoint.tensorflow.detection.keras_objects import SLOT_KINDS
+from thalweg.checkpoint.tensorflow.detection.loss_scales import SCALE, STEPS, if_usual, scaled_by
+from thalweg.checkpoint.tensorflow.detection.scalars import INTEGERS, as_number, count_of
+from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
+
+if TYPE_CHECKING:
+    from thalweg._formats.keras_files import KerasFile
+    from thalweg._formats.stored_tensor import StoredTensor
+
+# Keras goes over the variables once for each of these: what is in one group is interleaved.
+_GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
+# Slots of options around the update, which Keras creates before those of the update, by option.
+_AROUND = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
+_INNER = "/inner_optimizer/"
+_ITERATION = "iteration"  # the name of the count of steps since Keras 2.11
+
+
+def sorted_file(
+    path: str, file: KerasFile, class_name: str | None = None, config: object = None
+) -> TensorFlowCheckpoint:
+    """Sort the arrays of a file into variables and the state of its optimizer.
+
+    Args:
+        path: Where it was read.
+        file: The file.
+        class_name: Optional. The class of the optimizer, where the file names none of Keras.
+        config: Optional. Its configuration, where the file has none.
+
+    Returns:
+        The sorted checkpoint.
+    """
+    package = file.package
+    if (file.class_name or "").startswith("thalweg>"):
+        package = "thalweg"
+    plain_name = keras_class(file.class_name) or file.class_name
+    source = file = replace(file, class_name=plain_name, package=package)
+    file = _without_scale(file)
+    class_name = keras_class(file.class_name) or class_name or file.class_name
+    file = replace(file, class_name=class_name, config=file.config or config)
+    optimizers: tuple[FoundOptimizer, ...] = ()
+    unknown: dict[str, StoredTensor] = {}
+    if file.optimizer:
+        found = _by_name(file) or _sort_by_kind(file) or _by_number(file)
+        scale = _scale_of(source)
+        notes = (*found.notes, *scaled_by(scale))
+        found = replace(found, notes=notes, loss_scale=scale)
+        optimizers = (found,)
+        if found.family is None:
+            unknown = dict(file.optimizer)
+    return TensorFlowCheckpoint(
+        path=path,
+        kind=file.kind,
+        variables=dict(file.variables),
+        optimizers=optimizers,
+        unknown=unknown,
+        source=source,
+    )
+
+
+def _without_scale(file: KerasFile) -> KerasFile:
+    """Return the file with the optimizer inside one that scales the loss; others unchanged."""
+    if file.class_name not in (None, *SCALING):
+        return file
+    arrays = {name: each for name, each in file.optimizer.items() if _INNER in name}
+    inner = as_object(as_object(file.config).get("inner_optimizer"))
+    class_name, config = optimizer_of(file.kind, inner or None)
+    # A .h5 file has the arrays of the inner optimizer alone.
+    if file.kind == "h5" and class_name is not None:
+        arrays = arrays or dict(file.optimizer)
+    if not arrays:
+        return file
+    return replace(file, class_name=class_name, config=config, optimizer=arrays)
+
+
+def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
+    """What the loss scale around the optimizer remembers."""
+    outer = [each for name, each in file.optimizer.items() if _INNER not in name]
+    if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
+        return {}
+    # Its own count of steps and learning rate come first, and mean nothing.
+    return if_usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
+
+
+def _by_name(file: KerasFile) -> FoundOptimizer | None:
+    """The optimizer, if its arrays have the names of OptimizerV2: "Adam/dense/kernel/m"."""
+    first = next(iter(file.optimizer))
+    scope, _, last = first.rpartition("/")
+    if last != "iter":
+        return None
+    slots: Slots = {}
+    scalars: dict[str, StoredTensor] = {}
+    for name, value in file.optimizer.items():
+        rest = name.removeprefix(f"{scope}/") if scope else name
+        owner, _, kind = rest.rpartition("/")
+        if owner in file.variables:
+            slots.setdefault(owner, {})[kind] = value
+        else:
+            scalars[rest] = value
+    kinds = sorted({kind for own in slots.values() for kind in own})
+    families = with_slots(kinds, KERAS)
+    named = [each for each in families if each.cls == (file.class_name or scope.split("/")[0])]
+    others = sorted(scalars.keys() - {"iter", "momentum_cache"})
+    return _found_optimizer(
+        file, (named or families) if not others else [], slots, scalars, scope or "Adam"
+    )
+
+
+def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
+    """Sort the arrays of Keras 2.11 to 2.15, "Adam/m/dense/kernel"; None if any name differs."""
+    scope = f"{(file.config or {}).get('name')}/"
+    kinds = SLOT_KINDS.get(file.class_name or "", {})
+    scalars: dict[str, StoredTensor] = {}
+    slots: Slots = {}
+    for name, value in file.optimizer.items():
+        kind, _, owner = name.removeprefix(scope).partition("/")
+        if name == _ITERATION:
+            scalars["iter"] = value
+        elif owner not in file.variables:
+            return None
+        elif kind not in _AROUND:
+            slots.setdefault(owner, {})[kinds.get(kind, kind)] = value
+    slot_kinds = {kind for owned in slots.values() for kind in owned}
+    families = [each for each in with_slots(slot_kinds, KERAS) if each.cls == file.class_name]
+    if not families:
+        return None
+    return _found_optimizer(file, families, slots, scalars, scope.removesuffix("/"))
+
+
+def _by_number(file: KerasFile) -> FoundOptimizer:
+    """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
+    scalars, arrays = _split_scalars(file)
+    rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
+    for rate, values in _ways_to_read(file, arrays):  # noqa: B007
+        fitting = _find_fitting(file, values)
+        if fitting:
+            break
+    if rate:
+        scalars["learning_rate"] = rate[0]
+    slots = fitting[0][1] if len(fitting) == 1 else {}
+    name = str((file.config or {}).get("name") or file.class_name or "optimizer")
+    optimizer = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
+    lost = _describe_lost(file, len(values)) if values and not slots else ()
+    return replace(optimizer, lost=lost) if lost else optimizer
+
+
+def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
+    """The numbers whose places are known, and all other arrays."""
+    values = list(file.optimizer.values())
+    scalars: dict[str, StoredTensor] = {}
+    if values and values[0].dtype in INTEGERS and not values[0].shape:
+        scalars["iter"] = values.pop(0)
+    # Keras 3 keeps the product last, thalweg.integrations.keras3 behind the learning rate.
+    place = 1 if file.package == "thalweg" else -1
+    if file.class_name == "Nadam" and len(values) > 1 and not values[place].shape:
+        scalars["momentum_cache"] = values.pop(place)
+    return scalars, values
+
+
+def _find_fitting(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
+    """Return the families that the arrays may be of, each with its slots.
+
+    Slots of options around the update are left out.
+    """
+    families = [family for family in KERAS if _may_be(family, file, has_arrays=bool(values))]
+    config = file.config or {}
+    around = tuple(kind for kind, option in _AROUND.items() if config.get(option))
+    for extra_kinds in dict.fromkeys((around, ())):
+        slots = [_slots_of(family, values, file, extra_kinds) for family in families]
+        pairs = zip(families, slots, strict=True)
+        fitting = [(family, own) for family, own in pairs if own is not None]
+        if fitting:
+            return fitting
+    return []
+
+
+def _ways_to_read(
+    file: KerasFile, arrays: list[StoredTensor]
+) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
+    """What may be the learning rate, and what the other arrays are then; the likeliest first."""
+    rate, values = arrays[:1], arrays[1:]
+    if any(each.shape for each in rate):  # of a schedule there is none
+        rate, values = [], arrays
+    if not rate:
+        return [(rate, values)]
+    with_rate, without = (rate, values), (rate[:0], arrays)
+    has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
+    if file.kind != "weights.h5":  # its configuration is the file's own
+        return [without] if has_schedule else [with_rate]
+    return [without, with_rate] if has_schedule else [with_rate, without]
+
+
+def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
+    if file.class_name in OTHERS.values():
+        return (f"nothing in thalweg.keras steps like {file.class_name}",)
+    if file.class_name is not None and keras_class(file.class_name) is None:
+        return (f"{file.class_name} is not a class of Keras",)
+    kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
+    return (f"its {count} arrays cannot be told to be slots of its variables, {kept}",)
+
+
+def _may_be(family: Family, file: KerasFile, has_arrays: bool) -> bool:
+    """Return whether the file's description allows this kind of optimizer."""
+    if file.class_name is None:
+        return True
+    if family.cls != file.class_name:
+        return False
+    config = file.config
+    if config is None:
+        return True
+    if family.cls == "SGD" and not config.get("momentum"):
+        # Keras 2.11 to 2.15 keeps the slots even if they have no effect.
+        return has_arrays or not family.slots
+    if "momentum" in family.hypers:
+        wanted = bool(config.get("momentum")), bool(config.get("centered"))
+        return wanted == ("momentum" in family.slots, "mg" in family.slots)
+    return "amsgrad" not in config or bool(config["amsgrad"]) == ("vhat" in family.slots)
+
+
+def _slots_of(
+    family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
+) -> Slots | None:
+    """Return the slots of an optimizer of this family; None if the arrays do not fit.
+
+    Args:
+        family: The family.
+        values: The arrays of the optimizer, without its scalars.
+        file: The file.
+        extra_kinds: Kinds of slots before those of the family, which are not returned.
+    """
+    together = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
+    groups: list[tuple[str, ...]] = [
+        group for group in together if group[0] in family.slots and set(group) <= set(family.slots)
+    ]
+    grouped = {kind for group in groups for kind in group}
+    groups += [(kind,) for kind in family.slots if kind not in grouped]
+    groups = [*((kind,) for kind in extra_kinds), *groups]
+    if not groups:
+        return {} if not values else None
+    count, rest = divmod(len(values), sum(map(len, groups)))
+    if rest:
+        return None
+    shapes = [each.shape for each in values[: count * len(groups[0]) : len(groups[0])]]
+    trained = trained_in(file, shapes)
+    if trained is None:
+        return None
+    slots: Slots = {name: {} for name in trained}
+    remaining = iter(values)
+    for group in groups:
+        for name in trained:
+            for kind in group:
+                slots[name][kind] = next(remaining)
+    alike = all(
+        each.shape == file.variables[name].shape
+        for name, own in slots.items()
+        for each in own.values()
+    )
+    if not alike:
+        return None
+    return {name: {kind: own[kind] for kind in family.slots} for name, own in slots.items()}
+
+
+def _found_optimizer(
+    file: KerasFile,
+    families: Sequence[Family],
+    slots: Slots,
+    scalars: Mapping[str, StoredTensor],
+    name: str,
+) -> FoundOptimizer:
+    family = families[0] if len(families) == 1 else None
+    steps = count_of(scalars.get("iter"))
+    if family is not None and "momentum_cache" in family.powers:
+        product = {} if steps is None else momentum_product(file, steps)
+        scalars = {**product, **scalars}
+    known = {} if family is None else hyperparameters_of(family, file)
+    if family is not None and "learning_rate" in scalars:
+        known["learning_rate"] = as_number(scalars["learning_rate"])
+    shown = [file.class_name or "no class", f"{len(file.optimizer)} arrays"]
+    kinds = sorted({kind for own in slots.values() for kind in own})
+    shown += [f"slots {', '.join(kinds)}"] if kinds else []
+    return FoundOptimizer(
+        name=name,
+        face="keras",
+        family=family,
+        candidates=tuple(dict.fromkeys(each.cls for each in families)),
+        evidence=", ".join(shown),
+        slots=slots,
+        scalars={key: each for key, each in scalars.items() if key != "learning_rate"},
+        hyperparameters=known,
+        steps=steps,
+        notes=notes_of(family, file),
+        refused=refused_of(file),
+    )

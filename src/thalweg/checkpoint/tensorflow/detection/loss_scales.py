@@ -1,0 +1,40 @@
+"""What a dynamic loss scale remembers, by the names of `tf.train.experimental.DynamicLossScale`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.tensorflow.detection.scalars import INTEGERS
+
+if TYPE_CHECKING:
+    from thalweg._formats.stored_tensor import StoredTensor
+
+SCALE, STEPS = "current_loss_scale", "good_steps"
+# The names of TensorFlow, of its first versions, and of Keras 3.
+OF_SCALES = {SCALE: SCALE, STEPS: STEPS, "num_good_steps": STEPS}
+OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
+
+
+def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """What should be known of going on without it, in words."""
+    if not scale:
+        return ()
+    return (
+        f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
+        " restore(..., loss_scale=DynamicLossScale()) takes it over",
+    )
+
+
+def if_usual(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same, if a loss scale may have these values; else nothing."""
+    is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
+    are_counts = all(each.dtype in INTEGERS for name, each in scale.items() if name != SCALE)
+    are_scalars = not any(each.shape for each in scale.values())
+    return dict(scale) if is_scale and are_counts and are_scalars else {}
+
+
+def scale_in(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The two variables by which a Saver keeps a loss scale; {} if they are not there."""
+    found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
+    return if_usual(found) if len(found) == 2 else {}

@@ -1,0 +1,93 @@
+"""What OpenSeq2Seq's mixed precision keeps in a checkpoint: masters and the loss scale.
+
+The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have no
+names of their own: they are `Loss_Optimization/Variable`, `Variable_1` and so on, in the order in
+which it makes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thalweg._formats.stored_tensor import StoredTensor
+
+_MASTER = "FP32-master-copy/"
+_HALVES = ("F16", "BF16")
+_NUMBERED = re.compile(r"(.*/)?Variable(?:_([1-9][0-9]{0,3}))?", re.DOTALL)
+_AVERAGE = re.compile(r"(?:.*/)?nvgrad2_ema([0-9]{1,6})", re.DOTALL)
+
+_SCALERS = {
+    "Backoff": {"iteration": "I64", "last_overflow_iteration": "I64", "scale": "F32"},
+    "LogMax": {
+        "iteration": "I64",
+        "scale": "F32",
+        "x_hat": "F32",
+        "slow_x_hat": "F32",
+        "xsquared_hat": "F32",
+        "b1_correction": "F32",
+        "b2_correction": "F32",
+    },
+}
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """What OpenSeq2Seq keeps beside the variables and their slots.
+
+    Attributes:
+        masters: The float32 master of each float16 variable, by the variable's name.
+        names: The names of the masters, and the variable of each.
+        scaler: The loss scaler's algorithm, "Backoff" or "LogMax"; "" if the scale is fixed.
+        scale: Its state by the names of `thalweg.openseq2seq`.
+        averages: NovoGrad's averages of squared norms, numbered as its variables were created.
+    """
+
+    masters: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    scaler: str = ""
+    scale: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
+    averages: list[StoredTensor] = field(default_factory=list["StoredTensor"])
+
+
+def mixed_precision(
+    tensors: Mapping[str, StoredTensor],
+) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
+    """Masters, loss scale and averages, or None; and everything else."""
+    names = {
+        name: variable
+        for name, value in tensors.items()
+        for variable in [name.partition(_MASTER)[2]]
+        if value.dtype == "F32" and variable in tensors and tensors[variable].dtype in _HALVES
+    }
+    averages = {int(found[1]): name for name in tensors if (found := _AVERAGE.fullmatch(name))}
+    if not names and not averages:
+        return None, dict(tensors)
+    scaler, scale = _find_scaler(tensors) if names else ("", {})
+    taken = {*names, *averages.values(), *scale.values()}
+    mixed = MixedPrecision(
+        masters={variable: tensors[name] for name, variable in names.items()},
+        names=names,
+        scaler=scaler,
+        scale={kind: tensors[name] for kind, name in scale.items()},
+        averages=[tensors[averages[number]] for number in sorted(averages)],
+    )
+    return mixed, {name: value for name, value in tensors.items() if name not in taken}
+
+
+def _find_scaler(tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
+    """The algorithm, and the names of the variables that are its state."""
+    scopes: dict[str, dict[int, str]] = {}
+    for name, value in tensors.items():
+        match = _NUMBERED.fullmatch(name)
+        if match is not None and not value.shape:
+            scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
+    for numbered in scopes.values():
+        names = [numbered[number] for number in sorted(numbered)]
+        for algorithm, kinds in _SCALERS.items():
+            if [tensors[name].dtype for name in names] == list(kinds.values()):
+                return algorithm, dict(zip(kinds, names, strict=True))
+    return "", {}

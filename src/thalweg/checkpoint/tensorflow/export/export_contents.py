@@ -1,0 +1,196 @@
+"""What is written: variables by TensorFlow's names and with its axes, and their optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.context_managers import no_grad
+from thalweg._base.showing import show_value
+from thalweg._core import state
+from thalweg._core.hyperparameters import is_number
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
+from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Rules
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.v1.train import Optimizer as V1Optimizer
+from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
+from thalweg.variable import check_held, to_tensor
+
+KINDS = ("tf2", "tf1")
+
+
+@dataclass(frozen=True)
+class ExportContents:
+    """What a checkpoint is made of.
+
+    Attributes:
+        optimizer: The optimizer, or None.
+        variables: Variables by TensorFlow's names.
+        slots: Slots of these variables by kind, in order of creation.
+        scalars: What belongs to the optimizer and to no variable, by TensorFlow's short names.
+        global_step: The count of steps, or None.
+        averages: Moving averages of variables, by TensorFlow's names of these.
+    """
+
+    optimizer: Any
+    variables: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    slots: dict[str, dict[str, StoredTensor]] = field(
+        default_factory=dict[str, dict[str, StoredTensor]]
+    )
+    scalars: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    global_step: StoredTensor | None = None
+    averages: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+
+
+def copy_written(
+    optimizer: object,
+    targets: TargetTensors,
+    rules: Rules | None,
+    kind: str,
+    global_step: Any,
+    averages: Mapping[str, Tensor] | None = None,
+) -> ExportContents:
+    """Copies of all that is written.
+
+    Raises:
+        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same, or an
+            average is of no variable.
+        InvalidTypeError: The optimizer has no such checkpoint.
+        InvalidArgumentError: There is no such kind.
+    """
+    _check_kind(optimizer, kind)
+    named = _names_of_targets(targets, rules, "model/" if kind == "tf2" and rules is None else "")
+    with _hold_steps(optimizer), no_grad():
+        own = {id(targets.tensors[target]): (name, axes) for target, (name, axes) in named.items()}
+        variables = {
+            name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
+            for target, (name, axes) in named.items()
+        }
+        slots: dict[str, dict[str, StoredTensor]] = {}
+        missing: list[str] = []
+        for var, kinds in _slots_by_variable(optimizer):
+            if id(var) in own:
+                name, axes = own[id(var)]
+                slots[name] = {
+                    each: _stored_copy(slot, axes, f"'{name}/{each}'")
+                    for each, slot in kinds.items()
+                }
+            else:
+                missing.append(f"the optimizer has slots of {state.keys_of([var])[0]!r}")
+        if missing:
+            outcome = "It is not among the variables. Nothing was written."
+            raise state.mismatch(missing, outcome=outcome)
+        ordered = {name: slots[name] for name in variables if name in slots}
+        scalars = {} if optimizer is None else _stored_scalars(optimizer)
+    step = None if global_step is None else _stored_copy(global_step, None, "global_step")
+    means: dict[str, StoredTensor] = {}
+    for target, average in (averages or {}).items():
+        if kind != "tf1" or target not in named:
+            why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
+            raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
+        name, axes = named[target]
+        means[name] = _stored_copy(average, axes, f"The average of '{target}'")
+    return ExportContents(optimizer, variables, ordered, scalars, step, means)
+
+
+def _check_kind(optimizer: object, kind: str) -> None:
+    if kind not in KINDS:
+        raise InvalidArgumentError(
+            f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
+        )
+    if isinstance(optimizer, WrappingOptimizer):
+        raise InvalidTypeError(
+            f"{type(optimizer).__name__} wraps another optimizer, which has the state: give that."
+        )
+    if not isinstance(optimizer, V1Optimizer | KerasOptimizer | None):
+        raise InvalidTypeError(
+            f"optimizer must be one of thalweg.v1 or thalweg.keras, not {show_value(optimizer)}."
+        )
+    if kind == "tf1" and isinstance(optimizer, KerasOptimizer):
+        raise InvalidTypeError(
+            "A tf.train.Saver is for optimizers of tf.train: write an optimizer of Keras as 'tf2'."
+        )
+
+
+def _names_of_targets(
+    targets: TargetTensors, rules: Rules | None, scope: str
+) -> dict[str, tuple[str, Axes | None]]:
+    """TensorFlow's name and axes for each target."""
+    found: dict[str, tuple[str, Axes | None]] = {}
+    differences: list[str] = []
+    for target, tensor in targets.tensors.items():
+        if rules is None:
+            if target not in targets.optional:
+                found[target] = scope + target.replace(".", "/"), None
+            continue
+        named = rules.name(target)
+        if named is not None and named[1] is not None and len(named[1]) != tensor.dim():
+            differences.append(f"{target!r} has {tensor.dim()} axes, its rule {len(named[1])}")
+        elif named is not None:
+            found[target] = named
+        elif target not in targets.optional:
+            differences.append(f"no rule says what {target!r} is called in TensorFlow")
+    names = [name for name, _ in found.values()]
+    differences += [
+        f"{name!r} would be several variables"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if differences:
+        raise state.mismatch(differences, outcome="Nothing was written.")
+    return found
+
+
+def _stored_copy(tensor: Tensor, axes: Axes | None, what: str) -> StoredTensor:
+    """A copy with TensorFlow's axes; refused as `what` if its storage was cut."""
+    back = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
+    check_held(tensor, what)
+    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return of_tensor(with_axes(plain, back))
+
+
+def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
+    store = None if optimizer is None else optimizer._slots
+    if store is not None:
+        store.check_whole("written as a checkpoint of TensorFlow's")
+    return [] if store is None else [(var, store.all_of(var)) for var in store.owners()]
+
+
+def _hold_steps(optimizer: Any) -> Any:
+    if optimizer is None:
+        return no_grad()
+    return optimizer._locked()
+
+
+def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
+    if isinstance(optimizer, KerasOptimizer):
+        return _of_keras(optimizer)
+    return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
+
+
+def _of_keras(optimizer: Any) -> dict[str, StoredTensor]:
+    """Iterations, hyperparameters in the dtypes of TensorFlow's variables, and other weights."""
+    found = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
+    for name in optimizer._hyper:
+        value = _hyper_variable(optimizer._hyper.raw(name))
+        if value is not None:
+            found[name] = of_tensor(value)
+    for name, weight in optimizer._extra_weights().items():
+        found[name] = of_tensor(weight.detach().clone())
+    return found
+
+
+def _hyper_variable(value: object) -> Tensor | None:
+    """A hyperparameter as the variable that TensorFlow makes of it; None if it makes none."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.dim() == 0 else None
+    if isinstance(value, bool) or not is_number(value):
+        return None
+    return to_tensor(value)

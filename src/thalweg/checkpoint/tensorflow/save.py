@@ -1,0 +1,73 @@
+"""`save`: writes a checkpoint that TensorFlow restores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from thalweg._formats import bundle
+from thalweg._formats.bundle import ObjectGraph
+from thalweg._formats.stored_tensor import StoredTensor
+from thalweg.checkpoint.tensorflow.export.export_contents import copy_written
+from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
+from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
+from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
+from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
+
+Kind = Literal["tf2", "tf1"]
+
+
+def save(
+    prefix: str | os.PathLike[str],
+    optimizer: object,
+    variables: object,
+    rules: object = None,
+    kind: Kind = "tf2",
+    *,
+    global_step: object = None,
+    averages: Mapping[str, Tensor] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write variables and an optimizer as TensorFlow does, for TensorFlow to go on with.
+
+    "tf2" is what `tf.train.Checkpoint(model=..., optimizer=...)` restores, where the optimizer is
+    that of `tf.compat.v1.train` or `tf.keras.optimizers.legacy` of the same name; "tf1" is what a
+    `tf.train.Saver` restores. Rules are those that load such a checkpoint, read backwards; without
+    them `layer1.weight` is called `layer1/weight`, for "tf2" below `model/`.
+
+    Args:
+        prefix: What TensorFlow is to call its path, such as "run7/ckpt-5".
+        optimizer: An optimizer of `thalweg.v1` or `thalweg.keras`, or None.
+        variables: A module, a dictionary of variables by name, or a list of variables.
+        rules: Optional. The path of a rules file, or a dictionary.
+        kind: "tf2" or "tf1".
+        global_step: Optional. The variable that counts steps; it is called "global_step".
+        averages: Optional. Moving averages of variables, by the names of these here; "tf1" alone.
+        progress: Called with the bytes of data that are written and those there are.
+
+    Raises:
+        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same. Nothing
+            was written.
+        InvalidTypeError: The optimizer has no such checkpoint.
+        CheckpointWriteError: A file could not be written.
+    """
+    tensors, graph = tensors_of(optimizer, variables, rules, kind, global_step, averages)
+    bundle.write(prefix, tensors, graph, progress=progress)
+
+
+def tensors_of(
+    optimizer: object,
+    variables: object,
+    rules: object,
+    kind: Kind,
+    global_step: object = None,
+    averages: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
+    """What `save` writes: the tensors by name, and the graph of objects."""
+    found = copy_written(
+        optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages
+    )
+    return as_saver(found) if kind == "tf1" else as_objects(found)

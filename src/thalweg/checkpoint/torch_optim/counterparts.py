@@ -1,0 +1,181 @@
+"""The classes of `torch.optim`, and what each of the library's rules has in common with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.errors import InvalidTypeError
+
+# What a group of each class has, and those of the classes after it have not. The state that a
+# class saves does not name the class.
+_MARKS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("NAdam", frozenset({"betas", "eps", "momentum_decay"})),
+    ("Adam", frozenset({"betas", "eps", "amsgrad"})),
+    ("RMSprop", frozenset({"alpha", "eps", "momentum", "centered"})),
+    ("Adagrad", frozenset({"eps", "lr_decay"})),
+    ("Adadelta", frozenset({"eps", "rho"})),
+    ("SGD", frozenset({"momentum", "dampening", "nesterov"})),
+    ("Adamax", frozenset({"betas", "eps", "weight_decay"})),
+)
+_RADAM = "decoupled_weight_decay"  # RAdam has it, Adamax has not
+NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "Adamax")
+
+
+@dataclass(frozen=True)
+class TorchEntry:
+    """A tensor that torch keeps for a parameter, as a slot.
+
+    Attributes:
+        key: What torch calls it.
+        rates: How often the slot has the learning rate as a factor: 0, 1, or -1 where the sign is
+            another, too.
+        may_lack: The slot is zeros where torch has no momentum and keeps nothing.
+    """
+
+    key: str
+    rates: int = 0
+    may_lack: bool = False
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """What a rule has in common with a class of `torch.optim`.
+
+    Attributes:
+        family: The class.
+        slots: For each slot of the rule what torch keeps.
+        hypers: For each hyperparameter of the rule the key of a group; "betas.0" is the first of
+            "betas".
+        epsilon: Where epsilon stands in both, if not in the same place.
+        rate: Where the learning rate stands in both, if not in the same place.
+        options: What a group must have for it.
+        powers: Whether the step's number is part of the formula.
+    """
+
+    family: str
+    slots: Mapping[str, TorchEntry] = field(default_factory=dict[str, TorchEntry])
+    hypers: Mapping[str, str] = field(default_factory=dict[str, str])
+    epsilon: str = ""
+    rate: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    powers: bool = False
+
+
+_RATE = {"learning_rate": "lr"}
+_BETAS = {**_RATE, "beta1": "betas.0", "beta2": "betas.1", "epsilon": "eps"}
+_MOMENTUM = {**_RATE, "momentum": "momentum"}
+_RHO = {**_RATE, "rho": "alpha", "epsilon": "eps"}
+_HAT = "epsilon is added to the root of v before bias correction here, in torch after it"
+_INSIDE_ROOT = "epsilon is inside of the root here, in torch outside"
+_IN_SLOT = (
+    "the momentum has the learning rate in it here, in torch it has not, which shows when the rate"
+    " changes"
+)
+_MOMENTS = {"m": TorchEntry("exp_avg"), "v": TorchEntry("exp_avg_sq")}
+_ADAM = Counterpart("Adam", _MOMENTS, _BETAS, _HAT, options={"amsgrad": False}, powers=True)
+_AMSGRAD = {**_MOMENTS, "vhat": TorchEntry("max_exp_avg_sq")}
+_ADAMAX = Counterpart(
+    "Adamax",
+    {"m": TorchEntry("exp_avg"), "v": TorchEntry("exp_inf")},
+    _BETAS,
+    "epsilon is added to v where it divides here, in torch to |g| inside of the maximum",
+    powers=True,
+)
+
+
+def _sgd_counterpart(
+    kept: TorchEntry | None, nesterov: bool = False, rate: str = ""
+) -> Counterpart:
+    slots = {} if kept is None else {"momentum": kept}
+    hypers = _RATE if kept is None else _MOMENTUM
+    options = {"momentum": 0} if kept is None else {"nesterov": nesterov}
+    return Counterpart("SGD", slots, hypers, rate=rate, options=options)
+
+
+def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
+    slots = {"rms": TorchEntry("square_avg")}
+    if momentum:
+        slots["momentum"] = TorchEntry("momentum_buffer", 1, may_lack)
+    if centered:
+        slots["mg"] = TorchEntry("grad_avg")
+    return Counterpart(
+        "RMSprop",
+        slots,
+        {**_RHO, "momentum": "momentum"} if momentum else _RHO,
+        _INSIDE_ROOT if momentum else "",
+        _IN_SLOT if momentum else "",
+        {"centered": centered, **({} if momentum else {"momentum": 0})},
+    )
+
+
+def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
+    hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
+    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, hypers, epsilon)
+
+
+def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
+    slots = {square: TorchEntry("square_avg"), delta: TorchEntry("acc_delta")}
+    return Counterpart("Adadelta", slots, {**_RATE, "rho": "rho", "epsilon": "eps"})
+
+
+_BUFFER, _VELOCITY = TorchEntry("momentum_buffer"), TorchEntry("momentum_buffer", -1)
+COUNTERPARTS: dict[str, Counterpart] = {
+    "SGD": _sgd_counterpart(None),
+    "Momentum": _sgd_counterpart(_VELOCITY, rate=_IN_SLOT),
+    "Nesterov": _sgd_counterpart(_VELOCITY, nesterov=True, rate=_IN_SLOT),
+    "HeavyBall": _sgd_counterpart(_BUFFER),
+    "NesterovBall": _sgd_counterpart(_BUFFER, nesterov=True),
+    "MomentumW": _sgd_counterpart(_BUFFER),
+    "NesterovW": _sgd_counterpart(_BUFFER, nesterov=True),
+    "RMSprop": _rmsprop_counterpart(momentum=False, centered=False),
+    "CenteredRMSprop": _rmsprop_counterpart(momentum=False, centered=True),
+    "MomentumRMSprop": _rmsprop_counterpart(momentum=True, centered=False),
+    "CenteredMomentumRMSprop": _rmsprop_counterpart(momentum=True, centered=True),
+    "RMSPropV1": _rmsprop_counterpart(momentum=True, centered=False, may_lack=True),
+    "CenteredRMSPropV1": _rmsprop_counterpart(momentum=True, centered=True, may_lack=True),
+    "Adam": _ADAM,
+    "AdamV1": _ADAM,
+    "AdamW": _ADAM,
+    "LazyAdam": _ADAM,
+    "AMSGrad": Counterpart("Adam", _AMSGRAD, _BETAS, _HAT, options={"amsgrad": True}, powers=True),
+    "Adamax": _ADAMAX,
+    "AdamaxV1": _ADAMAX,
+    "Nadam": Counterpart("NAdam", _MOMENTS, {**_BETAS, "decay": "momentum_decay"}, powers=True),
+    "Adagrad": _adagrad_counterpart(),
+    "AdagradV1": _adagrad_counterpart("there is no epsilon here, in torch it is added to the root"),
+    "Adadelta": _adadelta_counterpart("accum_grad", "accum_var"),
+    "AdadeltaV1": _adadelta_counterpart("accum", "accum_update"),
+}
+
+
+def family_of(groups: list[dict[str, object]]) -> str | None:
+    """The class that has groups like these; None for one that has no counterpart here."""
+    for name, marks in _MARKS:
+        if all(marks <= group.keys() for group in groups):
+            return None if name == "Adamax" and _RADAM in groups[0] else name
+    return None
+
+
+def counterpart_of(optimizer: object) -> Counterpart:
+    """What torch has in place of the rule that an optimizer runs.
+
+    Raises:
+        InvalidTypeError: It has nothing, or the optimizer runs no rule.
+    """
+    inside = getattr(optimizer, "_opt", None)
+    if inside is not None:
+        raise InvalidTypeError(
+            f"{type(optimizer).__name__} wraps an optimizer: give that, the"
+            f" {type(inside).__name__}."
+        )
+    rule = getattr(optimizer, "_choose_rule", None)
+    name = "" if rule is None else rule().name
+    if name not in COUNTERPARTS:
+        what = f"the rule {name}" if name else "no rule of the library"
+        raise InvalidTypeError(
+            f"{type(optimizer).__name__} runs {what}, which has no counterpart in torch.optim;"
+            f" there are those of {', '.join(NAMES)}."
+        )
+    return COUNTERPARTS[name]

@@ -1,0 +1,137 @@
+"""The table of an atlas as one SVG, whose text is text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from thalweg.conform.atlas import NOT_DRIVEN, REFERENCE, Atlas, AtlasRow, Cell
+
+COLORS = {"bits": "#8fd19e", "rounding": "#ffe08a", "parts": "#f4a59a",
+          NOT_DRIVEN: "#d5d9dd", REFERENCE: "#eef1f4"}  # fmt: skip
+LEGEND = (
+    ("bits", "the same bits"), ("rounding", "rounding: within 1e-5 of the movement"),
+    ("parts", "another formula; beneath: what closes it"), (NOT_DRIVEN, "not driven"),
+)  # fmt: skip
+LEFT, WIDE, HIGH, HEAD, GAP = 190, 172, 40, 128, 2
+LONGEST = 30  # letters of small type in a cell
+
+
+def draw(atlas: Atlas, command: str) -> str:
+    """The picture, with the command that makes it beneath."""
+    notes = [*_draw_notes(atlas)]
+    width = LEFT + WIDE * len(atlas.columns) + 16
+    below = HEAD + HIGH * len(atlas.rows)
+    height = below + 46 + 15 * len(notes)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        f' viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _draw_text(12, 24, "Same name, same optimizer?", 16, weight="bold"),
+        _draw_text(12, 42, atlas.summarize(), 11, "#555555"),
+        _draw_text(12, 58, f"The number is the difference after {atlas.steps} steps over the same"
+                      " gradients, as a share of the movement.", 11, "#555555"),
+        *_draw_legend(),
+        *_draw_heads(atlas),
+    ]  # fmt: skip
+    for place, row in enumerate(atlas.rows):
+        lines += _draw_row(row, HEAD + HIGH * place)
+    for place, note in enumerate(notes):
+        lines.append(_draw_text(12, below + 20 + 15 * place, note, 10, "#555555"))
+    versions = ", ".join(f"{name} {each}" for name, each in atlas.versions.items())
+    lines.append(_draw_text(12, height - 10, f"{command}   ({versions})", 10, "#555555"))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _draw_legend() -> Iterator[str]:
+    x = 12
+    for verdict, words in LEGEND:
+        yield f'<rect x="{x}" y="69" width="12" height="12" fill="{COLORS[verdict]}"/>'
+        yield _draw_text(x + 17, 79, words, 11)
+        x += 34 + 6 * len(words)
+
+
+def _draw_heads(atlas: Atlas) -> Iterator[str]:
+    for place, column in enumerate(atlas.columns):
+        x = LEFT + WIDE * place + WIDE / 2
+        yield _draw_text(x, HEAD - 20, column.name, 12, weight="bold", anchor="middle")
+        told = column.version or ("not installed" if column.module else "packages of their own")
+        yield _draw_text(x, HEAD - 7, told, 10, "#555555", anchor="middle")
+
+
+def _draw_row(row: AtlasRow, y: float) -> Iterator[str]:
+    yield f"<g><title>{escape(_list_values(row.arguments) or 'defaults')}</title>"
+    yield _draw_text(12, y + 16, row.optimizer, 12, weight="bold")
+    yield _draw_text(12, y + 29, _cut_short(row.rule), 9, "#555555") + "</g>"
+    if not any(cell.name for cell in row.cells):
+        yield _draw_text(LEFT + 8, y + 23, "none of these packages has it", 10, "#555555")
+    for place, cell in enumerate(row.cells):
+        if cell.name:
+            yield from _draw_cell(cell, LEFT + WIDE * place, y)
+
+
+def _draw_cell(cell: Cell, x: float, y: float) -> Iterator[str]:
+    yield f"<g><title>{escape(_title_of(cell))}</title>"
+    yield (
+        f'<rect x="{x}" y="{y}" width="{WIDE - GAP}" height="{HIGH - GAP}" rx="3"'
+        f' fill="{COLORS[cell.verdict]}"/>'
+    )
+    first, second = _words_of(cell)
+    middle = x + (WIDE - GAP) / 2
+    yield _draw_text(middle, y + 16, first, 12, weight="bold", anchor="middle")
+    yield _draw_text(middle, y + 30, _cut_short(second), 9, "#333333", anchor="middle") + "</g>"
+
+
+def _words_of(cell: Cell) -> tuple[str, str]:
+    name = cell.name.rpartition(":")[2]
+    if cell.verdict == REFERENCE:
+        return name, "reference"
+    if cell.verdict == NOT_DRIVEN:
+        return NOT_DRIVEN, cell.note
+    if cell.verdict != "parts":
+        return ("bits" if cell.verdict == "bits" else f"{cell.difference:.1e}"), (
+            f"{name}: {cell.way}"
+        )
+    number = "not finite" if cell.difference is None else f"{cell.difference:.2g}"
+    closing = cell.closed_by[0] if cell.closed_by else f"none of {cell.tried} tried closes it"
+    if not cell.tried:
+        closing = "no argument to try"
+    return f"{number}, from step {cell.step}", closing
+
+
+def _title_of(cell: Cell) -> str:
+    parts = [cell.name, cell.verdict, cell.way]
+    if cell.closed_by:
+        parts.append(f"closed by: {'; or '.join(cell.closed_by)}")
+    return "\n".join(each for each in (*parts, cell.note, cell.command) if each)
+
+
+def _draw_notes(atlas: Atlas) -> Iterator[str]:
+    """What does not fit in cells, each once."""
+    told: dict[str, list[str]] = {}
+    for _, _, cell in atlas.list_cells():
+        if own := _list_values({**cell.arguments, **cell.group}):
+            told.setdefault(f"given {own}", []).append(cell.name)
+        if len(cell.note) > LONGEST:
+            told.setdefault(cell.note, []).append(cell.name)
+    for note, names in told.items():
+        packages = sorted({name.partition(":")[0] for name in names})
+        yield f"{names[0] if len(names) == 1 else ', '.join(packages)}: {note}"
+
+
+def _list_values(values: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _cut_short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _draw_text(
+    x: float, y: float, text: str, size: int, fill: str = "#111111", *, weight: str = "normal",
+    anchor: str = "start",
+) -> str:  # fmt: skip
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" font-weight="{weight}"'
+        f' text-anchor="{anchor}">{escape(text)}</text>'
+    )

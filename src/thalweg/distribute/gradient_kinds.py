@@ -1,0 +1,119 @@
+"""What kind of gradient each variable has on some rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thalweg._base.execution_context import SymbolicRows
+from thalweg.errors import InvalidTypeError, ReplicaMismatchError
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import TRAINED, dtype_name
+
+_DTYPES = (*TRAINED, torch.complex64, torch.complex128, torch.int32, torch.int64)
+_ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
+
+
+class GradientKind(NamedTuple):
+    """What a gradient is on some rank: none of these where it is None on all.
+
+    Attributes:
+        dense: Whether it is a tensor.
+        sparse: Whether it is rows.
+        wide: Whether the indices of its rows are int64.
+        missing: Whether it is None and has no variable whose zeros could stand for it.
+        dtypes: For each dtype whether it is of that one.
+    """
+
+    dense: bool = False
+    sparse: bool = False
+    wide: bool = False
+    missing: bool = False
+    dtypes: tuple[bool, ...] = (False,) * len(_DTYPES)
+
+    @classmethod
+    def of(cls, grad: Any, var: object) -> GradientKind:
+        """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
+        if grad is None:
+            return cls(missing=var is None)
+        is_sparse = isinstance(grad, _ROWS)
+        is_wide = is_sparse and grad.indices.dtype == torch.int64
+        dtypes = tuple(grad.dtype == each for each in _DTYPES)
+        return cls(not is_sparse, is_sparse, is_wide, False, dtypes)
+
+    @classmethod
+    def from_marks(cls, marks: Sequence[int]) -> GradientKind:
+        """What `marks` has written."""
+        dense, sparse, wide, missing, *dtypes = map(bool, marks)
+        return cls(dense, sparse, wide, missing, tuple(dtypes))
+
+    def to_marks(self) -> list[int]:
+        """It as numbers whose maxima over all ranks say what there is on any of them."""
+        return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
+
+    def check_same(self, title: str) -> None:
+        """Refuse what differs between ranks.
+
+        Raises:
+            ReplicaMismatchError: Says what has two kinds, which is `title`.
+        """
+        names = [dtype_name(dtype) for dtype, is_one in zip(_DTYPES, self.dtypes) if is_one]
+        differ = ["dense", "sparse"] if self.dense and self.sparse else names
+        if self.missing:
+            differ = ["None", *differ]
+        if len(differ) > 1:
+            title = title[0].upper() + title[1:]
+            raise ReplicaMismatchError(
+                f"{title} is {differ[0]} on one rank and {differ[1]} on another. All ranks must"
+                f" give the same kind and dtype{'.' if self.missing else ', or None.'}"
+            )
+
+    def fill(self, grad: object, var: Any) -> Any:
+        """The gradient; zeros or no rows where it is None here and not on another rank."""
+        if isinstance(grad, IndexedSlices) and self.wide:
+            return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
+        if grad is not None or not (self.dense or self.sparse):
+            return grad
+        dtype = next((each for each, is_it in zip(_DTYPES, self.dtypes) if is_it), var.dtype)
+        shape = tuple(var.shape)
+        if self.dense:
+            return torch.zeros(shape, dtype=dtype, device=var.device)
+        index = torch.int64 if self.wide else torch.int32
+        return IndexedSlices(
+            torch.zeros((0, *shape[1:]), dtype=dtype, device=var.device),
+            torch.zeros(0, dtype=index, device=var.device),
+            shape,
+        )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse what ranks do not add up.
+
+    Raises:
+        InvalidTypeError: It is of another dtype.
+    """
+    if dtype not in _DTYPES:
+        raise InvalidTypeError(
+            f"A value is of {dtype_name(dtype)}, but replicas add up"
+            f" {', '.join(map(dtype_name, _DTYPES))}. Convert it first."
+        )
+
+
+def signature(gradients: Sequence[object]) -> bytes:
+    """What kinds gradients are of, a byte each; equal on two ranks if the kinds are."""
+    return bytes(map(kind_of, gradients))
+
+
+def kind_of(grad: Any) -> int:
+    """What kind a gradient is of, as a number below 256."""
+    if grad is None:
+        return 0
+    number = _NUMBERS.get(grad.dtype, len(_DTYPES))
+    if isinstance(grad, torch.Tensor):
+        return 1 + number
+    return (129 if grad.indices.dtype == torch.int64 else 65) + number
+
+
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}

@@ -1,0 +1,86 @@
+"""Sums and means over replicas of whatever a function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import is_deferred
+from thalweg._core.graph_mode import graph_mode
+from thalweg._core.nest import leaves_of, packed
+from thalweg.distribute.all_reduce_gradients import sum_pairs
+from thalweg.distribute.context import Replicas
+from thalweg.distribute.gradient_kinds import check_dtype
+from thalweg.distribute.handshake import PendingCollective, report_error
+from thalweg.distribute.reduce_op import ReduceOp
+from thalweg.indexed_slices import IndexedSlices, as_gradient, values_of
+from thalweg.variable import check_held, to_tensor
+
+
+def all_reduce(
+    strategy: Replicas, reduce_op: object, value: object, axis: int | None = None
+) -> Any:
+    """A nest of sums or means over all replicas, and over a dimension if `axis` is one.
+
+    See `ReplicaContext.all_reduce` and `Strategy.reduce`.
+    """
+    op = ReduceOp.of(reduce_op)
+    leaves = list(leaves_of(value))
+    if is_deferred(*leaves):
+        return packed(value, iter(graph_mode().all_reduce(strategy, op, leaves, axis)))
+    return packed(value, iter(reduce_leaves(strategy, op, leaves, axis)))
+
+
+def reduce_leaves(
+    strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
+) -> list[Any]:
+    """The sums or means of concrete values, one after the other."""
+    if axis is None:
+        return _reduce_concrete(strategy, op, leaves)
+    with report_error(strategy.ranks, PendingCollective.VALUES):
+        tensors = [None if leaf is None else _check_held(to_tensor(leaf)) for leaf in leaves]
+    sums = [None if each is None else each.sum(axis) for each in tensors]
+    if op is ReduceOp.SUM:
+        return _reduce_concrete(strategy, op, sums)
+    counts = [
+        None
+        if each is None
+        else torch.tensor(each.shape[axis], dtype=torch.int64, device=each.device)
+        for each in tensors
+    ]
+    found = _reduce_concrete(strategy, ReduceOp.SUM, [*sums, *counts])
+    pairs = zip(found[: len(sums)], found[len(sums) :], strict=True)
+    return [None if one is None else one / many for one, many in pairs]
+
+
+def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
+    with report_error(strategy.ranks, PendingCollective.VALUES):
+        gradients = [_as_concrete(leaf) for leaf in leaves]
+    if strategy.ranks.is_alone and op is ReduceOp.SUM:
+        return gradients
+    pairs = [(grad, None) for grad in gradients]
+    found = [total for total, _ in sum_pairs(pairs, strategy.ranks, strategy.sending)]
+    if op is ReduceOp.SUM:
+        return found
+    count = strategy.ranks.size
+    return [None if total is None else total / count for total in found]
+
+
+def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
+    if leaf is not None and not isinstance(leaf, IndexedSlices):
+        leaf = as_gradient(to_tensor(leaf))
+    if leaf is None:
+        return leaf
+    check_dtype(leaf.dtype)
+    if isinstance(leaf, IndexedSlices):
+        _check_held(leaf.indices)
+    _check_held(values_of(leaf))
+    return leaf
+
+
+def _check_held(tensor: Tensor) -> Tensor:
+    check_held(tensor, f"A value of shape {tuple(tensor.shape)}")
+    return tensor

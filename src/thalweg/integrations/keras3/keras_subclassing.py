@@ -1,0 +1,127 @@
+"""An optimizer of thalweg that is one of Keras as well, while models train with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import keras
+
+from thalweg._base.execution_context import eagerly
+from thalweg.integrations.keras3.optimizer import FusedOptimizer
+from thalweg.keras.optimizers import Optimizer
+
+# The attribute for the lender. Keras saves what it finds under names of all other kinds.
+_LENDER = "__lender"
+
+
+@keras.saving.register_keras_serializable(package="thalweg")
+class Lender(FusedOptimizer):
+    """What a model keeps of the optimizer that it was compiled with, and shows as that optimizer.
+
+    Each model that an optimizer trains has a lender of its own.
+    """
+
+    @eagerly()  # also while a graph is built: Keras' variables are torch's
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def shown(self) -> Optimizer:
+        """The optimizer itself, which answers Keras as this lender does from now on."""
+        optimizer = self.wrapped
+        vars(optimizer)[_LENDER] = self
+        if not isinstance(optimizer, Lent):
+            optimizer.__class__ = _lent(type(optimizer))
+        return optimizer
+
+
+class Variables(list[Any]):
+    """The variables that Keras reads as `variables` and TensorFlow as `variables()`."""
+
+    def __init__(self, of_keras: Sequence[object], own: Sequence[object]) -> None:
+        super().__init__(of_keras)
+        self._own = own
+
+    def __call__(self) -> list[Any]:
+        """The optimizer's weights, `iterations` first."""
+        return list(self._own)
+
+
+class Lent(Optimizer):
+    """What an optimizer of a model takes from its lender: all that Keras asks of it and its own
+    class has not. A copy of it is in no model.
+    """
+
+    _NOT_COPIED = (*Optimizer._NOT_COPIED, _LENDER)
+    _own_class: ClassVar[type[Optimizer]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._own_class(*args, **kwargs)
+
+    def _blank(self) -> Optimizer:
+        return self._own_class.__new__(self._own_class)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        _, *rest = super().__reduce_ex__(protocol)
+        return (Optimizer.__new__, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not self._lends(name):
+                raise
+        return getattr(vars(self)[_LENDER], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_own = name in vars(self) or name in self._hyper or hasattr(self._own_class, name)
+        if self._lends(name) and not is_own:
+            setattr(vars(self)[_LENDER], name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _lends(self, name: str) -> bool:
+        return name in vars(vars(self)[_LENDER]) or hasattr(Lender, name)
+
+    @property
+    def variables(self) -> Any:
+        """Keras' variables of all state; called, the optimizer's weights."""
+        return Variables(vars(self)[_LENDER].variables, self.weights)
+
+    def set_weights(self, weights: Sequence[object]) -> None:
+        """Set what `get_weights` returned, or values for all of `variables`, as in Keras."""
+        lender = vars(self)[_LENDER]
+        if len(weights) == len(lender.variables) != len(self.weights):
+            lender.set_weights(weights)
+        else:
+            super().set_weights(weights)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Any:
+        """An optimizer made from a configuration, which is one of Keras, too."""
+        return Lender(cls._own_class.from_config(config, custom_objects)).shown()
+
+
+class _OfKeras(keras.optimizers.Optimizer):
+    """Makes an optimizer one of Keras; it has nothing of it."""
+
+    __setattr__ = object.__setattr__
+
+
+@cache
+def _lent(own: type[Optimizer]) -> Any:
+    """The class of optimizers of the class `own` that are in a model."""
+    asked = {name for name in dir(_OfKeras) if not name.startswith("__")}
+    asked = {name: _from_lender(name) for name in asked if not hasattr(Lent, name)}
+    asked = {name: each for name, each in asked.items() if not hasattr(own, name)}
+    told = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made: Any = type(own.__name__, (Lent, own, _OfKeras), {**asked, **told, "_own_class": own})
+    register = keras.saving.register_keras_serializable
+    return register("thalweg", f"{own.__module__}.{own.__qualname__}")(made)
+
+
+def _from_lender(name: str) -> property:
+    return property(lambda self: self.__getattr__(name))

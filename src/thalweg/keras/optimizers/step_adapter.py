@@ -1,0 +1,337 @@
+"""What an optimizer of Keras has to say about a step: its hooks, in Keras' order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import current_session, is_ours, replicas, resolve
+from thalweg._core.checks import check_memories, check_pairs, check_readable, counting
+from thalweg._core.complexes import check_complex
+from thalweg._core.hooks import Dtype, Hooks, Shared
+from thalweg._core.pairs import (
+    Gradient,
+    Pair,
+    as_gradient,
+    as_pairs,
+    as_real,
+    check_variables,
+    distinct,
+)
+from thalweg._core.section import Call
+from thalweg._core.state import making
+from thalweg._engines import compute_dtype
+from thalweg.distribute.context import enter_update
+from thalweg.errors import warn
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
+
+
+class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
+    """The coefficients of a step by device and dtype; a device may be given by its name."""
+
+    def __init__(
+        self, given: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
+    ) -> None:
+        super().__init__()
+        if given:
+            self.update({_by_name(key): value for key, value in given.items()})
+
+    def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
+        return super().__getitem__(_by_name(key))
+
+    def __setitem__(self, key: tuple[object, torch.dtype], value: dict[str, object]) -> None:
+        super().__setitem__(_by_name(key), value)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(_by_name(key))
+
+    def get(self, key: tuple[object, torch.dtype], default: object = None) -> Any:
+        return super().get(_by_name(key), default)
+
+
+def _by_name(key: object) -> Any:
+    return (str(key[0]), *key[1:]) if isinstance(key, tuple) and key else key
+
+
+def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object) -> Any:
+    """Call a hook, with `apply_state` if it takes it: older subclasses' hooks do not."""
+    code = getattr(hook, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if code is None or "apply_state" in names or code.co_flags & 0x08:
+        return hook(*args, apply_state=apply_state)
+    return hook(*args)
+
+
+class KerasStepAdapter(Hooks):
+    """One call of `apply_gradients`.
+
+    Args:
+        optimizer: The optimizer, of Keras' base class or derived from it.
+        aggregates: Whether gradients are aggregated first.
+    """
+
+    def __init__(self, optimizer: Any, aggregates: bool) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._aggregates = aggregates
+        self._names: dict[int, str] = {}
+        self._state = ApplyState()
+        self.selection = optimizer._selection()
+
+    def _title_of(self, var: Tensor) -> str:
+        return self._names.get(id(var)) or name_of(var)
+
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        return list(map(self._title_of, variables))
+
+    def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
+        pairs = as_pairs(given)
+        check_variables([var for _, var in pairs])
+        return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
+
+    def _name_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
+        variables = [var for _, var in pairs]
+        titles = titles_of(variables)
+        self._names = dict(zip(map(id, variables), titles, strict=True))
+        return titles
+
+    def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
+        return [
+            (as_gradient(grad, var, self._title_of(var)), var)
+            for grad, var in pairs
+            if grad is not None
+        ]
+
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        titles = self.names_of([var for _, var in pairs])
+        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        if current_session() is None:  # in a graph they were made when it was built
+            with making(self._optimizer, variables):
+                self._optimizer._create_all_weights(list(variables))
+
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        self._state = self._optimizer._prepare(distinct(variables))
+
+    def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
+        optimizer = self._optimizer
+        if self._aggregates:
+            pairs = self._call_hook("_transform_unaggregated_gradients", pairs)
+            is_needed = optimizer._aggregator is not None or replicas() > 1
+            pairs = self._call_hook("_aggregate_gradients", pairs, is_needed)
+        return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
+
+    def _call_hook(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
+        """What a hook makes of the pairs, checked; the pairs where it would do nothing."""
+        optimizer = self._optimizer
+        if not (is_needed or hook in optimizer._overridden_hooks()):
+            return pairs
+        listed = as_pairs(getattr(optimizer, hook)(list(pairs)))
+        check_variables([var for _, var in listed])
+        converted = self._convert_gradients(listed)
+        if not converted:
+            raise ValueError("The aggregator or transformer returned no gradients.")
+        known = {id(var) for var in optimizer._slots.owners()}
+        new = [var for _, var in converted if id(var) not in known]
+        if known and new:
+            optimizer._create_slots(distinct(new))
+        self.check_pairs(converted, False)
+        return converted
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        optimizer = self._optimizer
+        with enter_update():
+            if isinstance(grad, IndexedSlices):
+                optimizer._resource_apply_sparse_duplicate_indices(
+                    grad.values, var, grad.indices, apply_state=self._state
+                )
+            else:
+                call(optimizer._resource_apply_dense, (grad, var), self._state)
+
+    def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        kept: list[Tensor] = []
+        for each in self._optimizer._with_inner():
+            slots = [slot for var in variables for slot in each._slots.all_of(var).values()]
+            kept += [*slots, *map(resolve, each._added)]
+        return [*variables, *kept]
+
+    def counting_calls(self, shared: Shared) -> list[Call]:
+        return [counting(self._optimizer.iterations)]
+
+
+class KerasRuleStepAdapter(KerasStepAdapter):
+    """One call of `apply_gradients` of an optimizer that runs a rule."""
+
+    def __init__(self, optimizer: Any, aggregates: bool) -> None:
+        super().__init__(optimizer, aggregates)
+        self.calls = optimizer._hyper.calls or optimizer._is_begun_by_users()
+        self.repeats = optimizer._may_repeat()
+        self._rates: dict[Dtype, float] = {}
+        self._known: dict[Dtype, dict[str, object]] = {}  # what users' functions were called for
+        self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
+
+    def step_rule(self) -> Rule:
+        return self._optimizer._choose_rule()
+
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        optimizer = self._optimizer
+        return optimizer._slots.of(var, [slot.name for slot in optimizer._choose_rule().slots])
+
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer = self._optimizer
+        names = [slot.name for slot in optimizer._choose_rule().common_slots]
+        every = map(optimizer._slots.all_of, optimizer._slots.owners())
+        return [[own[n] for n in names] for own in every if all(n in own for n in names)]
+
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        self._variables = variables
+        # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
+        optimizer = self._optimizer
+        if not _PREPARED.isdisjoint(optimizer._overridden_hooks()):
+            super().read_hypers(variables)
+            self._rates = optimizer._changed_rates(self._state)
+        if self.calls:
+            for dtype in dict.fromkeys(compute_dtype(var.dtype) for var in variables):
+                self._known[dtype] = self.scalars_of(dtype, None)
+
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        unreal = [pair for pair in pairs if pair[1].is_complex()]
+        if unreal:
+            optimizer = self._optimizer
+            titles = self.names_of([var for _, var in unreal])
+            check_complex(unreal, titles, optimizer._choose_rule(), bool(optimizer._clipping))
+            pairs = [pair for pair in pairs if not pair[1].is_complex()]
+        super().check_pairs(pairs, narrow)
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return self._optimizer._one_by_one() or any(var.is_complex() for _, var in pairs)
+
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if dtype in self._known:
+            return self._known[dtype]
+        rate = self._rates.get(dtype)
+        if not self.in_common:
+            return self._optimizer._rule_scalars(dtype, rate)
+        return self._optimizer._rule_scalars(dtype, rate, self.in_common)
+
+    def counting_calls(self, shared: Shared) -> list[Call]:
+        return [
+            *super().counting_calls(shared),
+            *self._optimizer._counting_calls(shared, self._variables),
+        ]
+
+
+class KerasHookStepAdapter(KerasRuleStepAdapter):
+    """A user's hook that hands one variable back to the rule, in the course of a step."""
+
+    constrains = False  # the step does that
+    sees_all = False
+
+    def __init__(
+        self,
+        optimizer: object,
+        apply_state: ApplyState | None,
+        rates: dict[Dtype, float] | None = None,
+    ) -> None:
+        super().__init__(optimizer, False)
+        self._state = apply_state or ApplyState()
+        self._rates = rates or {}
+        self._is_told = rates is not None  # the rates, as hooks had them when a graph was built
+        self.repeats = True
+
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        if self._is_told:
+            return
+        if not self._state:
+            super().read_hypers(variables)
+        elif "_prepare_local" in self._optimizer._overridden_hooks():
+            self._rates = self._optimizer._changed_rates(self._state)
+
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        return list(given)
+
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        """It was checked with the step, but for what the hook has done since."""
+        variables = [var for _, var in pairs]
+        check_memories(variables)
+        check_readable([grad for grad, _ in pairs], self.names_of(variables))
+
+    def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
+        return pairs
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return False
+
+
+class ComplexHooks(KerasHookStepAdapter):
+    """A complex variable, updated on its own as pairs of real numbers."""
+
+    def __init__(
+        self,
+        optimizer: object,
+        apply_state: ApplyState | None,
+        var: Tensor,
+        rates: dict[Dtype, float] | None = None,
+    ) -> None:
+        super().__init__(optimizer, apply_state, rates)
+        self._var = var
+
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        return super().names_of([self._var])
+
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        super().create_state([self._var])
+
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        return list(map(as_real, super().slots_of(self._var)))
+
+
+# A subclass that overrides one of these wants to be called pair by pair.
+UPDATES = (
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+)
+_PREPARED = frozenset((*UPDATES, "_prepare", "_prepare_local"))
+_HOOKS = (
+    *_PREPARED,
+    "_decayed_lr",
+    "_transform_unaggregated_gradients",
+    "_aggregate_gradients",
+    "_transform_gradients",
+)
+
+
+def has_hooks(optimizer: Any) -> bool:
+    """Whether a step calls functions of a user's, but for those of hyperparameters."""
+    hooks = [getattr(optimizer, hook) for hook in _HOOKS]
+    return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
+
+
+def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
+    """The pairs that have a gradient.
+
+    Raises:
+        ValueError: None has one.
+    """
+    missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
+    if missing and len(missing) == len(pairs):
+        hint = frozen_among(var for _, var in pairs)
+        raise ValueError(f"No gradients provided for any variable: {missing}.{hint}")
+    missing = [
+        title
+        for (grad, var), title in zip(pairs, titles, strict=True)
+        if grad is None and not is_frozen(var)
+    ]
+    if missing:
+        warn(
+            f"Gradients do not exist for variables {missing} when minimizing the loss.",
+            UserWarning,
+        )
+    return [(grad, var) for grad, var in pairs if grad is not None]

@@ -1,0 +1,144 @@
+"""What a config is refused for as soon as it is read, though only a step would meet it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._base.execution_context import eagerly
+from thalweg._base.scalars import as_scalar
+from thalweg._core.hyperparameters import is_function
+from thalweg._graph import is_symbolic
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
+from thalweg.openseq2seq.call_signature import check_call
+from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
+from thalweg.openseq2seq.optimizers.larc import larc_of
+from thalweg.openseq2seq.optimizers.learning_rate import called
+from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_scale
+from thalweg.openseq2seq.optimizers.name_tables import checked_summaries, optimizer_class
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.v1.train.optimizer import Optimizer
+from thalweg.variable import to_tensor
+
+
+@contextlib.contextmanager
+def of_key(key: str) -> Iterator[None]:
+    """Have errors that are raised in the block name a key of the config; their class stays."""
+    try:
+        yield
+    except (ThalwegError, ZeroDivisionError, OverflowError) as error:
+        raise type(error)(f"{key}: {error}") from error
+    except TypeError as error:
+        raise InvalidTypeError(f"{key}: {error}") from error
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise InvalidArgumentError(f"{key}: {error}") from error
+
+
+def check_optimizer(params: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that is none, and parameters that it does not take.
+
+    Raises:
+        ValueError: No optimizer has this name, or a value is out of range.
+        TypeError: It is no class, or a parameter is unknown, missing or of another type.
+        KeyError: "AdamW" without `weight_decay`.
+    """
+    optimizer, given = params["optimizer"], params["optimizer_params"]
+    with of_key("optimizer"):
+        make = optimizer_class(optimizer)
+        if isinstance(optimizer, type) and not issubclass(optimizer, Optimizer):
+            title = f"{optimizer.__module__}.{optimizer.__qualname__}"
+            raise InvalidTypeError(
+                f"{title} is no optimizer of thalweg.v1. Give a class"
+                " out of thalweg.v1.train or thalweg.v1.contrib.opt, or a name."
+            )
+    is_named = isinstance(optimizer, str)
+    title = optimizer if is_named else getattr(make, "__name__", repr(make))
+    with of_key("optimizer_params"):
+        if optimizer == "AdamW" and "weight_decay" not in given:
+            raise NotFoundError("AdamW needs weight_decay.")
+        check_call(make, given, "learning_rate", title)
+        if is_named and not any(is_symbolic(x) or is_function(x) for x in given.values()):
+            with eagerly():
+                _try(make(learning_rate=1.0, **copy.deepcopy(given)))
+
+
+def _try(optimizer: Optimizer) -> None:
+    read = optimizer._read_values()
+    for name in getattr(optimizer, "HYPERS", ()):
+        with of_key(name):
+            as_scalar(read[name], np.float32)
+
+
+def check_policy(
+    policy: Callable[..., object], given: Mapping[str, object], last_step: int
+) -> None:
+    """Refuse parameters that a policy does not take.
+
+    The library's own policies are tried at the first and at the last step.
+
+    Args:
+        policy: A function of the global step.
+        given: Its parameters, completed.
+        last_step: The length of the training.
+
+    Raises:
+        TypeError: A parameter is unknown, missing or of another type.
+        ValueError: A value means nothing to the policy.
+    """
+    title = getattr(policy, "__name__", repr(policy))
+    with of_key("lr_policy_params"):
+        check_call(policy, given, "global_step", title)
+        is_own = str(getattr(policy, "__module__", "")).startswith("thalweg.")
+        if not is_own or any(is_symbolic(x) or is_function(x) for x in given.values()):
+            return  # what others do when they are called is not known
+        with eagerly():
+            rates = [_rate(policy, given, step) for step in (0, last_step)]
+        nones = [name for name, value in given.items() if value is None]
+        if nones and any(rate.isnan() for rate in rates):
+            raise InvalidTypeError(f"{nones[0]} is None, which gives no learning rate.")
+
+
+def _rate(policy: Callable[..., object], given: Mapping[str, object], step: int) -> torch.Tensor:
+    try:
+        global_step = torch.tensor(step, dtype=torch.int64, device="cpu")
+        rate = to_tensor(called(policy(global_step=global_step, **given)))
+    except TypeError as error:
+        odd = [f"{name}={x!r}" for name, x in given.items() if x is None or isinstance(x, str)]
+        if not odd:
+            raise
+        raise InvalidTypeError(f"there is {', '.join(odd)}, and {error}") from error
+    if rate.shape:
+        raise InvalidArgumentError(f"a learning rate has shape (), not {tuple(rate.shape)}.")
+    return rate
+
+
+def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
+    """Refuse what cannot be done to gradients: summaries, clipping, LARC, loss scales.
+
+    Raises:
+        ValueError: A name is unknown, or a parameter is missing, unknown or of another type.
+        AttributeError: There are both `max_grad_norm` and `larc_params`, or `as_shipped` the
+            static loss scale is no float.
+        TypeError: The static loss scale is no number.
+    """
+    with of_key("summaries"):
+        checked_summaries(params["summaries"])
+    if params["larc_params"] is not None:
+        with of_key("larc_params"):
+            larc_of(params["larc_params"])
+    with of_key("max_grad_norm"):
+        PostProcessing.of(None, params["max_grad_norm"], params["larc_params"], as_shipped)
+    scaling = params["loss_scaling"]
+    if isinstance(scaling, str):
+        with of_key("loss_scaling"), eagerly():
+            AutomaticLossScaler(scaling)
+        with of_key("loss_scaling_params"), eagerly():
+            AutomaticLossScaler(scaling, params["loss_scaling_params"])
+    elif params["dtype"] == "mixed":
+        with of_key("loss_scaling"):
+            refuse_no_scale(checked_scale(scaling, as_shipped))

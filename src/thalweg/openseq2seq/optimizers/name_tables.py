@@ -1,0 +1,75 @@
+"""The names that a config gives to optimizers and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.v1 import train
+from thalweg.v1.contrib.opt import AdamWOptimizer
+
+OPTIMIZER_CLS_NAMES: dict[str, Callable[..., Any]] = {
+    "Adagrad": train.AdagradOptimizer,
+    "Adam": train.AdamOptimizer,
+    "Ftrl": train.FtrlOptimizer,
+    "Momentum": train.MomentumOptimizer,
+    "RMSProp": train.RMSPropOptimizer,
+    "SGD": train.GradientDescentOptimizer,
+    "AdamW": AdamWOptimizer,
+}
+
+OPTIMIZER_SUMMARIES = [
+    "learning_rate",
+    "gradients",
+    "gradient_norm",
+    "global_gradient_norm",
+    "variables",
+    "variable_norm",
+    "larc_summaries",
+    "loss_scale",
+]
+
+DEFAULT_SUMMARIES = ("learning_rate", "global_gradient_norm", "loss_scale")
+
+OF_GRADIENTS = frozenset(OPTIMIZER_SUMMARIES) - {"learning_rate", "loss_scale"}
+
+
+def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
+    """The summaries to make; the default ones for None.
+
+    Raises:
+        InvalidArgumentError: One has an unknown name.
+    """
+    if summaries is None:
+        return DEFAULT_SUMMARIES
+    for name in summaries:
+        if name not in OPTIMIZER_SUMMARIES:
+            known = ", ".join(OPTIMIZER_SUMMARIES)
+            title = name if isinstance(name, str) else show_value(name)
+            hint = did_you_mean(title, OPTIMIZER_SUMMARIES)
+            raise InvalidArgumentError(
+                f"Summaries should be one of [{known}], you provided {title}. {hint}".rstrip()
+            )
+    return tuple(summaries)
+
+
+def optimizer_class(optimizer: object) -> Callable[..., Any]:
+    """The class that a name stands for; a class as it is.
+
+    Raises:
+        InvalidArgumentError: No optimizer has this name.
+        InvalidTypeError: It is neither a name nor callable.
+    """
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZER_CLS_NAMES:
+            known = ", ".join(OPTIMIZER_CLS_NAMES)
+            hint = did_you_mean(optimizer, OPTIMIZER_CLS_NAMES) or "For any other give its class."
+            raise InvalidArgumentError(
+                f"Optimizer name should be one of [{known}], you provided {optimizer}. {hint}"
+            )
+        return OPTIMIZER_CLS_NAMES[optimizer]
+    if not callable(optimizer):
+        raise InvalidTypeError(f"optimizer must be a name or a class, not {show_value(optimizer)}.")
+    return optimizer

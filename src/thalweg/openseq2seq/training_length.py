@@ -1,0 +1,154 @@
+"""What a config leaves out about the length of a training, and how its policy learns of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """How long a training is, in updates.
+
+    Attributes:
+        last_step: Updates until the end.
+        steps_in_epoch: Updates in one pass over the data; None if the config counts steps.
+    """
+
+    last_step: int
+    steps_in_epoch: int | None
+
+
+def training_length(
+    *,
+    max_steps: int | None = None,
+    num_epochs: int | None = None,
+    dataset_size: int | None = None,
+    batch_size_per_gpu: int | None = None,
+    workers: int = 1,
+    iter_size: int = 1,
+) -> TrainingLength:
+    """The length of a training, given in steps or in epochs.
+
+        steps_in_epoch = dataset_size // batch_size_per_gpu // workers // iter_size
+
+    Args:
+        max_steps: Updates. Either this or `num_epochs` must be given.
+        num_epochs: Passes over the data; `dataset_size` and `batch_size_per_gpu` must be given.
+        dataset_size: Examples in the data, those of all workers.
+        batch_size_per_gpu: Examples that one worker takes at once.
+        workers: How many share the data.
+        iter_size: Batches that go into one update.
+
+    Raises:
+        ValueError: Both lengths or none are given, one is missing what it needs, a number is not
+            positive, or there is less data than one update takes.
+
+    Reference: OpenSeq2Seq, models.Model
+    """
+    share = _positive("workers", workers), _positive("iter_size", iter_size)
+    if max_steps is not None and num_epochs is not None:
+        raise InvalidArgumentError(
+            "max_steps and num_epochs cannot both be given. Remove one of them from the config."
+        )
+    if max_steps is not None:
+        return TrainingLength(_positive("max_steps", max_steps), None)
+    if num_epochs is None:
+        raise InvalidArgumentError("Either max_steps or num_epochs has to be given for training.")
+    steps = _positive("dataset_size", dataset_size)
+    for count in (_positive("batch_size_per_gpu", batch_size_per_gpu), *share):
+        steps //= count
+    if steps == 0:
+        raise InvalidArgumentError(
+            f"One update takes more examples than there are: dataset_size is {dataset_size},"
+            f" batch_size_per_gpu {batch_size_per_gpu}, workers {workers}, iter_size {iter_size}."
+        )
+    return TrainingLength(_positive("num_epochs", num_epochs) * steps, steps)
+
+
+def policy_params(
+    policy: Callable[..., object], params: Mapping[str, Any], length: TrainingLength
+) -> dict[str, Any]:
+    """The parameters of a learning-rate policy, with those that follow from a training's length.
+
+    If the policy has a `decay_steps` that is not given, it becomes the number of updates that are
+    left from `begin_decay_at` on; a policy with a warm-up begins no earlier than the warm-up ends.
+    If it has a `steps_per_epoch` that is not given, it becomes that of a training in epochs.
+
+    Args:
+        policy: A function of the global step and of its parameters.
+        params: The parameters that a config gives. They are not changed.
+        length: See `training_length`.
+
+    Returns:
+        A new dict.
+
+    Raises:
+        TypeError: `policy` is not callable, or has no signature; or where a decay begins is no
+            number.
+        ValueError: The training is over before the decay would begin.
+
+    Differs from:
+        OpenSeq2Seq, which hands a negative `decay_steps`, or 0, on to the policy.
+
+    Example:
+        >>> from thalweg.openseq2seq.optimizers.lr_policies import poly_decay
+        >>> policy_params(poly_decay, {"warmup_steps": 100}, training_length(max_steps=1000))
+        {'warmup_steps': 100, 'begin_decay_at': 100, 'decay_steps': 900}
+
+    Reference: OpenSeq2Seq, models.Model
+    """
+    known = _parameters(policy)
+    filled = dict(params)
+    for name in ("begin_decay_at", "warmup_steps"):
+        if name in known and isinstance(filled.get(name), str | bytes | list | tuple | dict):
+            raise InvalidTypeError(
+                f"lr_policy_params: {name} must be a number of steps, not"
+                f" {show_value(filled[name])}."
+            )
+    if "decay_steps" in known and "decay_steps" not in filled:
+        begin = 0
+        if "begin_decay_at" in known:
+            begin = filled.get("begin_decay_at") or 0
+            if "warmup_steps" in known:
+                begin = max(begin, filled.get("warmup_steps") or 0)
+                filled["begin_decay_at"] = begin
+        filled["decay_steps"] = length.last_step - begin
+        if filled["decay_steps"] <= 0:
+            raise InvalidArgumentError(
+                f"No steps are left to decay in: the decay begins at step {begin} of"
+                f" {length.last_step}. Give decay_steps, or lower begin_decay_at or warmup_steps."
+            )
+    if (
+        "steps_per_epoch" in known
+        and "steps_per_epoch" not in filled
+        and length.steps_in_epoch is not None
+    ):
+        filled["steps_per_epoch"] = length.steps_in_epoch
+    return filled
+
+
+def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
+    if not callable(policy):
+        raise InvalidTypeError(
+            f"lr_policy must be a function of the global step, not {show_value(policy)}."
+        )
+    try:
+        return inspect.signature(policy).parameters
+    except ValueError as error:
+        raise InvalidTypeError(f"lr_policy has no signature that can be read: {error}") from error
+
+
+def _positive(name: str, number: object) -> int:
+    if number is None:
+        raise InvalidArgumentError(f"{name} has to be given for a training in epochs.")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidTypeError(f"{name} must be an int, not {show_value(number)}.")
+    if number <= 0:
+        raise InvalidArgumentError(f"{name} must be positive, not {number}.")
+    return number

@@ -1,0 +1,47 @@
+"""The options that every constructor of `thalweg.optim` takes, one class for each."""
+
+from __future__ import annotations
+
+from thalweg._core.options.accumulation import Accumulation
+from thalweg._core.options.average import Average
+from thalweg._core.options.clipping import Clipping
+from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._core.options.flat import Flat
+from thalweg._core.options.in_backward import InBackward
+from thalweg._core.options.lookahead import Lookahead
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.options.masters import Masters, Offload, StateDtype
+from thalweg._core.options.rounding import Rounding
+from thalweg._core.options.split import SplitWeights
+from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.options.wrappers import (
+    Cautious,
+    CautiousDecay,
+    RadialBrake,
+    RowFloor,
+    Sphere,
+    TrustRatio,
+)
+
+__all__ = [
+    "Accumulation",
+    "Average",
+    "Cautious",
+    "CautiousDecay",
+    "Clipping",
+    "Diagnosed",
+    "Flat",
+    "InBackward",
+    "Lookahead",
+    "Masters",
+    "Offload",
+    "RadialBrake",
+    "Rounding",
+    "RowFloor",
+    "Sphere",
+    "SplitWeights",
+    "StateCodec",
+    "StateDtype",
+    "TrustRatio",
+    "Unscaling",
+]

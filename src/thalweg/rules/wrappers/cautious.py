@@ -1,0 +1,80 @@
+"""Wrappers that leave elements out, by the signs of gradient, variable and step."""
+
+from thalweg.formula import Rule, maximum, moved, where
+from thalweg.rules.modern.common import ones
+from thalweg.rules.wrappers.base import keep_by_rule, wrapped
+
+
+def cautious_step(var, grad, base, step, *, cautious_gain):
+    """Once per element; NaN stays."""
+    agrees = ((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0))
+    return moved(base, where(agrees | (step != step), step * cautious_gain, 0.0))
+
+
+def cautious_step_either_way(var, grad, base, step, *, cautious_gain, maximize):
+    """The same of rules that may go uphill."""
+    grad = where(maximize != 0, -grad, grad)
+    agrees = ((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0))
+    return moved(base, where(agrees | (step != step), step * cautious_gain, 0.0))
+
+
+def kept(var, grad, base, step):
+    """Which elements go downhill."""
+    return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
+
+
+def kept_either_way(var, grad, base, step, *, maximize):
+    """The same of rules that may go uphill."""
+    grad = where(maximize != 0, -grad, grad)
+    return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
+
+
+def gain_of_kept(*, cautious_kept, cautious_count):
+    """What is left moves the more, as all have moved before; at most a thousand times."""
+    share = maximum(cautious_kept / maximum(cautious_count, 1.0), 1e-3)
+    return {"cautious_gain": 1 / share}
+
+
+@keep_by_rule
+def cautious(rule: Rule) -> Rule:
+    """The rule whose elements stay where they would move against their gradients.
+
+    The others' steps are divided by their share of all.
+
+    Raises:
+        RuleError: The rule is wrapped so already.
+    """
+    is_either = any(hyper.name == "maximize" for hyper in rule.hypers)
+    return wrapped(
+        rule,
+        "with cautious steps",
+        cautious_step_either_way if is_either else cautious_step,
+        "Liang et al. 2024, https://arxiv.org/abs/2411.16085",
+        measures={
+            "cautious_kept": kept_either_way if is_either else kept,
+            "cautious_count": ones,
+        },
+        per_variable=gain_of_kept,
+    )
+
+
+def decayed_where_smaller(var, grad, base, step):
+    """Once per element."""
+    shrinks = ((step < 0) & (var > 0)) | ((step > 0) & (var < 0))
+    return moved(where(shrinks, base, var), step)
+
+
+@keep_by_rule
+def cautious_decay(rule: Rule) -> Rule:
+    """The rule whose elements decay where the step makes them smaller, and nowhere else.
+
+    The decay is what lies between the variable and the base of `moved`. A rule without such, or
+    whose decay is a part of the gradient, is refused when its formula is read.
+    """
+    return wrapped(
+        rule,
+        "with cautious decay",
+        decayed_where_smaller,
+        "Chen et al. 2025, https://arxiv.org/abs/2510.12402",
+        decays=True,
+    )

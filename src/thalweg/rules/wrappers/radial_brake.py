@@ -1,0 +1,63 @@
+"""The wrapper that slows down how variables grow (modded-nanogpt and Emerging-Optimizers, 2026)."""
+
+from functools import partial
+
+from thalweg.formula import Rule, moved, sqrt, where, wide
+from thalweg.rules.wrappers.base import check_share, keep_by_rule, wrapped
+
+KEPT = 0.5  # the share of a growing norm's growth that stays
+
+
+def base_squares(var, grad, base, step):
+    """Return the square of an element after decay beside the step, in float64.
+
+    Float32 might not hold it.
+    """
+    return wide(base) * wide(base)
+
+
+def end_squares(var, grad, base, step):
+    """Return the square of an element after the step, in float64."""
+    end = wide(base) + wide(step)
+    return end * end
+
+
+def braked_step(var, grad, base, step, *, brake_scale):
+    """Once per element."""
+    return moved(base * brake_scale, step * brake_scale)
+
+
+def brake(*, brake_base, brake_end, radial_brake_kept):
+    """Return the factor that leaves a share of the growth of a variable's norm.
+
+    Args:
+        brake_base, brake_end: Sums of squares before a step, but after the decay beside it, and
+            after the step.
+        radial_brake_kept: The share.
+    """
+    before, after = sqrt(brake_base), sqrt(brake_end)
+    wanted = before + radial_brake_kept * (after - before)
+    grows = after > before
+    return {"brake_scale": where(grows, wanted / where(grows, after, 1.0), 1.0)}
+
+
+@keep_by_rule
+def radial_brake(rule: Rule, kept: float = KEPT) -> Rule:
+    """Return the rule with a brake: a step that makes the norm larger is made shorter.
+
+    A step after which the norm is larger than after the decay beside the step is followed by a
+    multiplication of the variable, in the same pass; other steps are as they are.
+
+    Raises:
+        ValueError: `kept` is no number from 0 to 1.
+    """
+    check_share("kept", kept, highest=1.0)
+    return wrapped(
+        rule,
+        "with a radial brake",
+        braked_step,
+        "https://github.com/KellerJordan/modded-nanogpt/pull/294; RadialBrakeHook of"
+        " https://github.com/NVIDIA-NeMo/Emerging-Optimizers",
+        measures={"brake_base": base_squares, "brake_end": end_squares},
+        per_variable=partial(brake, radial_brake_kept=float(kept)),
+    )

@@ -1,0 +1,63 @@
+"""The wrapper that lengthens the steps of rows which hardly move (modded-nanogpt, 2026)."""
+
+from dataclasses import replace
+from functools import partial
+
+from thalweg.errors import RuleError
+from thalweg.formula import Measure, Rule, Stage, StepMeasure, moved, variable_squares
+from thalweg.rules.wrappers.base import around, check_rate, check_share, keep_by_rule
+from thalweg.rules.wrappers.trust_ratio import step_squares
+
+LEAST = 0.3825  # what a row moves at least, as a share of its length, where the rate is 1
+_TINY = 1e-8  # lengths count as at least that
+
+
+def floored_step(var, grad, base, step, *, floor_step):
+    """Once per element, of whose row the number is."""
+    return moved(base, step * floor_step)
+
+
+def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least):
+    """By what steps of rows are multiplied; lengths count without the rate."""
+    rate = abs(learning_rate)
+    length = (floor_step.sqrt() / rate).nan_to_num(nan=0.0).clamp(min=_TINY)
+    wanted = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
+    return {"floor_step": (wanted / length).clamp(min=1)}
+
+
+@keep_by_rule
+def row_floor(rule: Rule, least: float = LEAST) -> Rule:
+    """The rule whose steps of matrices' rows are at least so long.
+
+    A row's step, without its rate, that is shorter than `least` times the row is made as long.
+    Rows are those of the last two dimensions.
+
+    Raises:
+        RuleError: The rule has no `learning_rate`, or measures of its own after those of rows.
+        ValueError: `least` is no positive number.
+    """
+    name = "with floors of rows"
+    check_rate(rule, name)
+    check_share("least", least, highest=None)
+    if rule.all_levels:
+        raise RuleError(
+            f"Rule {rule.name!r} {name}: its step follows from sums over whole variables, which are"
+            " taken after all that is measured of rows."
+        )
+    if "floor_step" in rule.seen:
+        raise RuleError(f"Rule {rule.name!r} is {name} already.")
+    before = rule.passes
+    if not rule.is_of_lines:  # its stages see whole matrices, and go on to
+        before = tuple(replace(x, of_matrices=True) if isinstance(x, Stage) else x for x in before)
+    return around(
+        rule,
+        name,
+        floored_step,
+        "https://github.com/KellerJordan/modded-nanogpt/pull/328",
+        passes=(
+            *before,
+            Measure(StepMeasure(rule.update, step_squares), makes="floor_step", over="row"),
+            Measure(variable_squares, makes="floor_variable", over="row"),
+            Stage(partial(lengthen_rows, row_floor_least=float(least))),
+        ),
+    )

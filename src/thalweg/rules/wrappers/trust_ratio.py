@@ -1,0 +1,101 @@
+"""Wrappers that make a step as long as its variable, times the rate."""
+
+from thalweg.errors import RuleError
+from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide
+from thalweg.rules.modern.sphere import RADIUS
+from thalweg.rules.wrappers.base import check_rate, keep_by_rule, wrapped
+
+
+def step_squares(var, grad, base, step):
+    """In float64, as float32 might not hold them."""
+    return wide(step) * wide(step)
+
+
+def step_products(var, grad, base, step):
+    """The same of variable and step."""
+    return wide(var) * wide(step)
+
+
+def scaled_step(var, grad, base, step, *, trust_scale):
+    """Once per element."""
+    return moved(base, step * trust_scale)
+
+
+def scale_of_trust(*, trust_variable, trust_step, learning_rate):
+    """Where one of both lengths is 0 the step is as it is."""
+    has_lengths = (trust_variable > 0) & (trust_step > 0)
+    ratio = sqrt(trust_variable) / sqrt(where(trust_step > 0, trust_step, 1.0))
+    return {"trust_scale": where(has_lengths, learning_rate * ratio, 1.0)}
+
+
+@keep_by_rule
+def trust_ratio(rule: Rule) -> Rule:
+    """The rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
+
+    Raises:
+        RuleError: The rule has no `learning_rate`, or is wrapped so already.
+    """
+    check_rate(rule, "with a trust ratio")
+    return wrapped(
+        rule,
+        "with a trust ratio",
+        scaled_step,
+        "You et al. 2019, https://arxiv.org/abs/1904.00962",
+        measures={"trust_variable": variable_squares, "trust_step": step_squares},
+        per_variable=scale_of_trust,
+    )
+
+
+def step_on_sphere(var, grad, base, step, *, sphere_back, sphere_along):
+    """Once per element; what decays would be put back anyway."""
+    return moved(where(sphere_back == 0, base, var * sphere_back), step * sphere_along)
+
+
+def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate):
+    """The norm that a step leads to follows from three sums; without a radius it is the rule's.
+
+    Args:
+        sphere_variable, sphere_step, sphere_product: Sums of the variable's and of the step's
+            squares, and of both's products.
+        radius: The variable's norm before its first step.
+        learning_rate: How long the step is, as a share of the radius.
+    """
+    radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))
+    along = learning_rate * radius / sqrt(where(sphere_step > 0, sphere_step, 1.0))
+    after = sphere_variable + 2 * along * sphere_product + along * along * sphere_step
+    moves = (radius > 0) & (sphere_step > 0) & (after > 0)
+    back = where(moves, radius / sqrt(where(moves, after, 1.0)), where(radius > 0, 1.0, 0.0))
+    return {
+        "sphere_back": back,
+        "sphere_along": where(moves, along * back, 1.0),
+        "radius": narrow(radius, learning_rate),
+    }
+
+
+@keep_by_rule
+def sphere(rule: Rule) -> Rule:
+    """The rule whose variables keep the norm that they begin with: AdamH of Adam.
+
+    A step is as long as that norm, times the rate. Decay beside the step has no effect. What begins
+    at 0 takes the rule's own steps.
+
+    Raises:
+        RuleError: The rule has no `learning_rate`, is wrapped so already, or has a decay that comes
+            before its formula.
+    """
+    check_rate(rule, "on a sphere")
+    if rule.before is not None:
+        raise RuleError(f"Rule {rule.name!r} on a sphere: its decay, which comes first, leaves it.")
+    return wrapped(
+        rule,
+        "on a sphere",
+        step_on_sphere,
+        "Hyperball, 2026, https://arxiv.org/abs/2606.16899",
+        measures={
+            "sphere_variable": variable_squares,
+            "sphere_step": step_squares,
+            "sphere_product": step_products,
+        },
+        per_variable=turn,
+        slots=(RADIUS,),
+    )

@@ -1,5 +1,0 @@
-"""Pickles of earlier versions name shapes here."""
-
-from thalweg.ground.static_shape import Dimension, DimensionShape, Shape, UnknownShape
-
-__all__ = ["Dimension", "DimensionShape", "Shape", "UnknownShape"]

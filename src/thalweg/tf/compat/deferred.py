@@ -1,0 +1,24 @@
+"""What `tf.compat` offers that needs all of `tf`, which says here how to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg._base.lazy import offered
+from thalweg.tf.missing import not_provided
+
+FINDERS: dict[str, Callable[[], Any]] = {}
+
+
+def find(name: str) -> Any:
+    """`tf.compat.name`.
+
+    Raises:
+        AttributeError: It is not provided.
+    """
+    if name == "v1":
+        return offered("thalweg.tf.compat", {}, name)
+    if name in FINDERS:
+        return FINDERS[name]()
+    raise not_provided("compat", name)

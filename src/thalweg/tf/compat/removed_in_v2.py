@@ -1,0 +1,297 @@
+"""Functions of TensorFlow 1 that TensorFlow 2 dropped, or has under other names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg import _graph
+from thalweg._graph import GraphKeys
+from thalweg.errors import InvalidArgumentError
+from thalweg.tf import arrays, reductions, slicing
+from thalweg.tf.arrays import linspace as lin_space
+from thalweg.tf.checks import check_numerics
+from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.elementwise import add_n, cast
+from thalweg.tf.elementwise import divide_no_nan as div_no_nan
+from thalweg.tf.matrices import band_part as matrix_band_part
+from thalweg.tf.matrices import cholesky, matrix_transpose, svd, trace
+from thalweg.tf.matrices import det as matrix_determinant
+from thalweg.tf.matrices import diag as matrix_diag
+from thalweg.tf.matrices import diag_part as matrix_diag_part
+from thalweg.tf.matrices import eigh as self_adjoint_eig
+from thalweg.tf.matrices import inv as matrix_inverse
+from thalweg.tf.matrices import solve as matrix_solve
+from thalweg.tf.python_functions import numpy_function as py_func
+from thalweg.tf.python_functions import print_identity as Print
+from thalweg.tf.random import categorical
+from thalweg.variable import dtype_name
+
+__all__ = [
+    "Print",
+    "accumulate_n",
+    "arg_max",
+    "arg_min",
+    "cholesky",
+    "clip_by_average_norm",
+    "concat_v2",
+    "count_nonzero",
+    "diag",
+    "diag_part",
+    "div",
+    "div_no_nan",
+    "lin_space",
+    "make_template",
+    "matrix_band_part",
+    "matrix_determinant",
+    "matrix_diag",
+    "matrix_diag_part",
+    "matrix_inverse",
+    "matrix_solve",
+    "matrix_transpose",
+    "model_variables",
+    "multinomial",
+    "pad",
+    "py_func",
+    "self_adjoint_eig",
+    "sparse_to_dense",
+    "svd",
+    "to_bfloat16",
+    "to_double",
+    "to_float",
+    "to_int32",
+    "to_int64",
+    "trace",
+    "verify_tensor_all_finite",
+]
+
+
+def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
+    def convert(x: object, name: str | None = None) -> Tensor:
+        return cast(x, dtype, name or title)
+
+    convert.__name__ = convert.__qualname__ = title
+    convert.__doc__ = f"The elements as {str(dtype).removeprefix('torch.')}."
+    return convert
+
+
+def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
+    """A tensor scaled by `clip_norm` times the number of its elements over its norm, at most by 1.
+
+        t clip_norm min(n / |t|, 1 / clip_norm)
+
+    Raises:
+        InvalidArgumentError: It is not of float32, the one dtype that TensorFlow computes it in.
+    """
+    given = tensor(t)
+    if given.dtype not in (torch.float32, None):
+        raise InvalidArgumentError(
+            f"clip_by_average_norm takes float32, not {dtype_name(given.dtype)}."
+            " clip_by_norm(t, clip_norm * n) takes any float."
+        )
+
+    def clip(given: Tensor, limit: Tensor) -> Tensor:
+        limit = torch.as_tensor(limit, dtype=given.dtype, device=given.device)
+        inverse = (given * given).sum().rsqrt()
+        return given * limit * torch.minimum(inverse * given.numel(), 1 / limit)
+
+    limit = clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
+    return call(clip, given, limit, name=name or "clip_by_average_norm")
+
+
+to_float = _cast_function(torch.float32, "to_float")
+to_double = _cast_function(torch.float64, "to_double")
+to_int32 = _cast_function(torch.int32, "to_int32")
+to_int64 = _cast_function(torch.int64, "to_int64")
+to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
+
+
+def div(x: object, y: object, name: str | None = None) -> Tensor:
+    """The quotient; of integers the whole number below it."""
+
+    def quotient(one: Tensor, other: Tensor) -> Tensor:
+        kind = torch.promote_types(one.dtype, other.dtype)
+        is_exact = kind.is_floating_point or kind.is_complex
+        return one / other if is_exact else torch.floor_divide(one, other)
+
+    return call(quotient, *pair(x, y), name=name or "div")
+
+
+def accumulate_n(
+    inputs: Sequence[object],
+    shape: object = None,
+    tensor_dtype: object = None,
+    name: str | None = None,
+) -> Tensor:
+    """The sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
+    return add_n(inputs, name or "AccumulateN")
+
+
+def arg_max(
+    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
+) -> Tensor:
+    """The index of the largest element along a dimension."""
+    return reductions.argmax(input, dimension, output_type=output_type, name=name)
+
+
+def arg_min(
+    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
+) -> Tensor:
+    """The index of the smallest element along a dimension."""
+    return reductions.argmin(input, dimension, output_type=output_type, name=name)
+
+
+def multinomial(
+    logits: object,
+    num_samples: object,
+    seed: int | None = None,
+    name: str | None = None,
+    output_dtype: object = torch.int64,
+) -> Tensor:
+    """`tf.random.categorical`."""
+    return categorical(logits, num_samples, output_dtype, seed, name)
+
+
+def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
+    """`concat`."""
+    return arrays.concat(values, axis, name)
+
+
+def diag(diagonal: object, name: str | None = None) -> Tensor:
+    """Zeros of the shape twice over, with the elements where both places are the same."""
+
+    def spread(x: Tensor) -> Tensor:
+        return torch.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)
+
+    return call(spread, tensor(diagonal), name=name or "Diag")
+
+
+def diag_part(input: object, name: str | None = None) -> Tensor:
+    """The elements whose place in the first half of the dimensions is that in the second half."""
+
+    def pick(x: Tensor) -> Tensor:
+        half = x.dim() // 2
+        if x.dim() % 2 or not half or x.shape[:half] != x.shape[half:]:
+            raise InvalidArgumentError(
+                f"diag_part takes a tensor whose shape repeats itself, not {tuple(x.shape)}."
+            )
+        size = math.prod(x.shape[:half])
+        return x.reshape(size, size).diagonal().reshape(x.shape[:half])
+
+    return call(pick, tensor(input), name=name or "DiagPart")
+
+
+def count_nonzero(
+    input_tensor: object = None,
+    axis: Any = None,
+    keepdims: bool | None = None,
+    dtype: Any = torch.int64,
+    name: str | None = None,
+    reduction_indices: object = None,
+    keep_dims: bool | None = None,
+    input: object = None,
+) -> Tensor:
+    """How many elements are not 0, along axes or of all."""
+    given = input if input_tensor is None else input_tensor
+    axis = reduction_indices if axis is None else axis
+    return reductions.count_nonzero(given, axis, bool(keepdims or keep_dims), dtype, name)
+
+
+def pad(
+    tensor: object,
+    paddings: object,
+    mode: str = "CONSTANT",
+    name: str | None = None,
+    constant_values: object = 0,
+) -> Tensor:
+    """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
+    return slicing.pad(tensor, paddings, mode, constant_values, name)
+
+
+def sparse_to_dense(
+    sparse_indices: object,
+    output_shape: object,
+    sparse_values: object,
+    default_value: object = 0,
+    validate_indices: bool = True,
+    name: str | None = None,
+) -> Tensor:
+    """A tensor that has values at some places, and a default elsewhere.
+
+    `validate_indices` is ignored: the order of the places does not matter, and a place out of range
+    is refused.
+    """
+    values = tensor(sparse_values)
+    start = arrays.fill(output_shape, tensor(default_value, values.dtype))
+
+    def put(whole: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        places = places.long()
+        rows = places.reshape(-1, 1) if places.dim() < 2 else places
+        return whole.index_put(slicing.indices_of(rows, whole.shape), values)
+
+    return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")
+
+
+def verify_tensor_all_finite(
+    t: Any = None,
+    msg: str | None = None,
+    name: str | None = None,
+    x: Any = None,
+    message: Any = None,
+) -> Tensor:
+    """`check_numerics`."""
+    return check_numerics(t if x is None else x, msg or message or "", name)
+
+
+def model_variables(scope: str | None = None) -> list[Any]:
+    """The variables of the default graph in MODEL_VARIABLES."""
+    return _graph.get_collection(GraphKeys.MODEL_VARIABLES, scope)
+
+
+def make_template(
+    name_: str,
+    func_: Callable[..., object],
+    create_scope_now_: bool = False,
+    unique_name_: str | None = None,
+    custom_getter_: object = None,
+    **kwargs: object,
+) -> Callable[..., Any]:
+    """A function that makes its variables when it is first called, and uses them ever after.
+
+    Args:
+        name_: The name of the variable scope, made unique.
+        func_: Makes variables with `get_variable`.
+        create_scope_now_: Whether the scope is named now, and not when it is first called.
+        unique_name_: Optional. The name as it is, in place of `name_`.
+        custom_getter_: Must be None.
+        kwargs: Further arguments of `func_`.
+
+    Raises:
+        InvalidArgumentError: There is a `custom_getter_`.
+    """
+    if custom_getter_ is not None:
+        raise InvalidArgumentError("make_template takes no custom_getter_.")
+    scope: Any = None
+
+    def enter() -> Any:
+        if scope is not None:
+            return _graph.variable_scope(scope, reuse=True if used else None)
+        return _graph.variable_scope(unique_name_, default_name=name_)
+
+    used = False
+
+    def template(*args: object, **more: object) -> Any:
+        nonlocal scope, used
+        with enter() as scope:
+            found = func_(*args, **{**kwargs, **more})
+        used = True
+        return found
+
+    if create_scope_now_:
+        with enter() as scope:
+            pass
+    return template

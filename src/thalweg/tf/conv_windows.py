@@ -1,0 +1,250 @@
+"""Windows that slide over images: convolutions and pools, as TensorFlow lays them out and pads
+them.
+
+Data are (batch, *sizes, channels), or (batch, channels, *sizes) where a `data_format` begins with
+"NC"; filters are (*sizes, inputs, outputs).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError
+
+_CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
+_SPREAD = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_LARGEST = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+_MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows move.
+
+    Attributes:
+        stride: By how much, for each size.
+        padding: "SAME", "VALID", or a number before and one after for each size.
+        dilation: The distance of a filter's elements, for each size.
+        channels_first: Whether channels come before the sizes.
+    """
+
+    stride: tuple[int, ...]
+    padding: str | tuple[tuple[int, int], ...] = "VALID"
+    dilation: tuple[int, ...] = ()
+    channels_first: bool = False
+
+    @staticmethod
+    def of(
+        strides: object, padding: object, dilations: object, data_format: str | None, count: int
+    ) -> Windows:
+        """From the arguments of TensorFlow's functions.
+
+        Args:
+            strides: A number, one for each size, or one for each dimension.
+            padding: "SAME" or "VALID" in any case, or pairs for each dimension.
+            dilations: As `strides`; None is 1.
+            data_format: Such as "NHWC", "NCHW", "channels_last"; None is channels last.
+            count: The number of sizes.
+
+        Raises:
+            InvalidArgumentError: One of them is none of these.
+        """
+        first = is_first(data_format)
+        stride = spatial(strides, count, first, "strides")
+        dilation = spatial(1 if dilations is None else dilations, count, first, "dilations")
+        return Windows(stride, _parse_padding(padding, count, first), dilation, first)
+
+    def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
+        """How much is padded before and after each of `sizes`."""
+        if not isinstance(self.padding, str):
+            return list(self.padding)
+        if self.padding == "VALID":
+            return [(0, 0)] * len(kernel)
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilation, strict=True)]
+        totals = [
+            max((-(-size // step) - 1) * step + span - size, 0)
+            for size, step, span in zip(sizes, self.stride, spans, strict=True)
+        ]
+        return [(total // 2, total - total // 2) for total in totals]
+
+
+def is_first(data_format: str | None) -> bool:
+    """Whether channels come before the sizes.
+
+    Raises:
+        InvalidArgumentError: It is no format.
+    """
+    text = data_format or "channels_last"
+    if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
+        raise InvalidArgumentError(
+            f"data_format must be one like 'NHWC', not {show_value(data_format)}."
+        )
+    return text.startswith("NC") or text == "channels_first"
+
+
+def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[int, ...]:
+    """One number for each size, given one, one for each, or one for each dimension.
+
+    Raises:
+        InvalidArgumentError: It is none of these, or moves along the batch or the channels.
+    """
+    given = list(value) if isinstance(value, Sequence | torch.Size) else [value]
+    if len(given) == count + 2:
+        inner = given[2:] if channels_first else given[1:-1]
+        outer = given[:2] if channels_first else [given[0], given[-1]]
+        if [int(each) for each in outer] != [1, 1]:
+            raise InvalidArgumentError(
+                f"{title} must be 1 along the batch and the channels, not {given}."
+            )
+        given = inner
+    given = given * count if len(given) == 1 else given
+    if len(given) != count or any(int(each) < 1 for each in given):
+        raise InvalidArgumentError(
+            f"{title} must be a number of at least 1, or {count} or {count + 2} of them, not"
+            f" {show_value(value)}."
+        )
+    return tuple(int(each) for each in given)
+
+
+def _parse_padding(padding: Any, count: int, first: bool) -> Any:
+    if isinstance(padding, str) and padding.upper() in ("SAME", "VALID"):
+        return padding.upper()
+    is_pairs = isinstance(padding, Sequence) and not isinstance(padding, str)
+    if is_pairs and len(padding) == count + 2:
+        inner = padding[2:] if first else padding[1:-1]
+        return tuple((int(before), int(after)) for before, after in inner)
+    raise InvalidArgumentError(
+        f"padding must be 'SAME' or 'VALID', or pairs for each dimension, not"
+        f" {show_value(padding)}."
+    )
+
+
+def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None = None) -> Tensor:
+    """The convolution of data by filters; by default in as many groups as filters leave."""
+    data = data if windows.channels_first else data.movedim(-1, 1)
+    kernel = tuple(filters.shape[:-2])
+    groups = _group_count(data, filters) if groups is None else groups
+    data, rest = _pad_windows(data, windows.margins(data.shape[2:], kernel), 0.0)
+    function: Callable[..., Any] = _CONVOLVE[len(kernel) - 1]
+    found = function(
+        data, _outputs_first(filters), None, windows.stride, rest, windows.dilation, groups
+    )
+    return found if windows.channels_first else found.movedim(1, -1)
+
+
+def _group_count(data: Tensor, filters: Tensor) -> int:
+    channels, wanted = data.shape[1], filters.shape[-2]
+    if channels % wanted:
+        raise InvalidArgumentError(
+            f"The input has {channels} channels, which is no multiple of the {wanted} that a"
+            f" filter of shape {tuple(filters.shape)} takes."
+        )
+    return channels // wanted
+
+
+def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
+    """The convolution of each channel by filters of its own, of shape (*sizes, inputs, each)."""
+    *kernel, inputs, each = filters.shape
+    return convolve(data, filters.reshape(*kernel, 1, inputs * each), windows, groups=inputs)
+
+
+def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
+    """What `convolve`, given data of `sizes`, has as gradient; filters are (*sizes, outputs,
+    inputs).
+
+    Raises:
+        InvalidArgumentError: `convolve` would not make the data's sizes of `sizes`.
+    """
+    data = data if windows.channels_first else data.movedim(-1, 1)
+    kernel, given = tuple(filters.shape[:-2]), tuple(data.shape[2:])
+    wanted = spread_sizes(given, kernel, windows) if sizes is None else tuple(sizes)
+    margins = windows.margins(wanted, kernel)
+    folded = tuple(
+        (size + sum(margin) - span) // step + 1
+        for size, margin, span, step in zip(wanted, margins, kernel, windows.stride, strict=True)
+    )
+    if folded != given:
+        raise InvalidArgumentError(
+            f"An output of sizes {wanted} does not fit an input of sizes {given}: a convolution"
+            f" with strides {windows.stride} and padding {windows.padding!r} makes {folded} of it."
+        )
+    function: Callable[..., Any] = _SPREAD[len(kernel) - 1]
+    whole = function(data, _outputs_first(filters), stride=windows.stride)
+    crops = [
+        (-before, size + before - full)
+        for (before, _), size, full in zip(margins, wanted, whole.shape[2:], strict=True)
+    ]
+    found = functional.pad(whole, _flatten_padding(crops)) if any(map(any, crops)) else whole
+    return found if windows.channels_first else found.movedim(1, -1)
+
+
+def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) -> tuple[int, ...]:
+    """The sizes that `spread` gives if it is not asked for others."""
+    free = windows.padding == "VALID"
+    return tuple(
+        size * step + (max(span - step, 0) if free else 0)
+        for size, span, step in zip(sizes, kernel, windows.stride, strict=True)
+    )
+
+
+def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
+    """The largest element in each window."""
+
+    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+        given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
+        return _LARGEST[len(kernel) - 1](given, kernel, windows.stride)
+
+    return _pool_windows(pool, data, kernel, windows)
+
+
+def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
+    """The mean of the elements in each window; what was padded does not count."""
+
+    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+        function = functools.partial(
+            _MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride
+        )
+        if not any(map(any, margins)):
+            return function(given)
+        ones = torch.ones_like(given[:1, :1])
+        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (given, ones))
+        return function(sums) / function(counts)
+
+    return _pool_windows(pool, data, kernel, windows)
+
+
+def _pool_windows(
+    pool: Callable[..., Tensor], data: Tensor, kernel: tuple[int, ...], windows: Windows
+) -> Tensor:
+    data = data if windows.channels_first else data.movedim(-1, 1)
+    found = pool(data, windows.margins(data.shape[2:], kernel))
+    return found if windows.channels_first else found.movedim(1, -1)
+
+
+def _outputs_first(filters: Tensor) -> Tensor:
+    count = filters.dim() - 2
+    return filters.permute(count + 1, count, *range(count))
+
+
+def _pad_windows(
+    data: Tensor, margins: list[tuple[int, int]], value: float, symmetric: bool = True
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Padded data, and what is left for torch to pad, which knows the same on both sides only."""
+    if symmetric and all(before == after for before, after in margins):
+        return data, tuple(before for before, _ in margins)
+    if any(map(any, margins)):
+        data = functional.pad(data, _flatten_padding(margins), value=value)
+    return data, (0,) * len(margins)
+
+
+def _flatten_padding(pairs: list[tuple[int, int]]) -> list[int]:
+    """As torch wants them: the last size first."""
+    return [each for pair in reversed(pairs) for each in pair]

@@ -1,0 +1,104 @@
+"""What becomes of the elements of a dataset, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thalweg._core.nest import leaves_of, packed
+from thalweg.errors import InvalidArgumentError
+
+
+def checked(title: str, number: Any) -> int:
+    """A size of at least 1.
+
+    Raises:
+        InvalidArgumentError: It is less.
+    """
+    size = int(number)
+    if size < 1:
+        raise InvalidArgumentError(f"{title} must be greater than zero, not {size}.")
+    return size
+
+
+Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of many elements
+
+
+def batches(
+    every: Iterator[object], size: int, drop_remainder: bool, stack: Stack | None = None
+) -> Iterator[Any]:
+    """So many elements stacked at a time."""
+    while chunk := list(itertools.islice(every, size)):
+        if len(chunk) == size or not drop_remainder:
+            columns = zip(*map(leaves_of, chunk), strict=True)
+            yield packed(chunk[0], stack(columns) if stack else map(_stack_rows, columns))
+
+
+def _stack_rows(rows: Sequence[Any]) -> object:
+    shapes = sorted({tuple(row.shape) for row in rows})
+    if len(shapes) > 1:
+        raise InvalidArgumentError(f"batch takes tensors of one shape, not of shapes {shapes}.")
+    return torch.stack(list(rows))
+
+
+def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
+    """What stacks tensors of several sizes.
+
+    Args:
+        shapes: For each tensor of an element the sizes that it is padded to; None, for one or for
+            all, stands for the largest of a batch.
+        values: For each what it is padded with.
+    """
+
+    def stack(columns: Iterator[Sequence[object]]) -> Iterator[object]:
+        return map(_pad_rows, columns, shapes, values)
+
+    return stack
+
+
+def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> object:
+    ranks = sorted({row.dim() for row in rows})
+    wanted = [None] * ranks[0] if shape is None else list(shape)
+    if ranks != [len(wanted)]:
+        raise InvalidArgumentError(
+            f"padded_batch takes tensors of {len(wanted)} dimensions here, not of {ranks}."
+        )
+    largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    sizes = [each if size is None else size for each, size in zip(largest, wanted, strict=True)]
+    if any(map(operator.gt, largest, sizes)):
+        raise InvalidArgumentError(f"Tensors of up to {largest} cannot be padded to {sizes}.")
+    made = rows[0].new_full((len(rows), *sizes), value)
+    for place, row in zip(made, rows, strict=True):
+        place[tuple(map(slice, row.shape))] = row
+    return made
+
+
+def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
+    """Return a random integer from 0 to `limit - 1`.
+
+    Args:
+        limit: At least 1.
+        generator: A generator of the CPU; None is torch's own.
+    """
+    number = torch.randint(limit, (), dtype=torch.int64, device="cpu", generator=generator)
+    return int(number)
+
+
+def shuffle_elements(
+    every: Iterator[object], size: int, generator: torch.Generator
+) -> Iterator[Any]:
+    """The next is always one of the first `size` elements that are left."""
+    held = list(itertools.islice(every, size))
+    while held:
+        place = draw_below(len(held), generator)
+        yield held[place]
+        following = next(every, None)
+        if following is None:
+            held[place] = held[-1]
+            held.pop()
+        else:
+            held[place] = following

@@ -1,0 +1,310 @@
+"""TensorFlow's private modules, as far as optimizers and their tests import them.
+
+Each shows the names that are public elsewhere: `tensorflow.python.ops.math_ops.square` is
+`tf.square`. What is in none of those places is refused, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from thalweg import _graph as graphs
+from thalweg._base.execution_context import eagerly, first_graph
+from thalweg._base.scatter import UPDATES
+from thalweg.distribute import ReduceOp
+from thalweg.tf.control import function
+from thalweg.tf.module_views import MergedModules
+from thalweg.tf.variables import Variable
+
+_PUBLIC = ("compat.v1", "compat.v1.math", "compat.v1.nn", "compat.v1.linalg", "compat.v1.random")
+_TRAIN = ("compat.v1.train", "compat.v1")
+_KERAS = ("keras.optimizers", "keras.optimizers.schedules")
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "checkpoint.checkpoint": _TRAIN,
+    "client.session": _PUBLIC,
+    "data.ops.dataset_ops": ("data", "compat.v1.data"),
+    "data.ops.iterator_ops": ("data", "compat.v1.data"),
+    "distribute.distribute_lib": ("distribute",),
+    "distribute.distribution_strategy_context": ("distribute",),
+    "distribute.mirrored_strategy": ("distribute",),
+    "distribute.reduce_util": ("distribute",),
+    "eager.backprop": _PUBLIC,
+    "eager.context": _PUBLIC,
+    "eager.def_function": ("",),
+    "eager.function": ("",),
+    "framework.constant_op": _PUBLIC,
+    "framework.dtypes": _PUBLIC,
+    "framework.errors": ("errors",),
+    "framework.errors_impl": ("errors",),
+    "framework.indexed_slices": _PUBLIC,
+    "framework.ops": _PUBLIC,
+    "framework.random_seed": _PUBLIC,
+    "framework.tensor": _PUBLIC,
+    "framework.tensor_conversion": _PUBLIC,
+    "framework.tensor_shape": _PUBLIC,
+    "framework.tensor_util": _PUBLIC,
+    "keras": ("keras",),
+    "keras.backend": ("keras.backend",),
+    "keras.callbacks": ("keras.callbacks",),
+    "keras.initializers": ("keras.initializers",),
+    "keras.engine.input_layer": ("keras.layers", "keras"),
+    "keras.engine.sequential": ("keras.models",),
+    "keras.engine.training": ("keras.models",),
+    "keras.layers": ("keras.layers",),
+    "keras.layers.core": ("keras.layers",),
+    "keras.losses": ("keras.losses",),
+    "keras.models": ("keras.models",),
+    "keras.optimizers": _KERAS,
+    "keras.regularizers": ("keras.regularizers",),
+    "keras.utils.np_utils": ("keras.utils",),
+    "lib.io.file_io": ("gfile", "io.gfile"),
+    "platform.app": ("compat.v1.app",),
+    "platform.flags": ("compat.v1.flags",),
+    "platform.gfile": ("compat.v1.gfile",),
+    "platform.googletest": ("test",),
+    "platform.test": ("test",),
+    "platform.tf_logging": ("compat.v1.logging",),
+    "training.distribution_strategy_context": ("distribute",),
+    "summary.summary": ("compat.v1.summary",),
+    "training.tracking.util": _TRAIN,
+    "training.training": ("compat.v1.train",),
+    "util.nest": ("nest",),
+}
+
+
+def _add_places(package: str, names: str, places: tuple[str, ...]) -> None:
+    _PLACES.update((f"{package}.{name}", places) for name in names.split())
+
+
+_add_places(
+    "ops",
+    "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
+    " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
+    " init_ops linalg_ops math_ops nn nn_impl nn_ops partitioned_variables random_ops ref_variable"
+    " resource_variable_ops resources state_ops tensor_array_ops variable_scope variable_v1"
+    " variables",
+    _PUBLIC,
+)
+_add_places(
+    "training",
+    "adadelta adagrad adagrad_da adam basic_session_run_hooks checkpoint_management"
+    " checkpoint_utils coordinator ftrl gradient_descent learning_rate_decay momentum"
+    " monitored_session moving_averages optimizer proximal_adagrad proximal_gradient_descent"
+    " queue_runner queue_runner_impl rmsprop saver session_manager session_run_hook"
+    " sync_replicas_optimizer training_util",
+    _TRAIN,
+)
+_add_places(
+    "keras.optimizer_v2",
+    "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
+    _KERAS,
+)
+_TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
+_PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
+_ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
+    "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
+    "ops.gen_training_ops": "thalweg.v1.training_ops",
+    "training.experimental.loss_scale": "thalweg.v1.train.experimental.loss_scale",
+    "training.experimental.loss_scale_optimizer": (
+        "thalweg.v1.train.experimental.loss_scale_optimizer"
+    ),
+    "training.moving_averages": "thalweg.v1.train.moving_averages",
+    "training.optimizer": "thalweg.v1.train.optimizer",
+    "training.slot_creator": "thalweg.v1.train.slot_creator",
+    "training.training_util": "thalweg.v1.train.global_step",
+    "training.gen_training_ops": "thalweg.v1.training_ops",
+    "training.training_ops": "thalweg.v1.training_ops",
+    **dict.fromkeys(_TRACKABLE, "thalweg._core.trackable"),
+}
+
+
+class SaveType(enum.StrEnum):
+    """Kinds of saving, which `_trackable_children` receives."""
+
+    SAVEDMODEL = "savedmodel"
+    CHECKPOINT = "checkpoint"
+
+
+# Each rank has variables of its own, which no container holds.
+_DISTRIBUTED: dict[str, object] = {
+    "get_loss_reduction": lambda: ReduceOp.SUM,
+    "is_distributed_variable": lambda value: False,
+    "is_mirrored": lambda value: False,
+    "is_sync_on_read": lambda value: False,
+    "value_container": lambda value: value,
+}
+
+
+@contextlib.contextmanager
+def _graph_mode() -> Iterator[None]:
+    with graphs.Graph().as_default():
+        yield
+
+
+def _ignore_export(*names: str, **options: object) -> Callable[[Any], object]:
+    return lambda symbol: symbol
+
+
+def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any], object]:
+    return lambda symbol: symbol
+
+
+def _ignore_device(
+    op: object, ignore_existing: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()  # where a node runs is a matter of its tensors
+
+
+def _name_scope(
+    name: str | None,
+    default_name: str | None = None,
+    values: Any = None,
+    skip_on_eager: bool = True,
+) -> Any:
+    return graphs.name_scope(name, default_name, values)
+
+
+def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
+    return graph or first_graph(op_input_list)
+
+
+def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> object:
+    """An operation that initializes resources, such as variables."""
+    return graphs.group(*(each.create for each in resource_list), name=name)
+
+
+def _bfloat16_type() -> Any:
+    """Return the scalar type that NumPy arrays of bfloat16 have."""
+    bfloat16: Any = torch.bfloat16
+    return bfloat16.as_numpy_dtype
+
+
+_OWN: dict[str, dict[str, object]] = {
+    "distribute.distribute_utils": _DISTRIBUTED,
+    **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
+    "eager.context": {
+        "DEVICE_PLACEMENT_SILENT": 2,
+        "device_policy": _ignore_device,
+        "eager_mode": eagerly,
+        "graph_mode": _graph_mode,
+        "num_gpus": torch.cuda.device_count,
+        "xla_sharding_for_resource_variables_enabled": lambda: False,
+    },
+    "eager.function": {"defun": function},
+    "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
+    "framework.ops": {
+        "_get_graph_from_inputs": _graph_of,
+        "colocate_with": _ignore_device,
+        "name_scope": _name_scope,
+    },
+    "framework.tensor_shape": {"dimension_value": lambda dimension: dimension},
+    "ops.resources": {
+        "initialize_resources": _initialize_resources,
+        "local_resources": lambda: graphs.get_collection(graphs.GraphKeys.LOCAL_RESOURCES),
+        "shared_resources": lambda: graphs.get_collection(graphs.GraphKeys.RESOURCES),
+    },
+    "lib.core._pywrap_bfloat16": {"TF_bfloat16_type": _bfloat16_type},
+    "pywrap_tensorflow": {"TF_bfloat16_type": _bfloat16_type},
+    "util.tf_contextlib": {"contextmanager": contextlib.contextmanager},
+    "util.deprecation": dict.fromkeys(
+        ("deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_endpoints"),
+        _ignore_deprecation,
+    ),
+    "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
+}
+_NAMES = {*_PLACES, *_ELSEWHERE, *_OWN}
+_PACKAGES = {"", *(name[:at] for name in _NAMES for at, sign in enumerate(name) if sign == ".")}
+
+
+def has(fullname: str) -> bool:
+    """Whether there is a module of that name, below `tensorflow.python`."""
+    return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
+
+
+def module(fullname: str) -> MergedModules:
+    """What the module of that name, below `tensorflow`, shows.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    name = fullname.removeprefix("tensorflow.python").removeprefix(".")
+    is_python = fullname.startswith("tensorflow.python")
+    if not is_python or not has(fullname):
+        parent, _, last = name.rpartition(".")
+        if is_python and parent in _NAMES:
+            getattr(module(f"tensorflow.python.{parent}"), last)  # says that there is no such name
+        raise AttributeError(
+            "it is private to TensorFlow, and no optimizer imports it. Look for what it has in"
+            " tf.compat.v1, or in torch.",
+            name=name,
+        )
+    own = dict(_OWN.get(name, {}))
+    if name == "keras.optimizer_v2.optimizer_v2":
+        own["OptimizerV2"] = _attribute_at("keras.optimizers").Optimizer
+    if name in ("framework.ops", "framework.tensor_conversion"):
+        own["convert_to_tensor_v2"] = _attribute_at("").convert_to_tensor
+    if name == "ops.variable_scope":
+        own["variable"] = _attribute_at("compat.v1").Variable
+    if name == "ops.resources":
+        own["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
+        own["shared_resources"] = own["local_resources"] = list  # all are variables
+    if name == "ops.resource_variable_ops":
+        old = _attribute_at("compat.v1")
+        own |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
+        own |= _of_resources()
+    if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
+        own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable
+    return MergedModules(fullname, list(_candidates_for(name)), own)
+
+
+def _is_resource(var: object) -> bool:
+    """Return whether `var` is what TensorFlow calls a resource variable; eager ones are."""
+    return isinstance(var, Variable) and getattr(var, "is_resource", True)
+
+
+class _Resources(type):
+    """Class of a class whose instances are all resource variables."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return _is_resource(instance)
+
+
+def _of_resources() -> dict[str, Any]:
+    """What is done with handles: ours are the variables themselves."""
+    old = _attribute_at("compat.v1")
+
+    class ResourceVariable(metaclass=_Resources):
+        """`tf.compat.v1.Variable` with `use_resource=True`."""
+
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            return old.Variable(*args, **kwargs, use_resource=True)
+
+    scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
+    return {
+        "ResourceVariable": ResourceVariable,
+        "is_resource_variable": _is_resource,
+        **scatters,
+    }
+
+
+def _candidates_for(name: str) -> Iterator[object]:
+    if name in _ELSEWHERE:
+        yield importlib.import_module(_ELSEWHERE[name])
+    for path in _PLACES.get(name, ()):
+        with contextlib.suppress(AttributeError):
+            yield _attribute_at(path)
+
+
+@functools.cache
+def _attribute_at(path: str) -> Any:
+    facade = importlib.import_module("thalweg.tf")
+    return operator.attrgetter(path)(facade) if path else facade

@@ -1,0 +1,260 @@
+"""`CallableRate`: a learning rate of eager mode, computed anew whenever it is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, ParamSpec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.device_counters import number_of
+from thalweg._base.execution_context import executing_eagerly
+from thalweg._core.described import RATES, Argument, Names
+from thalweg._core.hyperparameters import is_function
+from thalweg.errors import InvalidTypeError
+from thalweg.schedules.ahead import RatesAhead
+
+P = ParamSpec("P")
+
+
+def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
+    """An operator and its reflection."""
+
+    def forward(self: CallableRate, other: object) -> CallableRate:
+        return _combined(function, self.__name__, self, other)
+
+    def reflected(self: CallableRate, other: object) -> CallableRate:
+        return _combined(function, self.__name__, other, self)
+
+    return forward, reflected
+
+
+class CallableRate(Argument):
+    """What a `*_decay` function or a policy returns in eager mode: a callable without arguments.
+
+    Arithmetic and torch's functions make another one of it, which follows the same step, as they
+    make another tensor of the tensor that a graph has in its place.
+
+    Args:
+        rate: Gives the learning rate now.
+        name: Its name in messages.
+        keeps: What remembers something and has `state_dict` and `load_state_dict`.
+
+    Attributes:
+        source: The function that made it and its arguments by name, by which a file describes it;
+            None where there is none, as after arithmetic.
+    """
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+
+    def __init__(self, rate: Callable[[], object], name: str, keeps: Sequence[object] = ()) -> None:
+        self._rate = rate
+        self._step: Any = None  # the number of the step, where that alone decides on the rate
+        self._ahead: RatesAhead | None = None
+        self.keeps = keeps
+        self.__name__ = name
+        self.source: tuple[Callable[..., object], dict[str, object]] | None = None
+
+    def __call__(self) -> Any:
+        """The learning rate now."""
+        computed = self.computed()
+        return self._rate() if computed is None else _as_tensor(computed)
+
+    def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
+        """Have `computed` compute the learning rate, if there is a count of steps.
+
+        Args:
+            step: The count of steps: an integer, or a tensor of one.
+            rate_at: Returns the learning rate as a NumPy scalar, given the count; of nothing else
+                but what `keeps` names.
+        """
+        is_whole = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
+        if is_whole or type(step) is int:
+            self._step, self._ahead = step, RatesAhead(rate_at)
+
+    def unfollow(self) -> None:
+        """Have the learning rate computed by a call alone, as it depends on more than a count."""
+        self._ahead = None
+
+    def computed(self) -> Any:
+        """Return the learning rate now as a NumPy scalar; None if only a call can give it."""
+        if self._ahead is None or not executing_eagerly():
+            return None
+        count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
+        return self._ahead.alone(count) if self.keeps else self._ahead.at(count)
+
+    def is_over(self, step: object) -> bool:
+        """Return whether this is the count of steps that `computed` reads."""
+        return step is not None and self._step is step
+
+    def at(self, count: int) -> Any:
+        """Return what `computed` returns at a count of steps, of a rate that `follows_count`."""
+        return None if self._ahead is None else self._ahead.at(count)
+
+    def _made_by(self) -> tuple[Names, object] | None:
+        return None if self.source is None else (RATES, self.source[0])
+
+    def _arguments(self) -> dict[str, object]:
+        return {} if self.source is None else self.source[1]
+
+    def _keeps(self) -> Sequence[object]:
+        return self.keeps
+
+    __add__, __radd__ = _binary_operators(operator.add)
+    __sub__, __rsub__ = _binary_operators(operator.sub)
+    __mul__, __rmul__ = _binary_operators(operator.mul)
+    __truediv__, __rtruediv__ = _binary_operators(operator.truediv)
+    __pow__, __rpow__ = _binary_operators(operator.pow)
+
+    def __neg__(self) -> CallableRate:
+        return CallableRate(lambda: -self(), self.__name__, self.keeps)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> CallableRate:
+        given = kwargs or {}
+
+        def rate() -> object:
+            own = {name: _current_value(value) for name, value in given.items()}
+            return function(*map(_current_value, args), **own)
+
+        keeps = _kept_by(*args, *given.values())
+        return CallableRate(rate, getattr(function, "__name__", "rate"), keeps)
+
+    def _refuse_number(self, *_: object) -> NoReturn:
+        raise InvalidTypeError(
+            f"{self.__name__} is no number in eager mode: it gives one whenever it is called, as"
+            " `rate()`. Hand it to an optimizer as it is, or make another of it by arithmetic or by"
+            " torch's functions."
+        )
+
+    __float__ = __int__ = __index__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_number
+    __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
+
+    def __deepcopy__(self, memo: object) -> CallableRate:
+        return self  # as a function is its own copy: it follows the same step
+
+    def __repr__(self) -> str:
+        return f"<learning rate '{self.__name__}', computed when it is called>"
+
+
+_signatures: dict[Callable[..., object], inspect.Signature] = {}
+
+
+def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
+    """A function that returns a learning rate, so that a `CallableRate` tells where it is from."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def make_rate(*args: P.args, **kwargs: P.kwargs) -> object:
+        rate = function(*args, **kwargs)
+        if isinstance(rate, CallableRate) and rate.source is None:
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+            rate.source = (make_rate, arguments)
+            if not all(map(_is_constant, _without_step(arguments))):
+                rate.unfollow()
+        return rate
+
+    _signatures[make_rate] = signature
+    return make_rate
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """What a function takes; of one that a decorator made, what the decorator's takes.
+
+    Raises:
+        TypeError: It is not callable.
+        ValueError: It does not tell.
+    """
+    # No attribute: `functools.wraps` would copy it to a function that takes something else.
+    known = _signatures.get(function) if inspect.isfunction(function) else None
+    return known or inspect.signature(function, follow_wrapped=False)
+
+
+def _kept_by(*parts: object) -> list[object]:
+    """What parts of a learning rate keep, each once."""
+    found = [kept for part in parts if isinstance(part, CallableRate) for kept in part.keeps]
+    return list({id(kept): kept for kept in found}.values())
+
+
+def has_formula(value: object) -> bool:
+    """Return whether a hyperparameter is a learning rate that `computed` returns in eager mode."""
+    return isinstance(value, CallableRate) and value._ahead is not None
+
+
+def follows_count(value: object) -> bool:
+    """Return whether a hyperparameter depends on a count of steps alone, for any number of calls.
+
+    It has a formula then, which draws no random numbers.
+    """
+    return isinstance(value, CallableRate) and value._ahead is not None and not value.keeps
+
+
+def value_now(given: Any) -> Any:
+    """Return the value of a hyperparameter: what a function returns, else what was given.
+
+    A learning rate of a formula is a NumPy scalar, and need not be checked.
+    """
+    computed = given.computed() if isinstance(given, CallableRate) else None
+    return _current_value(given) if computed is None else computed
+
+
+def _without_step(arguments: Mapping[str, Any]) -> list[object]:
+    """Return what a learning rate is made of beside the count of steps, items of lists each."""
+    found: list[object] = []
+    for name, each in arguments.items():
+        if name not in ("global_step", "x"):
+            found += each if isinstance(each, list | tuple) else (each,)
+    return found
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, _CONSTANTS)
+
+
+_CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
+
+
+def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> CallableRate:
+    """Return what an operator makes of learning rates, and of numbers."""
+    made = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
+    followed = [each for each in parts if isinstance(each, CallableRate)]
+    step = followed[0]._step
+
+    def rate_at(count: int) -> Any:
+        return _as_numpy(function(*(_value_at(each, count) for each in parts)))
+
+    others = [each for each in parts if not isinstance(each, CallableRate)]
+    if all(follows_count(each) and each._step is step for each in followed) and all(
+        map(_is_constant, others)
+    ):
+        made.follow(step, rate_at)
+    return made
+
+
+def _value_at(part: Any, count: int) -> Any:
+    return _as_tensor(part.at(count)) if isinstance(part, CallableRate) else part
+
+
+def _as_tensor(number: Any) -> Tensor:
+    """Return a number as a CPU tensor of its NumPy type; Python's floats are float32, as in TF."""
+    own = np.float32(number) if type(number) is float else number
+    return torch.from_numpy(np.array(own))
+
+
+def _as_numpy(value: Any) -> Any:
+    return value.numpy()[()] if isinstance(value, Tensor) else value
+
+
+def _current_value(value: Any) -> object:
+    return value() if is_function(value) else value

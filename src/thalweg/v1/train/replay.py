@@ -1,0 +1,368 @@
+"""A step of `apply_gradients` in one call; see `_core/steady_apply.py`.
+
+Hyperparameters that lie in tensors are read at each step. What it counts is known from the step
+before, which the look confirms, or is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import is_, itemgetter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.device_counters import Move, number_of
+from thalweg._base.execution_context import current_session, is_ours
+from thalweg._base.scalars import product, scalar_type
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.hooks import Dtype
+from thalweg._core.hyperparameters import as_hyper
+from thalweg._core.outcome import not_taken
+from thalweg._core.plan_cache import PlanCache, Planned
+from thalweg._core.repeated_pairs import RepeatedPairs
+from thalweg._core.steady import ERRORS, is_repeatable, look
+from thalweg._core.steady_apply import SteadyApply, has_own_methods
+from thalweg.v1.train.callable_rate import follows_count
+from thalweg.v1.train.step_adapter import V1RuleStepAdapter
+
+FAILED = -1  # to make the numbers of a step
+_FIXED = (float, int, np.generic, type(None))
+_MOVING = (Tensor, np.ndarray)
+_NUMBERS = (float, int, np.generic)  # which functions return
+_LONGEST = 32  # steps of a chain
+_UNKNOWN = float("0")  # in place of what a function would return
+
+
+class SteadyV1Apply(SteadyApply):
+    """A step that may be taken again.
+
+    Args:
+        optimizer, planned, found: As those of `SteadyApply`.
+        step: Gradients and variables, what is raised by 1, in a session what was read for the step,
+            and what happened to the gradients.
+
+    Attributes:
+        read: Results of users' functions for a step that was not taken after they were called, or
+            None.
+    """
+
+    read: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        optimizer: Any,
+        planned: Planned,
+        found: RepeatedPairs,
+        step: tuple[Any, Any, Any, Any],
+    ) -> None:
+        super().__init__(optimizer, planned, found, True)
+        _, self._global_step, values, how = step
+        self._stages = how.stages
+        self._variables = planned.request.variables
+        self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
+            type(optimizer)._choose_rule
+        )
+        functions = [] if values is not None else optimizer._functions()
+        # Those that may do anything, or something else if they are called twice.
+        self._functions = [each for each in functions if not follows_count(each)]
+        self._reads = values is None and (
+            bool(functions)
+            or any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
+        )
+        self._decays = self._counted_decays(optimizer, functions)
+        self._values = values = _values_without_calls(optimizer) if values is None else values
+        self._moving = [name for name, each in values.items() if _is_moving(each)]
+        self._fixed = [name for name in values if name not in self._moving]
+        moves = _moves(optimizer, values, self._global_step)
+        self._counters = [counter for counter, _ in moves]
+        self._factors = [factor for _, factor in moves]
+        self._kinds = [
+            scalar_type(each) if each.is_floating_point() else int for each in self._counters
+        ]
+        self._counts_anew = not (
+            is_ours(type(optimizer)._counting_moves)
+            and set(self._moving).isdisjoint(optimizer.POWERS.values())
+        )
+        self._read_counters()
+        self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
+        self._scalars: dict[Dtype, dict[str, Any]] = {}
+        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        self._powers = tuple(optimizer.POWERS)
+        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
+            for each in planned.ready.dtypes:
+                own = optimizer._hyper_scalars(values, each, None)
+                self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
+        # Whether the scalars of all steps follow from the counts that those before have left.
+        self._is_chained = (
+            bool(self._scalars)
+            and not self._counts_anew
+            and set(self._moving) == set(self._decays)
+            and (self._is_simple or not self._moving)
+            and (bool(self._decays) or not self._reads)
+        )
+
+    is_due = False
+
+    def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
+        """Return the decays over the step that is counted, by name; {} if anything else is read."""
+        hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
+        if self._functions or any(hooks):
+            return {}
+        given = {name: getattr(optimizer, each) for name, each in optimizer.HYPERS.items()}
+        decays = {name: each for name, each in given.items() if follows_count(each)}
+        is_counted = all(each.is_over(self._global_step) for each in decays.values())
+        return decays if functions and is_counted else {}
+
+    def _read_counters(self) -> list[Any]:
+        known = list(map(number_of, self._counters))
+        self._chain, self._at = [], 0
+        self._known = self.taken, known  # an interruption may come before the next ones are kept
+        self._found.expect(known)
+        return known
+
+    @staticmethod
+    def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
+        """The step that was repeated last, if everything stands and it could be taken so."""
+        planned, (given, global_step, values, how) = kept.last, step
+        values = _values_without_calls(optimizer) if values is None else values
+        hooks = optimizer._make_hooks(global_step, "", values)
+        hooks.calls = hooks.calls and optimizer._is_begun_by_users()
+        if (
+            planned is None
+            or not (is_repeatable(planned, hooks, how.stages) and hooks.repeats)
+            or type(hooks) is not V1RuleStepAdapter
+            or not all(isinstance(each, _FIXED + _MOVING) for each in hooks.values.values())
+            or hooks.group_variables(planned.request.variables, []) is not None
+            or not _is_plain(optimizer)
+        ):
+            return None
+        counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
+        session = current_session()
+        kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
+        # The plans hold this step, and have to go with the optimizer.
+        looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
+        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
+        return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
+
+    def is_over(self, pairs: list[Any]) -> bool:
+        """Return whether the number of pairs is that of this step."""
+        return len(pairs) == len(self._variables)
+
+    def _is_over_pairs(self, pairs: list[Any]) -> bool:
+        """Return whether these are pairs of something and the variables of this step."""
+        if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
+            return False
+        return min(map(len, pairs)) == 2 and all(
+            map(is_, map(itemgetter(1), pairs), self._variables)
+        )
+
+    def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
+        pairs, global_step, values, how = given
+        self.read = None
+        if (
+            type(pairs) is not list
+            or global_step is not self._global_step
+            or how.stages != self._stages
+            or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
+        ):
+            return False
+        if self._is_chained and (values is None or self._are_alike(values)):
+            return self._take_chained(kept, pairs, how)
+        if values is None:
+            values = self._values
+            if self._reads:
+                if self._functions and not self._is_ready(pairs):
+                    if self._is_over_pairs(pairs):
+                        kept.quick = None
+                    return False
+                values = self._read_values(optimizer)
+        other = FAILED
+        if values is not None and self._are_alike(values):
+            other = self._take_as_known(optimizer, pairs, values, how)
+            if other == look.WRITTEN_BY_OTHERS:
+                self._read_counters()
+                other = self._take_as_known(optimizer, pairs, values, how)
+        if other and self._functions:  # the careful step takes what was read
+            self.read = values
+        return self._is_done(kept, pairs, other)
+
+    def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
+        """Return whether the step was taken; forget it if it is to be planned anew."""
+        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS)
+        if self.read is not None or (is_other and self._is_over_pairs(pairs)):
+            kept.quick = None
+        return not other
+
+    def _take_chained(self, kept: PlanCache, pairs: list[Any], how: GradientTransforms) -> bool:
+        other = self._take_next(pairs, how)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._read_counters()
+            other = self._take_next(pairs, how)
+        return self._is_done(kept, pairs, other)
+
+    def _take_next(self, pairs: list[Any], how: GradientTransforms) -> int:
+        """Return 0 if the step was taken with the numbers of the chain; see `_take_as_known`."""
+        begun = self._count.value
+        try:
+            if self._known[0] != begun:
+                self._read_counters()
+            if self._at >= len(self._chain):
+                self._extend_chain()
+            scalars, following = self._chain[self._at]
+            other = self._found.take(pairs, begun, scalars.__getitem__, 1, following, how)
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
+        if not other:
+            self._known, self._at = (begun + 1, following), self._at + 1
+        return other
+
+    def _extend_chain(self) -> None:
+        """Compute the scalars of steps to come, and what they count; see `RatesAhead`."""
+        chain: list[tuple[dict[Dtype, dict[str, Any]], list[Any]]] = []
+        known, count = self._known[1], min(2 * len(self._chain), _LONGEST) or 1
+        for _ in range(count):
+            try:
+                scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
+            except ERRORS:
+                if not chain:
+                    raise
+                break
+            known = list(map(_following, self._kinds, known, self._factors))
+            chain.append((scalars, known))
+        self._chain, self._at = chain, 0
+
+    def _scalars_at(self, dtype: Dtype, known: Sequence[Any]) -> dict[str, Any]:
+        """Return the scalars of a step that begins with these counts."""
+        rates = {name: as_hyper(each.at(known[-1]), dtype) for name, each in self._decays.items()}
+        powers = {name: dtype(each) for name, each in zip(self._powers, known, strict=False)}
+        return {**self._scalars[dtype], **rates, **powers}
+
+    def _is_ready(self, pairs: list[object]) -> bool:
+        """Return whether the step is as it was, before users' functions are called."""
+        other = self._found.compare(pairs, self.taken)
+        if other == look.WRITTEN_BY_OTHERS:
+            self._read_counters()
+            other = self._found.compare(pairs, self.taken)
+        return not other
+
+    def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
+        """Return what a step reads; None where the careful way has to raise an error.
+
+        Raises:
+            Whatever users' functions raise; they are not called a second time.
+        """
+        if self._functions:
+            with not_taken([]):
+                return optimizer._read_values()
+        try:
+            return optimizer._read_values()
+        except ERRORS:
+            return None
+
+    def _are_alike(self, values: dict[str, Any]) -> bool:
+        """Whether values differ from those of before in elements of tensors alone."""
+        for name in self._moving:
+            each = values.get(name)
+            if isinstance(each, _NUMBERS):
+                continue
+            if not isinstance(each, _MOVING) or each.ndim:
+                return False
+            if isinstance(each, np.ndarray) and np.isnan(each):  # which the careful way refuses
+                return False
+        if values is self._values:
+            return True
+        own, fixed = self._values, self._fixed
+        return len(values) == len(own) and all(
+            map(is_, map(values.get, fixed), map(own.get, fixed))
+        )
+
+    def _take_as_known(
+        self,
+        optimizer: object,
+        pairs: list[object],
+        values: dict[str, object],
+        how: GradientTransforms,
+    ) -> int:
+        """0 if the step was taken with counts that are known; else what is not as it was."""
+        begun, factors = self.taken, self._factors
+        begun_at, known = self._known
+        try:
+            if begun_at != begun:
+                known = self._read_counters()
+            if self._counts_anew:
+                factors = [each for _, each in _moves(optimizer, values, self._global_step)]
+            following = list(map(_following, self._kinds, known, factors))
+            values_of = self._values_of(optimizer, values, known)
+            other = self._found.take(pairs, begun, values_of, 1, following, how)
+        except ERRORS:
+            if self.taken != begun:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful way says it
+        if not other:
+            self._known = begun + 1, following
+        return other
+
+    def _values_of(
+        self, optimizer: Any, values: dict[str, Any], known: list[Any]
+    ) -> Callable[[Dtype], dict[str, Any]]:
+        """Return what gives, for a compute dtype, that of which its scalars are made."""
+        if not self._scalars:
+            return lambda dtype: optimizer._scalars_of(values, dtype, None)
+        powers = list(zip(optimizer.POWERS, known, strict=False))
+        if self._moving and not self._is_simple:
+
+            def found_of(dtype: Dtype) -> dict[str, Any]:
+                own = {name: dtype(number) for name, number in powers}
+                return {**optimizer._hyper_scalars(values, dtype, None), **own}
+
+            return found_of
+        change = self._found.change
+        for dtype, own in self._scalars.items():
+            for name in self._moving:
+                change(dtype, own, name, as_hyper(values[name], dtype))
+            for name, number in powers:
+                change(dtype, own, name, dtype(number))
+        return self._scalars.__getitem__
+
+
+def _values_without_calls(optimizer: Any) -> dict[str, Any]:
+    """Return what a step reads, with `_UNKNOWN` for what functions would return."""
+    functions = set(map(id, optimizer._functions()))
+    if not functions:
+        return optimizer._read_values()
+    twin = object.__new__(type(optimizer))
+    for name, each in vars(optimizer).items():
+        vars(twin)[name] = _UNKNOWN if id(each) in functions else each
+    return twin._read_values()
+
+
+def _is_moving(value: object) -> bool:
+    return value is _UNKNOWN or isinstance(value, _MOVING)
+
+
+def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
+    moves = [*optimizer._counting_moves(values)]
+    return moves if global_step is None else [*moves, (global_step, None)]
+
+
+def _following(kind: Any, known: Any, factor: Any) -> Any:
+    """What a counter becomes; see `counting_calls` of the hooks."""
+    if factor is not None:
+        return product(kind(known), factor).item()
+    # Of a float as it is stored: float32 counts no further than 2**24.
+    return known + 1 if kind is int else (kind(known) + kind(1)).item()
+
+
+def _is_plain(optimizer: Any) -> bool:
+    """Whether a step is the update of a rule, and counts."""
+    return (
+        not optimizer._finishes_itself()
+        and not optimizer._has_symbols
+        and optimizer._slots.parts is None
+        and not has_own_methods(optimizer)
+        and set(optimizer.HYPERS.values()) <= vars(optimizer).keys()
+    )

@@ -1,0 +1,218 @@
+"""What an optimizer of TensorFlow 1 has to say about a step: its hooks, in TensorFlow's order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._base.context_managers import no_grad
+from thalweg._base.device_counters import Move, moved, number_of
+from thalweg._base.scalars import product, scalar_type
+from thalweg._base.showing import show_value
+from thalweg._core.checks import check_memories, check_pairs, counting
+from thalweg._core.columns import Groups, derived
+from thalweg._core.hooks import Dtype, Hooks, Shared
+from thalweg._core.outcome import After, EnableTorchFunction
+from thalweg._core.pairs import Gradient, Pair, as_gradient, check_variables
+from thalweg._core.section import Call
+from thalweg._core.state import making
+from thalweg._core.vectors import is_host
+from thalweg._graph import current_session
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.variable import Variable, titles_of
+
+
+class V1StepAdapter(Hooks):
+    """One step.
+
+    Args:
+        optimizer: The `Optimizer`.
+        global_step: What is raised by 1, or None.
+        name: The name of the step.
+        values: What the optimizer reads once a step, by name. If None it is read when it is first
+            asked for; a graph's operation has it from when the graph was built.
+    """
+
+    builds = False  # whether a graph is being built, and no step is taken
+    finished: Any = None  # what `_finish` returned
+    updates = 0  # how many variables are updated
+
+    def __init__(
+        self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._global_step = global_step
+        self._name = name
+        self._values = values
+        self._results: list[object] = []  # what the hooks returned that update variables
+        self.selection = optimizer._selection()
+        self.calls = optimizer._may_call_users()
+        self.repeats = _is_global_step(global_step)
+        # A counter that is no variable may share its memory, which the device would not count in.
+        is_own = global_step is None or isinstance(global_step, Variable)
+        self.may_leave = is_own and current_session() is None and not optimizer._finishes_itself()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the optimizer reads once a step."""
+        if self._values is None:
+            optimizer = self._optimizer
+            self._values = (
+                optimizer._captured_inputs()[0] if self.builds else optimizer._read_values()
+            )
+        return self._values
+
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        return titles_of(variables)
+
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        variables = [var for _, var in given]
+        check_variables(variables)
+        titles = titles_of(variables)
+        return [
+            (as_gradient(grad, var, title), var)
+            for (grad, var), title in zip(given, titles, strict=True)
+        ]
+
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        check_global_step(self._global_step)
+        titles = titles_of([var for _, var in pairs])
+        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        if current_session() is None:  # in a graph they were made when it was built
+            with making(self._optimizer, variables):
+                self._optimizer._create_slots(list(variables))
+
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        self.updates = len(variables)
+        self._optimizer._prepare()
+        values = self.values
+        if self.calls:
+            self._values = self._optimizer._with_prepared(values)
+
+    def apply_one(self, grad: Gradient, var: Tensor) -> None:
+        self._results.append(self._optimizer._apply_one(grad, var))
+
+    def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        return self._optimizer._written_tensors(variables)
+
+    def finishing_calls(self) -> list[After]:
+        if not self._optimizer._finishes_itself():
+            return []
+        return [After(self._finish, "`_finish` failed")]
+
+    def _finish(self) -> None:
+        results = self._results or [None] * self.updates  # which one fused update returns
+        scope = self._name if self._name.endswith("/") else f"{self._name}/"
+        with EnableTorchFunction(), no_grad():
+            name = scope if self._global_step is None else "update"
+            self.finished = self._optimizer._finish(results, name)
+
+    def counting_calls(self, shared: Shared) -> list[Call]:
+        optimizer, step = self._optimizer, self._global_step
+        moves = [] if optimizer._finishes_itself() else [*optimizer._counting_moves(self.values)]
+        if step is not None:
+            moves.append((step, None))
+        return counting_calls(moves, self.taken)
+
+
+def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
+    """What counts a step, as functions in C; on the device, where one counts.
+
+    Args:
+        moves: Counters, and how they move.
+        taken: Whether the step is taken, if a device decides.
+
+    Raises:
+        LayoutError: The global step has no memory.
+    """
+    if taken is not None:
+        check_memories([counter for counter, _ in moves])
+        return moved(moves, taken)
+    calls: list[Call] = []
+    for counter, factor in moves:
+        if not is_host(counter):
+            calls += counting_calls([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))
+        elif factor is None:
+            calls.append(counting(counter))
+        else:
+            value = product(scalar_type(counter)(number_of(counter)), factor)
+            calls.append(partial(counter.detach().fill_, value.item()))
+    return calls
+
+
+class V1RuleStepAdapter(V1StepAdapter):
+    """One step of an optimizer that runs a rule."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        global_step: object,
+        name: str,
+        values: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(optimizer, global_step, name, values)
+        self.repeats = self.repeats and not optimizer._one_by_one()
+
+    def step_rule(self) -> Rule:
+        return self._optimizer._rule_of_step()
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return self._optimizer._one_by_one()
+
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        return self._optimizer._slots.of(var, [slot.name for slot in self.step_rule().slots])
+
+    def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[Any]) -> Groups:
+        return self._optimizer._group_variables(self.values, variables, gradients)
+
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        return derived(
+            self.step_rule(), self._optimizer._scalars_of(self.values, dtype, group), dtype, 1
+        )
+
+
+class V1HookStepAdapter(V1RuleStepAdapter):
+    """A user's hook that hands one variable to the rule, in the course of a step.
+
+    Args:
+        optimizer: The optimizer.
+        values: What it has read for the step; None if no step is under way.
+    """
+
+    constrains = False
+    sees_all = False
+    is_prepared = True
+
+    def __init__(self, optimizer: object, values: dict[str, object] | None) -> None:
+        super().__init__(optimizer, None, "", values)
+        self.calls, self.repeats = False, True
+
+    def step_rule(self) -> Rule:
+        return self._optimizer._choose_rule()
+
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        """The step has made them."""
+
+    def one_by_one(self, pairs: Sequence[Pair]) -> bool:
+        return False
+
+
+def check_global_step(global_step: object) -> None:
+    """Refuse what cannot be counted up; InvalidTypeError."""
+    if not _is_global_step(global_step):
+        raise InvalidTypeError(
+            f"global_step must be a scalar variable or None, not {show_value(global_step)}."
+        )
+
+
+def _is_global_step(global_step: object) -> bool:
+    """Whether it can be counted up: a scalar, or None."""
+    return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())

@@ -1,0 +1,148 @@
+"""Hooks of a subclass in graph mode: called once, as the graph is built, as TensorFlow calls them.
+
+What they record are operations like any other, which sessions run as one update: a `Unit` of the
+graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from thalweg._base.execution_context import is_ours
+from thalweg._base.static_shape import UNKNOWN
+from thalweg._core.pairs import distinct
+from thalweg._core.section import run
+from thalweg._graph import (
+    GraphKeys,
+    GraphVariable,
+    Operation,
+    SymbolicTensor,
+    after_writes,
+    explain_errors,
+    gradient_symbol,
+    graph_variable_of,
+    group,
+    no_op,
+    operation,
+    update_of,
+    updates_since,
+)
+from thalweg.v1.train.step_adapter import check_global_step, counting_calls
+
+HOOKS = (
+    "_prepare",
+    "_finish",
+    "_apply_dense",
+    "_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_apply_sparse_shared",
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+)
+
+
+def has_hooks(optimizer: object) -> bool:
+    """Whether a hook of an optimizer is a user's own, of its class or of itself alone."""
+    return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
+
+
+def check_counter(global_step: Any) -> Any:
+    """Return the variable of the graph that counts steps, another scalar tensor, or None.
+
+    Raises:
+        InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
+    """
+    step = None if global_step is None else graph_variable_of(global_step)
+    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
+        check_global_step(step)
+    return step
+
+
+def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
+    """Call an optimizer's hooks as TensorFlow's `apply_gradients` does while a graph is built.
+
+    Args:
+        optimizer: The optimizer.
+        pairs: Gradients, none of them None, and variables of the graph.
+        global_step: A variable that is raised by 1 after the updates, or None.
+        name: The name scope, made unique.
+
+    Returns:
+        The operation that raises `global_step`; without one what `_finish` returns, of a tensor its
+        operation.
+
+    Raises:
+        InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
+    """
+    if optimizer._recorder is not None:
+        optimizer._recorder.refuse_graph()
+    variables = distinct([var for _, var in pairs])
+    graph: Any = variables[0].graph  # pyright: ignore
+    step = check_counter(global_step)
+    hooks = optimizer._make_hooks(global_step, name, None)
+    hooks.builds = True
+    with (
+        graph.as_default(),
+        optimizer._turn_lock(),
+        optimizer._locked(),
+        optimizer._while_taking(hooks),
+    ):
+        given = [(gradient_symbol(grad), var) for grad, var in pairs]
+        with graph.control_dependencies(None), explain_errors(optimizer, "_create_slots"):
+            optimizer._create_slots(variables)
+        with graph.as_one(), graph.name_scope(name) as scope:
+            with explain_errors(optimizer, "_prepare"):
+                hooks.read_hypers(variables)
+            updates = [
+                update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
+                for grad, var in given
+            ]
+            finished = _finish_updates(
+                optimizer, graph, updates, scope if step is None else "update"
+            )
+            if step is not None:
+                with graph.control_dependencies([finished]):
+                    finished = _count_operation(step, scope)
+        made = finished.op if isinstance(finished, SymbolicTensor) else finished
+        collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
+        if not any(made is each for each in collection):
+            collection.append(made)
+    return made
+
+
+def add_update_names(step: Any, variables: Sequence[Any], kind: str) -> None:
+    """Add an operation for each variable that a step updates, with TensorFlow's name for it.
+
+    A session takes a step as one operation. Those that are added, such as
+    "Adam/update_w/ResourceApplyAdam", follow it: running one takes the whole step.
+
+    Args:
+        step: The operation that takes the step.
+        variables: The variables of the graph that it updates.
+        kind: The name of the kernel, "ApplyAdam".
+    """
+    graph = step.graph
+    with graph.as_default(), graph.control_dependencies([step]), graph.name_scope(f"{step.name}/"):
+        for var in variables:
+            with graph.name_scope(f"update_{var.op.name}"):
+                no_op(f"Resource{kind}" if var.is_resource else kind)
+
+
+def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
+    """What `_finish` returns; if that is nothing, what is done when all updates are."""
+    before = len(graph.operations)
+    with explain_errors(optimizer, "_finish"):
+        made = optimizer._finish(updates, scope)
+    if made is None:
+        return group(*updates, *updates_since(graph, before), name=scope)
+    return after_writes(graph, made)
+
+
+def _count_operation(step: Any, name: str) -> Operation:
+    """The operation that raises a step by 1."""
+    if isinstance(step, GraphVariable):
+        return step.assign_add(1, name=name).op
+    return operation(lambda: run(counting_calls([(step, None)])), [], name)

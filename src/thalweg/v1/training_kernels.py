@@ -1,0 +1,213 @@
+"""What stands behind each function of `training_ops`: arguments in TensorFlow's order, and a rule.
+
+A kernel is one update of one variable. Its scalars are the caller's, converted once to the dtype of
+the variable; its slots are any tensors of the variable's shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Any
+
+from torch import Tensor
+
+from thalweg._base.execution_context import is_deferred
+from thalweg._base.locks import Lock
+from thalweg._base.showing import show_value
+from thalweg._base.tracing import untraced
+from thalweg._core.one_rule import OneRule
+from thalweg._core.outcome import raise_first
+from thalweg._core.pairs import as_gradient
+from thalweg._core.plan_cache import PlanCache
+from thalweg._core.step import take
+from thalweg._graph import (
+    GraphVariable,
+    Output,
+    by_reference,
+    graph_variable_of,
+    operation,
+    resolve,
+)
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import dtype_name, name_of
+
+Arguments = dict[str, Any]
+
+_LOCK = Lock()  # held by kernels called with use_locking=True
+# What TensorFlow calls otherwise than the rules do.
+_SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, for dense and for sparse gradients.
+
+    Attributes:
+        inputs: The arguments in TensorFlow's order: the variable first, then among others its
+            slots, scalars, and the gradient.
+        slots: The slots, in the order of the rule.
+        choose: Gives the rule for the arguments of a call.
+        options: Further arguments with their defaults.
+        constants: Scalars of the rule that are no arguments.
+        renamed: Scalars that this kernel alone calls otherwise than the rule does.
+        check: Refuses scalars that the kernel cannot use; gets the arguments, and whether the
+            gradient is sparse.
+    """
+
+    inputs: str
+    slots: str
+    choose: Callable[[Arguments], Rule]
+    options: Arguments = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The public function of this name, such as "resource_sparse_apply_momentum"."""
+        return _kernel_function(self, name)
+
+    def names(self, sparse: bool) -> list[str]:
+        """The arguments that have no default."""
+        names = self.inputs.split()
+        if not sparse:
+            return names
+        names = ["grad" if name == "delta" else name for name in names]
+        place = names.index("grad") + 1
+        return [*names[:place], "indices", *names[place:]]
+
+
+def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
+    sparse, resource = "sparse" in name, name.startswith("resource_")
+    needed = kernel.names(sparse)
+    optional = {"use_locking": False, **kernel.options, "name": None}
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    signature = Signature(
+        [Parameter(each, kind) for each in needed]
+        + [Parameter(each, kind, default=value) for each, value in optional.items()]
+    )
+    written = ["var", *kernel.slots.split()]
+
+    def function(*args: object, **kwargs: object) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}") from None
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        if is_deferred(*arguments.values()):
+            return _add_operation(kernel, name, arguments, written, sparse, resource)
+        arguments = {each: resolve(value) for each, value in arguments.items()}
+        with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
+            _apply_kernel(kernel, name, arguments, sparse)
+        if resource:
+            return None
+        updated = arguments["var"].detach()
+        updated.op = None  # what TensorFlow's optimizers return of it: the update, which is done
+        return updated
+
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    function.__doc__ = _describe_kernel(kernel, name, sparse, resource)
+    return untraced(function)
+
+
+def _describe_kernel(kernel: Kernel, name: str, sparse: bool, resource: bool) -> str:
+    arguments = {"use_locking": False, **kernel.options}
+    rule = kernel.choose({**dict.fromkeys(kernel.inputs.split()), **arguments})
+    rows = "the rows `indices` of `var`, one after the other," if sparse else "`var`"
+    slots = kernel.slots.replace(" ", ", ")
+    written = f" and {slots}" if slots else ""
+    given = "None" if resource else "`var` as a tensor"
+    return (
+        f"Update {rows} by the rule {rule.name}, in place.\n\n"
+        f"`var`{written} are written. Scalars are numbers or 0-d tensors. With symbolic arguments\n"
+        "this makes an operation of the graph.\n\n"
+        f"Returns:\n    {given}; in a graph the {'operation' if resource else 'symbolic tensor'}."
+        f"\n\nReference: {rule.source}"
+    )
+
+
+def _add_operation(
+    kernel: Kernel,
+    name: str,
+    arguments: Arguments,
+    written: Sequence[str],
+    sparse: bool,
+    resource: bool,
+) -> object:
+    """The kernel as an operation of a graph."""
+    variables = {each: graph_variable_of(arguments[each]) for each in written}
+    for each, variable in variables.items():
+        if not isinstance(variable, GraphVariable):
+            raise InvalidTypeError(
+                f"{name}(): {each} must be a variable of the graph, not {show_value(variable)}."
+            )
+    inputs = {**arguments, **{each: by_reference(var) for each, var in variables.items()}}
+
+    def run_kernel(values: Arguments) -> object:
+        with _LOCK if values["use_locking"] else contextlib.nullcontext():
+            _apply_kernel(kernel, name, values, sparse)
+        return None if resource else values["var"].detach()
+
+    var = variables["var"]
+    outputs = None if resource else Output(var.dtype, var.shape)
+    title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
+    return operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
+
+
+def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool) -> None:
+    var, slots = arguments["var"], [arguments[each] for each in kernel.slots.split()]
+    _check_tensors(name, var, slots)
+    title = name_of(var)
+    given = arguments["delta" if "delta" in arguments else "grad"]
+    grad = as_gradient(given, var, title)
+    if isinstance(grad, IndexedSlices):
+        raise InvalidTypeError(
+            f"{name}() takes the values of a sparse gradient, not {show_value(given)}."
+        )
+    if sparse:
+        grad = IndexedSlices(grad, arguments["indices"])
+    scalars = _scalars_of(kernel, name, arguments)
+    kernel.check(arguments, sparse)
+    rule = kernel.choose(arguments)
+    if sparse:
+        rule = _one_after_the_other(rule)
+    raise_first(take(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
+
+
+def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
+    for tensor in (var, *slots):
+        if not isinstance(tensor, Tensor):
+            raise InvalidTypeError(f"{name}() updates tensors in place, not {show_value(tensor)}.")
+        if tensor.dtype != var.dtype:
+            raise InvalidTypeError(
+                f"{name}(): '{name_of(var)}' is {dtype_name(var.dtype)}, its slot"
+                f" {dtype_name(tensor.dtype)}."
+            )
+
+
+def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
+    """The scalars by their names in the rule."""
+    tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
+    names = {**_SCALARS, **kernel.renamed}
+    found: Arguments = dict(kernel.constants)
+    for each, value in arguments.items():
+        if each in tensors or each in kernel.options:
+            continue
+        if tuple(getattr(value, "shape", ())) != ():
+            shape = tuple(value.shape)
+            raise InvalidArgumentError(f"{name}(): {each} is not a scalar: it has shape {shape}.")
+        found[names.get(each, each)] = value
+    return found
+
+
+@cache
+def _one_after_the_other(rule: Rule) -> Rule:
+    """The rule as the sparse kernels have it: they add up nothing, and leave other rows alone."""
+    return replace(rule, duplicates="successive", update_untouched=None)

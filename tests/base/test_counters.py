@@ -1,0 +1,124 @@
+"""Counters that a device moves; here the CPU stands for it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import Variable
+from thalweg._base import device_counters
+from thalweg._core.section import run
+
+HERE = torch.device("cpu")
+
+
+def counter(value: float, dtype: torch.dtype = torch.float32) -> Variable:
+    return Variable(value, dtype=dtype, trainable=False)
+
+
+def move(*moves: tuple[Tensor, float | None], taken: bool = True) -> None:
+    run(device_counters.moved(moves, torch.tensor(taken)))
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Tensor) -> float:
+        raise AssertionError("a device is waited for")
+
+    monkeypatch.setattr(Tensor, "item", refused)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_step_counts_if_it_is_taken(taken: bool) -> None:
+    step, power = counter(4, torch.int64), counter(0.9)
+    move((power, 0.5), (step, None), taken=taken)
+    assert step.item() == (5 if taken else 4)
+    assert power.item() == torch.tensor(0.45 if taken else 0.9).item()
+    assert step.dtype == torch.int64
+    assert power.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("unasked")
+def test_a_number_is_known_without_asking() -> None:
+    step, power = counter(2**40, torch.int64), counter(0.9)
+    move((power, 0.5), (step, None))
+    found = device_counters.number_of(step)
+    assert found == 2**40 + 1
+    assert type(found) is int
+    assert device_counters.number_of(power) == float(torch.tensor(0.45).numpy())
+    move((power, 0.5), (step, None), taken=False)
+    assert device_counters.number_of(step) == 2**40 + 1
+
+
+def test_a_counter_that_has_moved_since_is_asked() -> None:
+    step = counter(1, torch.int64)
+    move((step, None))
+    step.assign(7)
+    assert device_counters.number_of(step) == 7
+    calls = device_counters.moved([(step, None)], torch.tensor(True))
+    assert device_counters.number_of(step) == 7
+    step.assign(1)  # in place of the calls
+    assert device_counters.number_of(step) == 1
+    run(calls)
+    assert device_counters.number_of(step) == step.item() == 2
+
+
+def test_what_was_never_moved_is_asked() -> None:
+    assert device_counters.number_of(torch.tensor([3])) == 3
+
+
+def test_numbers_of_no_counter_are_kept() -> None:
+    gc.collect()
+    before = len(device_counters._sent)
+    move((counter(1.0), 2.0))
+    gc.collect()
+    assert len(device_counters._sent) == before
+
+
+def test_memory_that_was_replaced_is_asked() -> None:
+    step = counter(1, torch.int64)
+    move((step, None))
+    step.data = torch.tensor(40)
+    assert device_counters.number_of(step) == 40
+
+
+def test_what_a_device_knows_goes_on_counting() -> None:
+    """A write that torch does not count is not seen at once, and not lost."""
+    power = counter(1.0)
+    move((power, 0.5))
+    power.data.fill_(8.0)
+    move((power, 0.5))
+    assert power.item() == device_counters.number_of(power) == 4.0
+
+
+def test_steps_of_two_threads_both_count() -> None:
+    step = counter(0, torch.int64)
+    plans = [device_counters.moved([(step, None)], torch.tensor(True)) for _ in range(2)]
+    for calls in plans:
+        run(calls)
+    assert device_counters.number_of(step) == step.item() == 2
+
+
+def test_a_product_below_the_normal_numbers_is_zero() -> None:
+    power = counter(1e-30)
+    move((power, 1e-9))
+    assert power.item() == 0.0
+    wide = counter(1e-30, torch.float64)
+    move((wide, 1e-9))
+    assert wide.item() == 1e-30 * 1e-9
+
+
+def test_a_counter_of_inference_mode_counts() -> None:
+    with torch.inference_mode():
+        step = torch.tensor(3)
+        move((step, None))
+        assert device_counters.number_of(step) == 4
+
+
+def test_nothing_moves() -> None:
+    assert device_counters.moved([], torch.tensor(True)) == []
+    step = counter(1, torch.int64)
+    assert device_counters.at(HERE, step).data_ptr() == step.data_ptr()

@@ -1,0 +1,123 @@
+"""Blocks that switch something: it is switched back wherever an interruption comes."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+import thalweg
+from interrupting import switched
+from thalweg._base import context_managers
+from thalweg._base.execution_context import eagerly
+from thalweg._core.hyperparameters import Hyperparameters
+from thalweg._core.state.entries import uncopied
+from thalweg._engines.denormals import set_denormals
+from thalweg.autodiff import watching
+from thalweg.distribute import context
+
+HYPERS = Hyperparameters()
+BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": context_managers.no_grad,
+    "enable_grad": context_managers.enable_grad,
+    "grad_kept": context_managers.grad_kept,
+    "outside_inference": context_managers.outside_inference,
+    "writable": context_managers.writable,
+    "denormals": lambda: set_denormals(True),
+    "eagerly": eagerly,
+    "engine": lambda: thalweg.engine("reference", denormals="keep"),
+    "uncopied": uncopied,
+    "across": lambda: context.enter_cross_replica(thalweg.distribute.get_strategy()),
+    "watching": lambda: watching(lambda *_: None),
+    "knowing": lambda: HYPERS.knowing({}),
+    "uncalled": HYPERS.uncalled,
+}
+OUTSIDE = {
+    "torch's default": lambda: torch.inference_mode(False),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+def state() -> Any:
+    return *switched(), HYPERS._given, HYPERS._known
+
+
+def interrupted(number: int, work: Callable[[], Any]) -> bool:
+    """Do work that is interrupted where a signal may do so: where Python code is entered or left,
+    or has called something in C. False if there are fewer such places."""
+    left = number
+
+    def profile(frame: Any, *_: Any) -> None:
+        nonlocal left
+        left -= frame.f_code is not interrupted.__code__
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def within(block: Callable[[], AbstractContextManager[Any]]) -> None:
+    with block():
+        torch.set_grad_enabled(torch.is_grad_enabled())
+
+
+def places(block: Callable[[], AbstractContextManager[Any]]) -> list[int]:
+    """Where an interruption leaves something switched, of all places; there is one place more."""
+    wrong: list[int] = []
+    for number in itertools.count():
+        before = state()
+        found = interrupted(number, lambda: within(block))
+        if state() != before:
+            wrong.append(number)
+            torch.set_grad_enabled(True)
+        if not found:
+            return [*wrong, -number]
+    return wrong
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_that_is_interrupted_anywhere_is_left_whole(name: str, outside: str) -> None:
+    with OUTSIDE[outside]():
+        (count,) = places(BLOCKS[name])
+    assert count < -4
+
+
+def test_torchs_own_blocks_are_not() -> None:
+    *wrong, _ = places(torch.no_grad)
+    assert wrong
+
+
+@pytest.mark.parametrize("name", ["no_grad", "enable_grad", "writable", "outside_inference"])
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_a_block_records_what_it_says(name: str, outside: str) -> None:
+    with OUTSIDE[outside]():
+        before = state()
+        with BLOCKS[name]():
+            is_inference = outside == "inference_mode" and name.endswith("_grad")
+            assert torch.is_inference_mode_enabled() == is_inference
+            assert torch.is_grad_enabled() == (name in ("enable_grad", "outside_inference"))
+        assert state() == before
+
+
+def test_a_block_may_be_that_of_a_function() -> None:
+    @context_managers.no_grad()
+    def doubled(x: torch.Tensor, by: int = 2) -> torch.Tensor:
+        return x * by
+
+    made = doubled(torch.ones(1, requires_grad=True), by=3)
+    assert (made.item(), made.requires_grad, doubled.__name__) == (3, False, "doubled")

@@ -1,0 +1,262 @@
+"""Formulas around the steps of others: one formula, and what is measured of a step."""
+
+from __future__ import annotations
+
+import ast
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from rulebook import assert_same
+from thalweg import Hyper, Rule, Slot, optim, sqrt, where
+from thalweg._engines.codegen import Update
+from thalweg._engines.cpu.codegen import generate_update
+from thalweg._engines.transcribe import bind_formula, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import StepMeasure, WrappedStepFormula, moved
+
+F = np.float32
+NUMPY = {"sqrt": np.sqrt, "where": np.where, "square": np.square}
+
+
+def ahead(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    m = m + grad
+    return moved(var * 0.5, rate * m), m
+
+
+def back(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    m = m + grad
+    return moved(var, -(rate * m / 3)), m
+
+
+def named(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    before = var
+    grad = grad * 2
+    var = var * 0.5
+    var = moved(var, -(rate * grad))
+    return var, m + (var - before)
+
+
+def unnamed(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    var = var - rate * grad
+    return var * 0.5, m + var
+
+
+def as_sum(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    m = m + grad
+    return var * 0.5 + rate * m, m
+
+
+def as_difference(var: Any, grad: Any, m: Any, *, rate: Any) -> Any:
+    m = m + grad
+    return var - rate * m / 3, m
+
+
+def doubled(var: Any, grad: Any, base: Any, step: Any, *, by: Any) -> Any:
+    step = step * by
+    kept = where(grad * step < 0, step, 0)
+    return moved(base, kept)
+
+
+def tenth(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    grad = var + grad
+    made = moved(base, step * 0.125)
+    return made
+
+
+def product(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    return var * step + base * grad
+
+
+def values() -> Any:
+    rng = np.random.default_rng(3)
+    return [rng.standard_normal(1000).astype(F) for _ in range(3)]
+
+
+def run(formula: Any, *given: Any, **scalars: Any) -> Any:
+    """What a formula makes, with the scalars that it asks for."""
+    asked = {name: scalars[name] for name in transcribe(formula).scalars}
+    return bind_formula(formula, NUMPY, F)(*given, **asked)
+
+
+@pytest.mark.parametrize(("said", "plain"), [(ahead, as_sum), (back, as_difference)])
+def test_what_is_moved_is_a_sum_or_a_difference_to_engines(said: Any, plain: Any) -> None:
+    texts = [
+        [ast.unparse(each) for each in (*known.body, *known.results)]
+        for known in map(transcribe, (said, plain))
+    ]
+    assert texts[0] == texts[1]
+    kernels = [generate_update(Update(f, ("float32",) * 3), "float32").name for f in (said, plain)]
+    assert kernels[0] == kernels[1]
+    given = values()
+    assert_same(*([*map(torch.from_numpy, f(*given, rate=F(0.1)))] for f in (said, plain)))
+
+
+@pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
+def test_a_formula_around_a_step(formula: Any) -> None:
+    var, grad, m = given = values()
+    got, slot = run(WrappedStepFormula(formula, doubled), *given, rate=F(0.25), by=F(2))
+    _, plain = run(formula, *given, rate=F(0.25))
+    base, step = {
+        ahead: (var * F(0.5), F(0.25) * (m + grad)),
+        back: (var, -(F(0.25) * (m + grad) / F(3))),
+        named: (var * F(0.5), -(F(0.25) * (grad * F(2)))),
+        unnamed: (var, (var - F(0.25) * grad) * F(0.5) - var),
+    }[formula]
+    wanted = base + np.where(grad * (step * F(2)) < 0, step * F(2), F(0))
+    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(slot, m + (wanted - var) if formula is named else plain)
+    (measured,) = run(StepMeasure(formula, product), *given, rate=F(0.25))
+    np.testing.assert_array_equal(measured, var * step + base * grad)
+
+
+@pytest.mark.parametrize("formula", [ahead, back, named, unnamed])
+def test_one_around_another(formula: Any) -> None:
+    """The step of the outer one is what the inner one says it is."""
+    given = values()
+    inner = WrappedStepFormula(formula, doubled)
+    numbers = {"rate": F(0.25), "by": F(2)}
+    got, _ = run(WrappedStepFormula(WrappedStepFormula(inner, tenth), tenth), *given, **numbers)
+    (step,) = run(StepMeasure(inner, the_step), *given, **numbers)
+    (base,) = run(StepMeasure(inner, the_base), *given, **numbers)
+    np.testing.assert_array_equal(got, base + step * F(0.125) * F(0.125))
+
+
+def the_step(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    return step
+
+
+def the_base(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    return base
+
+
+def test_a_measure_reads_no_more_than_its_step_follows_from() -> None:
+    def update(var: Any, grad: Any, m: Any, v: Any, *, rate: Any, beta: Any) -> Any:
+        v = v * beta + grad * grad
+        m = m + grad
+        return moved(var, -(rate * m)), m, sqrt(v)
+
+    known = transcribe(StepMeasure(update, the_step))
+    assert known.scalars == ("rate",)
+    assert next(ast.unparse(each) for each in known.body) == "r_m = r_m + r_grad"
+    assert not any("r_v" in ast.unparse(each) for each in (*known.body, *known.results))
+
+
+def _two(var: Any, grad: Any) -> Any:
+    var = moved(var, grad)
+    return (moved(var, grad),)
+
+
+def _inside(var: Any, grad: Any) -> Any:
+    return (moved(var, grad) * 2,)
+
+
+def _slot(var: Any, grad: Any, m: Any) -> Any:
+    return var, moved(m, grad)
+
+
+def _of_helper(var: Any, grad: Any) -> Any:
+    return moved(var, grad)
+
+
+def _helped(var: Any, grad: Any) -> Any:
+    return (_of_helper(var, grad),)
+
+
+def _three(var: Any, grad: Any) -> Any:
+    return (moved(var, grad, 1),)  # pyright: ignore
+
+
+def _more_after_it(var: Any, grad: Any) -> Any:
+    made = moved(var, grad)
+    return (made * 2,)
+
+
+def _another_of_its_name(var: Any, grad: Any) -> Any:
+    var = moved(var, grad)
+    var = var * 2
+    return (var,)
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (_more_after_it, "`made` is what it has `moved`, and what it returns first is another"),
+        (_another_of_its_name, "`var` is what it has `moved`, and what it returns first is anoth"),
+        (_two, r"test_wrapped_formula.py:\d+\): a formula says `moved\(base, step\)` once"),
+        (_inside, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
+        (_slot, r"a formula says `moved\(base, step\)` once, of what it returns first or"),
+        (_helped, "_of_helper .*: `moved` is for the formula itself, not for its helpers"),
+        (_three, r"`moved\(var, grad, 1\)` needs 2 arguments"),
+    ],
+)
+def test_where_a_step_is_said(update: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        transcribe(update)
+
+
+def _with_helper(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    return _of_step(base, step)
+
+
+def _of_step(base: Any, step: Any) -> Any:
+    return base + step
+
+
+def _of_two(var: Any, grad: Any, base: Any, step: Any) -> Any:
+    return base, step
+
+
+def _of_others(var: Any, grad: Any, m: Any) -> Any:
+    return var
+
+
+@pytest.mark.parametrize("how", [_with_helper, _of_two, _of_others])
+def test_what_lies_around_a_step_is_of_one_kind(how: Any) -> None:
+    with pytest.raises(RuleError, match=f"{how.__name__} .* lies around a step: it takes var, gr"):
+        transcribe(WrappedStepFormula(ahead, how))
+
+
+@pytest.mark.parametrize("formula", [3, None, partial(tenth, step=1)], ids=["3", "None", "partial"])
+def test_what_is_no_function_is_refused_at_once(formula: Any) -> None:
+    for both in ((ahead, formula), (formula, tenth)):
+        with pytest.raises(RuleError, match="A formula must be a function written with def, not"):
+            WrappedStepFormula(*both)
+
+
+def test_what_has_no_decay_has_none_to_decide_on() -> None:
+    transcribe(WrappedStepFormula(ahead, tenth, decays=True))
+    transcribe(WrappedStepFormula(named, tenth, decays=True))
+    for formula in (back, unnamed):
+        with pytest.raises(RuleError, match=f"{formula.__name__} .* has no decay beside its step"):
+            transcribe(WrappedStepFormula(formula, tenth, decays=True))
+
+
+def test_engines_alone_run_it() -> None:
+    with pytest.raises(RuleError, match="ahead within tenth is run by engines alone"):
+        WrappedStepFormula(ahead, tenth)(1.0, 2.0, 3.0)
+
+
+def test_before_an_average_and_in_rows() -> None:
+    rule = Rule(
+        name="Wrapped",
+        update=WrappedStepFormula(named, tenth),
+        slots=(Slot("m"),),
+        hypers=(Hyper("rate", 0.25),),
+    )
+    thalweg.check_rule(rule)
+    found: list[Any] = []
+    for engine in ("cpu", "reference"):
+        with thalweg.engine(engine):
+            param = torch.linspace(-1, 1, 12).reshape(6, 2).requires_grad_()
+            made = optim.RuleOptimizer([param], rule, ema_decay=0.5)
+            for row in (0, 3):
+                rows = torch.full((1, 2), 2.0)
+                param.grad = torch.sparse_coo_tensor([[row]], rows, (6, 2), check_invariants=True)
+                made.step()
+            found.append([param.detach(), *made.state[param].values()])
+    assert_same(*found)

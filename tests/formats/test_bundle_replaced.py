@@ -1,0 +1,67 @@
+"""A checkpoint of TensorFlow in the place of another: what a failure leaves, and what it says."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg._formats import bundle, stored_tensor
+from thalweg.errors import CheckpointWriteError, DataLossError
+
+OLD, NEW = ({"w": stored_tensor.of_tensor(torch.full((3,), value))} for value in (1.0, 2.0))
+CALLS = [(name, number) for name in ("open", "write", "fsync", "replace") for number in range(6)]
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[None]:
+    """Have one call fail; what is returned grows with each."""
+    real, calls = getattr(os, name), list[None]()
+
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == number + 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, name, call)
+    return calls
+
+
+@pytest.mark.parametrize(("name", "number"), CALLS)
+@pytest.mark.parametrize("has_old", [True, False])
+def test_what_is_left_is_what_the_error_says(
+    name: str, number: int, has_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt"
+    if has_old:
+        bundle.write(path, OLD)
+    told, calls = "", list[None]()
+    with monkeypatch.context() as patch:
+        calls = _failing(patch, name, number)
+        try:
+            bundle.write(path, NEW)
+        except CheckpointWriteError as error:
+            told = str(error)
+    if not told:
+        assert len(calls) <= number or name == "open"
+        assert bundle.read(path).tensors["w"].tensor()[0] == 2
+    elif "the previous checkpoint is intact" in told:
+        assert has_old
+        assert bundle.read(path).tensors["w"].tensor()[0] == 1
+    elif "nothing was saved" in told:
+        assert not has_old
+        assert not bundle.is_bundle(path)
+    elif "there is no checkpoint to be read" in told:
+        assert (name, number) == ("replace", 1)
+        with pytest.raises(DataLossError):
+            bundle.read(path)
+    else:
+        assert "the new checkpoint is in its place" in told
+        assert bundle.read(path).tensors["w"].tensor()[0] == 2
+    assert not [each for each in os.listdir(tmp_path) if each.endswith(".tmp")]
+    bundle.write(path, NEW)
+    assert bundle.read(path).tensors["w"].tensor()[0] == 2

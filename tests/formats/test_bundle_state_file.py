@@ -1,0 +1,209 @@
+"""The file `checkpoint`: read, written, and refused where it leads out of its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bundle_files import GOLDENS
+from thalweg._formats.bundle import CheckpointState, read_state, write_state
+from thalweg.errors import DataLossError, ThalwegError, UnsafeCheckpointError
+
+ALIKE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAST = 'model_checkpoint_path: "model.ckpt-5"\n'
+
+
+def parsed(folder: Path, text: str | bytes) -> CheckpointState | None:
+    data = text.encode() if isinstance(text, str) else text
+    (folder / "checkpoint").write_bytes(data)
+    return read_state(folder)
+
+
+def test_a_sample_of_tensorflow_is_read() -> None:
+    home = GOLDENS / "ckpt_v1" / "adam"
+    path = str(home / "model.ckpt-5")
+    assert read_state(home) == CheckpointState(path, (path,))
+    assert read_state(home, "other") is None
+    assert read_state(home / "none") is None
+
+
+def test_it_is_written_as_tensorflow_writes_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.ckpt-5")
+    write_state(tmp_path, CheckpointState(path, (path,)))
+    sample = GOLDENS / "ckpt_v1" / "adam" / "checkpoint"
+    assert (tmp_path / "checkpoint").read_bytes() == sample.read_bytes()
+    paths = [str(tmp_path / name) for name in ("sub/a-1", 'b"\n\té')]
+    state = CheckpointState(paths[1], tuple(paths), (1700000000.25, 1.0), 1e22)
+    write_state(tmp_path, state, "other")
+    assert (tmp_path / "other").read_text() == (
+        'model_checkpoint_path: "b\\"\\n\\t\\303\\251"\n'
+        'all_model_checkpoint_paths: "sub/a-1"\n'
+        'all_model_checkpoint_paths: "b\\"\\n\\t\\303\\251"\n'
+        "all_model_checkpoint_timestamps: 1700000000.25\n"
+        "all_model_checkpoint_timestamps: 1.0\n"
+        "last_preserved_timestamp: 1e+22\n"
+    )
+    (tmp_path / "sub").mkdir()
+    assert read_state(tmp_path, "other") == state
+
+
+PATHS = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20)
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@ALIKE
+@given(st.lists(PATHS.filter(lambda path: path not in (".", "..")), max_size=3), st.lists(TIMES))
+def test_it_comes_back(tmp_path: Path, names: list[str], times: list[float]) -> None:
+    paths = tuple(str(tmp_path / name) for name in names)
+    state = CheckpointState(paths[-1] if paths else "", paths, tuple(times))
+    write_state(tmp_path, state)
+    assert read_state(tmp_path) == state
+
+
+TEXTS = {
+    "": "",
+    "# nothing\n": "",
+    LAST: "model.ckpt-5",
+    "model_checkpoint_path:'a'": "a",
+    'model_checkpoint_path : "a" "b"\n \'c\' # more\n': "abc",
+    'model_checkpoint_path: "a",': "a",
+    'model_checkpoint_path: "a";all_model_checkpoint_timestamps: 1': "a",
+    'model_checkpoint_path: ["a"]': "a",
+    r'model_checkpoint_path: "\x61\142\u0063\U00000064\303\251\'\"\\\?"': "abcdé'\"\\?",
+    'all_model_checkpoint_timestamps: [1, -2.5, .5e3, 3f]\nmodel_checkpoint_path: "a"': "a",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_understood(text: str, tmp_path: Path) -> None:
+    found = parsed(tmp_path, text)
+    wanted = TEXTS[text]
+    assert found is not None
+    assert found.model_checkpoint_path == (str(tmp_path / wanted) if wanted else "")
+
+
+DAMAGED = {
+    "\xff": "is no UTF-8",
+    "model_checkpoint_path": "a name and a colon are due",
+    "model_checkpoint_path:": "there is '' where a value is due",
+    'model_checkpoint_path "a"': "a name and a colon are due",
+    'model_checkpoint_path: "a': "it makes no sense at character 23",
+    'model_checkpoint_path: "a\n"': "it makes no sense",
+    'model_checkpoint_path: "a\\"': "it makes no sense",
+    'model_checkpoint_path: "\\z"': "there is no escape",
+    'model_checkpoint_path: "\\ud800"': "there is no character",
+    'model_checkpoint_path: "\\U00110000"': "there is no character",
+    "model_checkpoint_path: 5": "its value is no str",
+    'all_model_checkpoint_timestamps: "a"': "its value is no float",
+    "all_model_checkpoint_timestamps: nan": "where a value is due",
+    "all_model_checkpoint_timestamps: 1e999": "beyond all numbers",
+    f"all_model_checkpoint_timestamps: {'1' * 5000}": "beyond all numbers",
+    'model_checkpoint_path: ["a"': "there is '' in a list",
+    'model_checkpoint_path: ["a",]': "where a value is due",
+    'model_checkpoint_path: ["a" 5]': "there is '5' in a list",
+    f"{LAST}{LAST}": "more than one checkpoint as the last one",
+    'other: "a"': "other: there is no such field",
+    "model_checkpoint_path { }": "it makes no sense at character 22",
+    f"{LAST}5": "there is '5' where a name and a colon are due",
+    "\0": "it makes no sense at character 0",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_text_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(DataLossError, match=DAMAGED[text]) as caught:
+        parsed(tmp_path, text.encode("latin-1"))
+    assert str(caught.value).startswith(str(tmp_path / "checkpoint"))
+    assert len(str(caught.value)) < 500
+
+
+OUTSIDE = [
+    "/etc/passwd",
+    "../x",
+    "sub/../../x",
+    "..",
+    ".",
+    "sub/..",
+    "",
+    "sub/",
+    "link/x",
+    "link/../x",
+    "a\\0b",
+    "a" * 5000,
+    "/",
+]
+
+
+@pytest.mark.parametrize("field", ["model_checkpoint_path", "all_model_checkpoint_paths"])
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_path_that_leads_outside_is_refused(path: str, field: str, tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    (home / "sub").mkdir(parents=True)
+    (home / "link").symlink_to("/etc")
+    text = f'{field}: "{path}"'
+    if not path:
+        found = parsed(home, text)
+        assert found is not None
+        assert {found.model_checkpoint_path, *found.all_model_checkpoint_paths} == {""}
+        return
+    with pytest.raises(UnsafeCheckpointError, match="it names"):
+        parsed(home, text)
+
+
+def test_a_path_that_stays_inside_is_taken(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    (home / "sub").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to("run")
+    for path in ("x", "./x", "sub/x", "sub/../x", "../run/x", str(home / "x"),
+                 str(tmp_path / "linked" / "x")):  # fmt: skip
+        for folder in (home, tmp_path / "linked"):
+            found = parsed(folder, f'model_checkpoint_path: "{path}"')
+            assert found is not None
+            assert found.model_checkpoint_path == os.path.join(folder, path)
+    beside = tmp_path / "run2"
+    beside.mkdir()
+    with pytest.raises(UnsafeCheckpointError):
+        parsed(home, f'model_checkpoint_path: "{beside}/x"')
+
+
+def test_a_relative_folder_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("", ".", "run"):
+        Path(folder or ".").mkdir(exist_ok=True)
+        path = os.path.join(folder, "model.ckpt-5")
+        write_state(folder, CheckpointState(path, (path,)))
+        assert Path(folder, "checkpoint").read_text().startswith(LAST)
+        assert read_state(folder) == CheckpointState(path, (path,))
+    absolute = str(tmp_path / "run" / "model.ckpt-5")
+    write_state("run", CheckpointState(absolute))
+    assert Path("run/checkpoint").read_text() == LAST  # so that the folder can be moved
+
+
+def test_nothing_is_written_that_leads_outside(tmp_path: Path) -> None:
+    with pytest.raises(UnsafeCheckpointError, match="which is not in its folder"):
+        write_state(tmp_path, CheckpointState("/elsewhere/model.ckpt-5"))
+    with pytest.raises(UnsafeCheckpointError, match="which is not in its folder"):
+        write_state(tmp_path, CheckpointState("", (str(tmp_path / "a"), "/b")))
+    assert not os.listdir(tmp_path)
+
+
+def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
+    cases: dict[str, type[ThalwegError]] = {
+        "link": UnsafeCheckpointError,
+        "pipe": DataLossError,
+        "folder": DataLossError,
+        "large": DataLossError,
+    }
+    (tmp_path / "real").write_text(LAST)
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, kind in cases.items():
+        with pytest.raises(kind, match=name):
+            read_state(tmp_path, name)

@@ -1,0 +1,189 @@
+"""What a path leads to, and what is said of one that leads to no checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from golden_files import FOLDER as GOLDENS
+from thalweg import Variable, checkpoint
+from thalweg._formats import bundle
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
+from thalweg.checkpoint import CheckpointManager, inspection, tensorflow
+from thalweg.errors import DataLossError, MissingFileError, ThalwegError, UnsafeCheckpointError
+from thalweg.tf.io import gfile
+from thalweg.v1 import train
+from thalweg.v1.summary import FileWriter
+
+SAVER = GOLDENS / "checkpoints" / "ckpt_v1" / "adam" / "model.ckpt-5"
+DATA = ".data-00000-of-00001"
+
+
+def _copied(folder: Path) -> Path:
+    for ending in (".index", DATA):
+        shutil.copy(f"{SAVER}{ending}", f"{folder / SAVER.name}{ending}")
+    return folder / SAVER.name
+
+
+@pytest.mark.parametrize("ending", ["", ".index", DATA, ".meta"])
+def test_a_bundle_is_found_by_the_name_of_each_of_its_files(ending: str, tmp_path: Path) -> None:
+    prefix = _copied(tmp_path)
+    Path(f"{prefix}.meta").write_bytes(b"a graph")
+    found = locate_checkpoint(f"{prefix}{ending}")
+    assert (found.path, found.kind, found.writer) == (str(prefix), PathKind.BUNDLE, "tensorflow")
+
+
+def test_ours_is_found_with_and_without_its_ending(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "run.safetensors", variables={"w": torch.ones(2)})
+    for name in ("run", "run.safetensors"):
+        found = locate_checkpoint(tmp_path / name)
+        assert (found.path, found.kind) == (str(tmp_path / "run.safetensors"), PathKind.OURS)
+
+
+@pytest.mark.parametrize("ending", ["", ".safetensors"])
+def test_ours_goes_before_tensorflows_for_all_readers(ending: str, tmp_path: Path) -> None:
+    prefix = _copied(tmp_path)
+    checkpoint.save(f"{prefix}{ending}", variables={"w": torch.ones(2)})
+    w = torch.zeros(2)
+    checkpoint.restore(prefix, variables={"w": w})
+    assert w.tolist() == [1.0, 1.0]
+    assert list(inspection.read_tensors(prefix)) == ["variables/w"]
+    assert train.NewCheckpointReader(prefix).get_variable_to_shape_map() == {"variables/w": [2]}
+    with pytest.raises(ThalwegError, match=r"of thalweg: .* beside it is .*model\.ckpt-5\.index"):
+        tensorflow.load(prefix)
+    assert locate_checkpoint(f"{prefix}.index").kind is PathKind.BUNDLE
+    assert tensorflow.load(f"{prefix}.index").step == 5
+
+
+def test_a_file_of_keras_is_not_hidden_by_what_it_was_turned_into(tmp_path: Path) -> None:
+    path = tmp_path / "it.keras"
+    shutil.copy(GOLDENS / "keras_files" / "adam.keras", path)
+    checkpoint.save(f"{path}.safetensors", variables={"w": torch.ones(2)})
+    assert locate_checkpoint(path).kind is PathKind.KERAS
+
+
+def _made(kind: str, folder: Path) -> Path:
+    path = folder / "it"
+    match kind:
+        case "nothing":
+            pass
+        case "a name that is nearly right":
+            checkpoint.save(folder / "items.safetensors", variables={"w": torch.ones(2)})
+            return folder / "item.safetensors"
+        case "data alone":
+            path = _copied(folder)
+            Path(f"{path}.index").unlink()
+        case "a folder":
+            _copied(folder)
+            return folder
+        case "a list" | "a folder with a list":
+            _copied(folder)
+            text = f'model_checkpoint_path: "{SAVER.name}"\n'
+            (folder / "checkpoint").write_text(text)
+            return folder / "checkpoint" if kind == "a list" else folder
+        case "empty":
+            path.touch()
+        case "a circle" | "a link":
+            path.symlink_to("it" if kind == "a circle" else "gone")
+        case "text":
+            path.write_text("hello")
+        case "a pickle":
+            path.write_bytes(pickle.dumps({"w": 1}))
+        case "of torch":
+            torch.save({"w": torch.ones(2)}, path)
+        case "of others":
+            save_file({"w": torch.ones(2)}, path)
+    return path
+
+
+REFUSED = {
+    "nothing": (
+        MissingFileError,
+        r"it does not exist: there is no file .* with \.safetensors or \.index after it",
+    ),
+    "a name that is nearly right": (MissingFileError, r"Did you mean 'items\.safetensors'\?"),
+    "data alone": (MissingFileError, r"model\.ckpt-5\.index does not exist: without it the data"),
+    "a folder": (MissingFileError, r"is a folder: give .* such as .*/model\.ckpt-5\."),
+    "a folder with a list": (MissingFileError, r"is a folder: .*/model\.ckpt-5, the newest\."),
+    "a list": (MissingFileError, r"checkpoint lists the checkpoints .*/model\.ckpt-5, the newest"),
+    "empty": (DataLossError, r"it: It is no checkpoint of .*: it is empty"),
+    "a circle": (MissingFileError, r"it is a link to 'it', and leads to no file\."),
+    "a link": (MissingFileError, r"it is a link to 'gone', and leads to no file\."),
+    "text": (DataLossError, r"it: It is no checkpoint of thalweg, TensorFlow or Keras.*b'hello'"),
+    "a pickle": (
+        UnsafeCheckpointError,
+        r"it: It is no checkpoint.*a pickle.*torch\.load\(weights_only=True\)",
+    ),
+    "of torch": (
+        UnsafeCheckpointError,
+        r"it: It is no checkpoint.*a pickle.*torch\.load\(weights_only=True\)",
+    ),
+    "of others": (DataLossError, r"it: It is no checkpoint.*safetensors\.torch\.load_file"),
+}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [tensorflow.load, inspection.list_file, inspection.list_verified, inspection.read_tensors],
+)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_every_reader_says_the_same_of_what_is_no_checkpoint(
+    kind: str, read: object, tmp_path: Path
+) -> None:
+    cls, message = REFUSED[kind]
+    with pytest.raises(cls, match=message):
+        read(_made(kind, tmp_path))  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_savers_and_checkpoints_of_objects_say_it_too(kind: str, tmp_path: Path) -> None:
+    path = _made(kind, tmp_path)
+    cls, message = REFUSED[kind]
+    if locate_checkpoint(path).kind is not PathKind.MISSING:  # there a saver has TensorFlow's words
+        with pytest.raises(cls, match=message):
+            train.NewCheckpointReader(path)
+    if not path.suffix:  # which a Checkpoint leaves off
+        with pytest.raises(cls, match=message):
+            train.Checkpoint().restore(path)
+
+
+LOOPED: dict[str, Callable[[str], Any]] = {
+    "a list": train.latest_checkpoint,
+    "rules": lambda at: tensorflow.restore(SAVER, {}, at),
+    "events": FileWriter,
+    "a bundle": lambda at: bundle.read(Path(at, "ckpt")),
+    "a folder": lambda at: CheckpointManager(Path(at, "run")),
+    "a new bundle": lambda at: tensorflow.save(Path(at, "ckpt"), None, {"w": Variable(1.0)}),
+    "a file of text": gfile.GFile,
+}
+
+
+@pytest.mark.parametrize("what", LOOPED)
+def test_links_that_lead_to_one_another_are_named(what: str, tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(ThalwegError, match=str(tmp_path / "one")):
+        LOOPED[what](str(tmp_path / "one"))
+    assert train.get_checkpoint_mtimes([tmp_path / "one", tmp_path / "one" / "ckpt"]) == []
+    train.remove_checkpoint(tmp_path / "one" / "ckpt")
+    assert sorted(os.listdir(tmp_path)) == ["one", "other"]
+
+
+def test_files_of_keras_are_named_to_savers() -> None:
+    path = next((GOLDENS / "keras_files").glob("*.keras"))
+    for read in (train.NewCheckpointReader, train.Checkpoint().restore):
+        with pytest.raises(ThalwegError, match=r"is a file of Keras, which thalweg\.checkpoint"):
+            read(path)
+
+
+def test_a_file_of_tensorflow_is_not_turned_into_one(tmp_path: Path) -> None:
+    with pytest.raises(ThalwegError, match=r"is a checkpoint of TensorFlow, and only one of thal"):
+        tensorflow.convert(SAVER, tmp_path / "out", to="tf")

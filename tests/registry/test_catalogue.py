@@ -1,0 +1,67 @@
+"""Every optimizer by name: what a name makes, how it may be spelled, what is said otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import thalweg
+from thalweg._cli import registry
+from thalweg.errors import NotFoundError
+from thalweg.rules import KERAS_RULES, RULES
+
+NAMES = registry.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_makes_an_optimizer_in_any_case_of_letters(name: str) -> None:
+    assert registry.spelled(name.upper()) == registry.spelled(name.lower()) == name
+    named = registry.named(name)
+    made = named.make(0.25)
+    assert type(made) is named.cls
+    assert named.cls is registry.by_class()[named.of].cls
+    assert float(getattr(made, registry.rate_name(made) or "")) == 0.25
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_name_of_a_rule_makes_what_runs_it(rule: thalweg.Rule) -> None:
+    named = registry.by_rule()[rule.name]
+    assert named.rule is rule
+    assert (named.of in registry.KERAS) == (rule in KERAS_RULES)
+
+
+def test_names_are_those_of_rules_and_of_classes() -> None:
+    assert NAMES[: len(RULES)] == [rule.name for rule in RULES]
+    assert set(registry.KERAS) < set(NAMES)
+    others = [name.partition(":")[0] for name in NAMES[len(RULES) :]]
+    assert others == ["v1"] * (len(others) - 1) + ["openseq2seq"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("admm", "there is no rule 'admm'; near it: Adam, Nadam"),
+        ("xyz", "there is no rule 'xyz'; all are listed by `thalweg rules`."),
+        ("v1:optimizer", "'v1:Optimizer' cannot be named here: it is the base class"),
+    ],
+)
+def test_other_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(NotFoundError) as raised:
+        registry.spelled(name)
+    assert str(raised.value).startswith(message)
+
+
+def test_measuring_steps_knows_nothing_of_the_race() -> None:
+    for path in Path(thalweg.__file__).with_name("bench").glob("*.py"):
+        assert "thalweg._cli.race" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP"])
+def test_rules_of_matrices_take_kernels_of_conv1d(name: str) -> None:
+    variable = torch.nn.Parameter(torch.ones(3, 2, 4))
+    made = registry.named(f"optim:{name}").make(0.1)
+    for _ in range(2):  # the first step of SOAP moves nothing
+        made.apply_gradients([(torch.arange(24.0).reshape(3, 2, 4), variable)])
+    assert not torch.equal(variable.detach(), torch.ones(3, 2, 4))
