@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[1] / "tools" / "tensorflow_tests.py"
 
 OF_TENSORFLOW_1 = """
@@ -73,6 +75,7 @@ tf_keras/optimizers/legacy/adam_test.py 1 failed, 3 passed
 """
 
 
+@pytest.mark.slow
 def test_counts_and_failures_are_printed(tmp_path: Path) -> None:
     files = {
         "tensorflow/python/training/adam_test.py": OF_TENSORFLOW_1,
