@@ -77,7 +77,10 @@ CLASS_OF_NUMPY_FLOATS = 65
 IN_FLOAT = 66  # where an object of these classes has its number
 MEMBERS = 67  # variables whose scalars are made for their step count; else `PROGRAMS` make all
 NO_GRADIENT = 69  # the TensorImpl that stands for none
-BLOCK = 70
+PY_LONG_AS_LONG = 70
+PY_LONG_FROM_LONG = 71
+NONE_OBJECT = 72  # the address of None
+BLOCK = 73
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
@@ -147,13 +150,7 @@ ROW_SIZE = 4  # bytes
 
 MOST = 1e30  # magnitude of an option; a step that is planned anew reports others
 
-# What a call is given, and gives.
-CALLED_BLOCK = 0
-CALLED_PAIRS = 1
-CALLED_TAKEN = 2  # how many steps were when this one was begun
-CALLED_RESULT = 3
-CALLED_PART = 4  # which part of a step
-CALLED_TEAM = 5  # what `TEAM`, `TEAM_ROUTINE` and `TEAM_SIZE` are for it
+ANY_STEP = -1  # in place of the number of steps that were taken when this one was begun
 
 # Parts of a step.
 WHOLE = 0
@@ -655,21 +652,17 @@ def write(block):
     block[TAKEN] = block[TAKEN] + 1
 
 
-def step(called):
+def step(block, pairs, taken, part):
     """Look; if everything is as it was, and no other step came between, write, or measure."""
-    block = int64_pointer(called[CALLED_BLOCK])
-    if block[TAKEN] != called[CALLED_TAKEN]:
+    if taken != ANY_STEP and block[TAKEN] != taken:
         return OTHER_STEP
-    block[PAIRS] = called[CALLED_PAIRS]
-    for k in range(3):
-        block[TEAM + k] = called[CALLED_TEAM + k]
+    block[PAIRS] = pairs
     block[HAS_MEASURED] = 0
-    if called[CALLED_PART] == UPDATE:
+    if part == UPDATE:
         block[HAS_MEASURED] = 1
     found = look(block)
     if found != 0:
         return found
-    part = called[CALLED_PART]
     if block[MEMBERS] != 0 and part != MEASURE:
         found = set_scalars_of_members(block)
         if found != 0:
