@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.engines import probe
+from thalweg.engines import guards, probe
 from thalweg.engines.arrays import Float64, Int64
 from thalweg.engines.cpu import adding, look, look_measures, look_norm, program, store, team
 from thalweg.engines.cpu.codegen import compiler_digest
@@ -182,6 +182,7 @@ class Snapshot:
         self._places: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(look.BLOCK, np.int64)
+        self.is_guarded = False
 
     def hold_list(self, items: list[Any]) -> None:
         """A list that has these items."""
@@ -358,6 +359,11 @@ class Snapshot:
         block[look.IN_FLOAT] = probe.float_offset()
         block[look.NO_GRADIENT] = probe.no_gradient()
         block[look.NONE_OBJECT] = id(None)
+        found = guards.find_guards()
+        self._guards = np.array(found, np.int64).reshape(-1, look.GUARD // 8)
+        block[look.GUARDS], block[look.GUARDS + 1] = len(found), self._guards.ctypes.data
+        # Whether `take` finds out if this thread traces operations, in place of the caller.
+        self.is_guarded = bool(found)
         block[look.CLIPPING] = clipping
         self._is_long = len(self._tensors) >= look.MANY
         fields = astuple(layout)
@@ -412,6 +418,35 @@ class Snapshot:
             wide[place, 2] = number
         else:
             self._watched[place, 2] = number
+
+    def make_step_table(self, spans: Int64, rows: int) -> None:
+        """Make room for the numbers of coming steps, for `take` with `look.TABLED`.
+
+        Args:
+            spans: The address of the first register of each program that has its numbers in a row,
+                and how many these are.
+            rows: The largest number of steps.
+        """
+        width = int(spans[:, 1].sum()) + len(self.columns)
+        self._spans_of_table = spans
+        self._table = np.zeros(look.TABLE_HEAD // 8 + width * rows, np.int64)
+        self.block[look.STEP_TABLE : look.STEP_TABLE_ROW + 1] = (
+            self._table.ctypes.data,
+            len(spans),
+            spans.ctypes.data,
+            8 * width,
+        )
+
+    def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
+        """Set the numbers of coming steps.
+
+        Args:
+            first: How many steps were taken before the one of the first row.
+            rows: The numbers of each step, and what the columns become.
+        """
+        head = np.array((first, len(rows)), np.int64).tobytes()
+        words = np.frombuffer(b"".join((head, *rows)), np.int64)
+        self._table[: len(words)] = words  # at once: a signal's function may take steps, too
 
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
@@ -483,7 +518,8 @@ class Snapshot:
             pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
             taken: Optional. How many were taken when this one was begun: a signal's function may
                 take steps, too.
-            part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
+            part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`; with
+                `look.TABLED` and `look.UNRECORDED`, or without.
             then: Functions in C that belong to the step, and return None.
         """
         if self._is_long:
