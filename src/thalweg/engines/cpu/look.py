@@ -97,7 +97,7 @@ LIST = 24  # the list, how many items, where they are listed
 # dictionary; 0 for dictionaries without an owner.
 DICT = 32
 TENSOR = 192
-GRADIENT = 144
+GRADIENT = 128
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 48  # where numbers lie, how many, their kind, what they become; what they are, if known
 WATCH = 24  # where a number lies, how many bytes it has, what they are
@@ -141,9 +141,8 @@ ITEM = 5  # bytes of an element
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
 IS_ON = 8  # whether the chunks of the variable have their elements, or none
-GAP = 9  # begin and end of memory that is not written, in which the gradient lay last
-FOUND = 11  # the TensorImpl that is the gradient now
-SPANS = 12  # two times: the lengths of its chunks in a table, those they have if on, how many
+FOUND = 9  # the TensorImpl that is the gradient now
+SPANS = 10  # two times: the lengths of its chunks in a table, those they have if on, how many
 
 # Values of IS_THERE.
 ABSENT = 0  # the parameter has no gradient
@@ -330,13 +329,8 @@ def tensor_differs(block, record):
     return 0
 
 
-def is_apart(block, gradient, address, needed):
-    """Return whether memory lies apart from all that is written.
-
-    Most gradients lie where others did a few steps before, so the gap that was found is kept.
-    """
-    if address >= gradient[GAP] and address + needed <= gradient[GAP + 1]:
-        return 1
+def is_apart(block, address, needed):
+    """Whether memory lies apart from all that is written."""
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
     while low < high:
@@ -349,8 +343,6 @@ def is_apart(block, gradient, address, needed):
         return 0
     if low < edges and bounds[low] < address + needed:
         return 0
-    if low > 0 and low < edges:
-        gradient[GAP], gradient[GAP + 1] = bounds[low - 1], bounds[low]
     return 1
 
 
@@ -437,7 +429,7 @@ def gradient_differs(block, gradient):
     if data + begin != gradient[PLACE]:
         if block[HAS_MEASURED]:
             return OTHER_GRADIENT
-        if is_apart(block, gradient, data + begin, gradient[NEEDED]) == 0:
+        if is_apart(block, data + begin, gradient[NEEDED]) == 0:
             return SHARED_GRADIENT
         gradient[PLACE] = data + begin
     cell = int64_pointer(gradient[CELL])
