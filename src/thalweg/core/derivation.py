@@ -118,6 +118,10 @@ class RuleScalars:
         """As that of `Program`, once `pack` has returned numbers."""
         return (0, 0) if self._program is None else self._program.span
 
+    def register(self, name: str) -> int:
+        """Return the address of the register of a value by its name."""
+        return self.span[0] + 8 * self.places[name]
+
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:

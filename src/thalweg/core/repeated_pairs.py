@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -64,6 +65,7 @@ class RepeatedPairs:
         counters: What it counts, of float32, float64 or int64, and of shape ().
         numbers: What is watched; first the counters.
         how: What happened to its gradients.
+        read: Tensors from which `take_coming` reads hyperparameters, by name.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class RepeatedPairs:
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor],
         how: GradientTransforms,
+        read: Mapping[str, Tensor],
     ) -> None:
+        self.read = read
         self.planned, self.snapshot, self._counters = planned, found, counters
         self._kinds = [KINDS[each.dtype] for each in numbers]
         own = self._kinds[: len(counters)]
@@ -98,6 +102,7 @@ class RepeatedPairs:
         numbers: Sequence[Tensor] = (),
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         how: GradientTransforms = NOTHING,
+        read: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
 
@@ -109,6 +114,7 @@ class RepeatedPairs:
             attributes: Dictionaries that are to stay as they are, each with the key whose value
                 may change; None if none may.
             how: What happened to the gradients.
+            read: As that of the class; `can_read` has been asked.
         """
         found = snapshot()
         if (
@@ -124,7 +130,7 @@ class RepeatedPairs:
         ):
             return None
         try:
-            made = RepeatedPairs(planned, found, counters, numbers, how)
+            made = RepeatedPairs(planned, found, counters, numbers, how, read)
         except ERRORS:  # of what cannot be done in one call
             return None
         try:
@@ -141,7 +147,9 @@ class RepeatedPairs:
         found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
         written = [*written_of(self.planned), *self._counters]
-        if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
+        if not hold_tensors(
+            found, [*request.variables, *slots, *written, *numbers, *self.read.values()]
+        ):
             return False
         # Counters may be others than those of the step before, which was checked.
         check_numbers_writable(self._counters, lambda index: f"counter {index}")
@@ -213,12 +221,23 @@ class RepeatedPairs:
                 return False
             rows.append(b"".join((*packed, self._following.pack(*following))))
         if rows and not self._has_table:
-            spans = np.array([each.span for _, each in self._scalars], np.int64)
-            self.snapshot.make_step_table(spans.reshape(-1, 2), MOST_COMING)
-            self._has_table = True
+            self._make_table()
         if self._has_table:
             self.snapshot.set_step_table(first, rows)
         return bool(rows)
+
+    def _make_table(self) -> None:
+        scalars = [(launch.dtype is np.float32, each) for launch, each in self._scalars]
+        spans = np.array([each.span for _, each in scalars], np.int64)
+        self.snapshot.set_reads(
+            [
+                (tensor, each.register(name), is_narrow)
+                for is_narrow, each in scalars
+                for name, tensor in self.read.items()
+            ]
+        )
+        self.snapshot.make_step_table(spans.reshape(-1, 2), MOST_COMING)
+        self._has_table = True
 
     def take_coming(self, given: list[object], how: GradientTransforms = NOTHING) -> int:
         """Take the next of the coming steps, if all is as it was.
@@ -337,6 +356,18 @@ def _are_pairs(given: object, planned: Planned) -> bool:
 
 def _is_number(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.dtype in KINDS and not tensor.dim()
+
+
+def can_read(value: object) -> bool:
+    """Return whether `take_coming` can read a number from a value: a plain float tensor."""
+    return (
+        isinstance(value, Tensor)
+        and _is_number(value)
+        and value.is_floating_point()
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not value.is_neg()
+    )
 
 
 def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:

@@ -84,7 +84,8 @@ STEP_TABLE = 73  # the address of the numbers of coming steps, or 0
 STEP_TABLE_SPANS = 74  # where the first numbers of a row go; its last are those of the columns
 STEP_TABLE_ROW = 76  # bytes of a row
 GUARDS = 77  # functions of torch whose results are 0 in ordinary steps; the first is profilers'
-BLOCK = 79
+READS = 79  # numbers of tensors that go into programs with those of the table
+BLOCK = 81
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
@@ -107,6 +108,9 @@ WRITE = 24  # the index of a tensor; how many members write it, 0 if each step d
 # their positions are
 GUARD = 24  # the function, the bits of its result that count, whether that is their address
 TABLE_HEAD = 16  # bytes before the first row: how many steps were taken before it, number of rows
+READ = (
+    32  # where a number lies, its kind; the register it goes to, whether it is rounded to float32
+)
 SPAN = 16  # registers of a program: where the first one lies, how many
 CHUNK = 32  # a row of a work table, of which the last word is the number of elements
 
@@ -184,6 +188,7 @@ BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 NOTHING = 12
 NOT_TABLED = 13  # the table has no row for the step
 TRACED = 14  # a guard's result is not 0
+DENORMAL = 15  # a number of `READS`, which may have to be flushed
 
 
 def word(address):
@@ -720,6 +725,20 @@ def load_step(block):
     return 0
 
 
+def read_numbers(block):
+    """Read the numbers of tensors into registers; return 1 where one is denormal, else 0."""
+    for k in range(block[READS]):
+        read = int64_pointer(block[READS + 1] + READ * k)
+        number = load_number(read[0], read[1])
+        if number != 0.0 and _f_absolute(number) < TINY_FLOAT32:
+            return 1
+        register = float64_pointer(read[2])
+        register[0] = number
+        if read[3]:
+            register[0] = float64(float32(number))
+    return 0
+
+
 def step(block, pairs, taken, asked):
     """Look; if everything is as it was, and no other step came between, write, or measure."""
     part, first_guard = asked & 7, 1
@@ -740,6 +759,8 @@ def step(block, pairs, taken, asked):
         return found
     if asked & TABLED:
         load_step(block)
+        if read_numbers(block):
+            return DENORMAL
     if block[MEMBERS] != 0 and part != MEASURE:
         found = set_scalars_of_members(block)
         if found != 0:

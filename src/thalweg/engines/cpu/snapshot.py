@@ -437,6 +437,17 @@ class Snapshot:
             8 * width,
         )
 
+    def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
+        """Have steps with numbers of the table read others from tensors.
+
+        Args:
+            reads: Tensors of shape () that were given to `tensor`; for each the address of the
+                register that its number goes to, and whether the number is rounded to float32.
+        """
+        rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
+        self._reads = np.array(rows, np.int64).reshape(-1, look.READ // 8)
+        self.block[look.READS : look.READS + 2] = len(rows), self._reads.ctypes.data
+
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
         """Set the numbers of coming steps.
 

@@ -18,7 +18,7 @@ from thalweg.core.hooks import Dtype
 from thalweg.core.hyperparameters import as_hyper
 from thalweg.core.outcome import not_taken
 from thalweg.core.plan_cache import PlanCache, Planned
-from thalweg.core.repeated_pairs import ComingStep, RepeatedPairs
+from thalweg.core.repeated_pairs import ComingStep, RepeatedPairs, can_read
 from thalweg.core.steady import ERRORS, is_repeatable, look
 from thalweg.core.steady_apply import FAILED, SteadyApply, has_own_methods
 from thalweg.ground.counters import Move, number_of
@@ -96,7 +96,7 @@ class SteadyV1Apply(SteadyApply):
         self._is_foreseen = (
             bool(self._scalars)
             and not self._counts_anew
-            and set(self._moving) == set(self._decays)
+            and set(self._moving) == {*self._decays, *found.read}
             and (self._is_simple or not self._moving)
             and (bool(self._decays) or not self._reads)
         )
@@ -141,7 +141,9 @@ class SteadyV1Apply(SteadyApply):
         kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         # The plans hold this step, and have to go with the optimizer.
         looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
-        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
+        read = hooks.values if current_session() is None else {}
+        read = {name: each for name, each in read.items() if can_read(each)}
+        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how, read)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
@@ -166,12 +168,13 @@ class SteadyV1Apply(SteadyApply):
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        if self._is_foreseen and (values is None or self._are_alike(values)):
+        is_as_read = values is None or not (self._found.read or not self._are_alike(values))
+        if self._is_foreseen and is_as_read:
             other = self._take_coming(optimizer, pairs, how)
             if other == look.WRITTEN_BY_OTHERS:
                 self._read_counters()
                 other = self._take_coming(optimizer, pairs, how)
-            if other != look.NOT_TABLED:
+            if other not in (look.NOT_TABLED, look.DENORMAL):
                 return self._is_done(kept, pairs, other)
         if values is None:
             values = self._values
