@@ -256,7 +256,7 @@ class RepeatedPairs:
             return self._take_measured(self._gradients, given, begun, how, look.TABLED)
         if self._may_have_threads:
             self._launches.set_threads(self.snapshot)
-        return self.snapshot.take(given, look.ANY_STEP, look.TABLED)
+        return self.snapshot.take(given, look.ANY_STEP, look.WHOLE, (), look.TABLED)
 
     def compare(self, given: list[object], begun: int) -> int:
         """Return what is not as it was; 0 if `take` could be called.
@@ -338,7 +338,7 @@ class RepeatedPairs:
                 launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
             gradients.set_separate(separate)
             self._launches.set_threads(self.snapshot)
-            other = self.snapshot.take(given, begun, gradients.part | flags)
+            other = self.snapshot.take(given, begun, gradients.part, (), flags)
             if other != look.BEYOND:
                 break
         return other

@@ -302,7 +302,7 @@ class SteadyStep:
         if self._is_plain and "found_inf" not in own and "grad_scale" not in own:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
-            if other := self.snapshot.take(None, look.ANY_STEP, flags):
+            if other := self.snapshot.take(None, look.ANY_STEP, look.WHOLE, (), flags):
                 if other not in _STEADY:
                     cache.forget_quick()
                 return False
@@ -347,7 +347,7 @@ class SteadyStep:
             return None
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
-        other = snapshot.take(pairs, begun, part | flags, then)
+        other = snapshot.take(pairs, begun, part, then, flags)
         # Sums of gradients that are not there would be among those that are left to others.
         if other == look.BEYOND and not (is_beyond or self._gradients is None or self.may_lack):
             return self._take_by(optimizer, given, is_beyond=True)

@@ -169,8 +169,9 @@ WHOLE = 0
 MEASURE = 1  # gradients are measured, nothing is written
 UPDATE = 2  # of gradients that were measured
 CLIPPED = 3  # a whole one: gradients are measured, clipped by their common norm, and taken
-UNRECORDED = 16  # added: no step is taken while a profiler records operations
-TABLED = 8  # added to any but MEASURE: the numbers are in the table of coming steps
+# Flags that are added to a part.
+TABLED = 8  # the numbers are in the table of coming steps; not with MEASURE
+UNRECORDED = 16  # no step is taken while a profiler records operations
 
 # What is not as it was.
 OTHER_LIST = 1

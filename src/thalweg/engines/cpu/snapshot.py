@@ -522,6 +522,7 @@ class Snapshot:
         taken: int = look.ANY_STEP,
         part: int = look.WHOLE,
         then: Sequence[Call] = (),
+        flags: int = 0,
     ) -> int:
         """Take the step, or a part of it, if all is as it was: 0; else what is not.
 
@@ -529,16 +530,16 @@ class Snapshot:
             pairs: Optional. Gradients and variables, where gradients are not the parameters' own.
             taken: Optional. How many were taken when this one was begun: a signal's function may
                 take steps, too.
-            part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`; with
-                `look.TABLED` and `look.UNRECORDED`, or without.
+            part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
             then: Functions in C that belong to the step, and return None.
+            flags: `look.TABLED` and `look.UNRECORDED`, or 0.
         """
         if self._is_long:
             self._set_team()
         if not then:
-            return self._call(pairs, taken, part)
+            return self._call(pairs, taken, part | flags)
         # Nothing comes between them: `next` stops at what is not as it was.
-        calls = [partial(self._call, pairs, taken, part), *then]
+        calls = [partial(self._call, pairs, taken, part | flags), *then]
         return next(filter(None, map(operator.call, calls)), 0)
 
 
