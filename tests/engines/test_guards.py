@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,6 +67,7 @@ def test_each_is_on_in_its_block_alone(name: str) -> None:
     assert not any(_states())
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, whose tracer is deprecated
 def test_the_last_is_on_while_torch_traces() -> None:
     found: list[list[bool]] = []
 
@@ -109,7 +111,7 @@ STEPS: dict[str, Callable[[], Callable[[Any], Callable[[Any], object]]]] = {
 @pytest.mark.parametrize("name", [each for each in BLOCKS if each != "profiler"])
 @pytest.mark.parametrize("front_end", STEPS)
 def test_no_step_in_a_block_is_taken_in_one_call(front_end: str, name: str) -> None:
-    var = Variable(torch.ones(3))
+    var = Parameter(torch.ones(3)) if front_end == "optim" else Variable(torch.ones(3))
     step: Any = STEPS[front_end]()(var)
     for _ in range(4):
         step(torch.ones(3))

@@ -291,7 +291,7 @@ RATES: dict[str, Callable[[], Tensor]] = {
     "float32": lambda: torch.tensor(0.1),
     "float64": lambda: torch.tensor(0.1, dtype=torch.float64),
     "bfloat16": lambda: torch.tensor(0.1, dtype=torch.bfloat16),
-    "variable": lambda: Variable(0.1),
+    "variable": lambda: Variable(0.1, trainable=False),
     "item of a vector": lambda: torch.tensor([3.0, 0.1])[1],
     "complement": lambda: torch._neg_view(torch.tensor(-0.1)),
 }

@@ -253,6 +253,8 @@ class RepeatedPairs:
         """
         if self._gradients is not None:
             begun = self.snapshot.taken
+            if not (self._has_table and self.snapshot.has_row(begun)):
+                return look.NOT_TABLED
             return self._take_measured(self._gradients, given, begun, how, look.TABLED)
         if self._may_have_threads:
             self._launches.set_threads(self.snapshot)

@@ -459,6 +459,11 @@ class Snapshot:
         words = np.frombuffer(b"".join((head, *rows)), np.int64)
         self._table[: len(words)] = words  # at once: a signal's function may take steps, too
 
+    def has_row(self, taken: int) -> bool:
+        """Return whether the table has the numbers of the step after this many steps."""
+        first, count = self._table[:2].tolist()
+        return first <= taken < first + count
+
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
         impl = _at(id(tensor), layout.impl)
