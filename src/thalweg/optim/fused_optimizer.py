@@ -47,6 +47,7 @@ from thalweg._core.rows import is_sparse, summed
 from thalweg._core.section import Call, run
 from thalweg._core.state.entries import is_cut
 from thalweg._core.step import repeat
+from thalweg._engines.guards import is_recorded
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.optim.columns import STEP, Blocks
@@ -68,7 +69,7 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
-from thalweg.optim.watched import is_watched
+from thalweg.optim.watched import has_hooks
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
@@ -589,13 +590,14 @@ class FusedOptimizer(Scaled):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        if is_dynamo_compiling() or (is_watched(self) and type(self).step is FusedOptimizer.step):
+        is_own = type(self).step is FusedOptimizer.step  # else torch has wrapped the other one
+        if is_dynamo_compiling() or (is_own and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
         quick = self._own.quick if closure is None else None
-        if quick is not None and quick.take(self):
+        if quick is not None and quick.take(self, False, is_own):
             return None
-        return self._step(closure)
+        return self._told_step(closure) if is_own and is_recorded() else self._step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
