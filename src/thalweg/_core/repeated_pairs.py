@@ -216,10 +216,13 @@ class RepeatedPairs:
         """
         rows: list[bytes] = []
         for scalars, number, following in steps:
-            packed = [x.pack(scalars[launch.dtype], number) for launch, x in self._scalars]
-            if None in packed:
-                return False
-            rows.append(b"".join((*packed, self._following.pack(*following))))
+            row: list[bytes] = []
+            for launch, own in self._scalars:
+                packed = own.pack(scalars[launch.dtype], number)
+                if packed is None:
+                    return False
+                row.append(packed)
+            rows.append(b"".join((*row, self._following.pack(*following))))
         if rows and not self._has_table:
             self._make_table()
         if self._has_table:

@@ -6,7 +6,7 @@ import ctypes
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple
 from functools import cache, partial
 from pathlib import Path
@@ -544,8 +544,9 @@ class Snapshot:
         if not then:
             return self._call(pairs, taken, part | flags)
         # Nothing comes between them: `next` stops at what is not as it was.
-        calls = [partial(self._call, pairs, taken, part | flags), *then]
-        return next(filter(None, map(operator.call, calls)), 0)
+        calls: list[Any] = [partial(self._call, pairs, taken, part | flags), *then]
+        results: Iterator[int] = filter(None, map(operator.call, calls))
+        return next(results, 0)
 
 
 def trouble() -> str:
