@@ -25,16 +25,16 @@ from absl.testing import parameterized
 
 import thalweg.tf as tf
 from thalweg import _graph
-from thalweg._base.execution_context import eagerly
+from thalweg._base.execution_context import eagerly, executing_eagerly
 from thalweg.tf import private_modules
 
 
 def run_in_graph(test: Callable[..., object]) -> Callable[..., object]:
-    """Return a test that builds and runs a graph of its own."""
+    """Return a test that builds and runs a graph: that of the caller if there is one."""
 
     @functools.wraps(test)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _graph.Graph().as_default():
+        with _graph.Graph().as_default() if executing_eagerly() else contextlib.nullcontext():
             test(self, *args, **kwargs)
 
     return wrapped
