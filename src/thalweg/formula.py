@@ -497,7 +497,10 @@ def _namespace(*values: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """Square root, correctly rounded."""
+    """Return the square root of x, correctly rounded for NumPy values and float32 tensors.
+
+    For float64 tensors on the CPU, torch's own root may differ in the last place.
+    """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         return x.double().sqrt().float()  # torch's own is not, on the CPU
     return _namespace(x).sqrt(x)

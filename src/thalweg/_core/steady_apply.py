@@ -43,11 +43,11 @@ class SteadyApply(ABC):
         self._names: tuple[str, ...] = tuple(optimizer.__dict__)
         self._holds_attributes = holds_attributes
         self._attributes = id(optimizer.__dict__)  # no more than that: they hold the plans
-        self._count, self._is_guarded = found.snapshot.count, found.snapshot.is_guarded
+        self._count, self._has_guards = found.snapshot.count, found.snapshot.is_guarded
         # Whether the numbers of steps to come are known and may be set for the call.
         self._is_foreseen = False
         # Those steps whose numbers were computed last: the first of them, and the one after them.
-        self._computed = (0, 0)
+        self._computed_span = (0, 0)
 
     @property
     def taken(self) -> int:
@@ -83,7 +83,7 @@ class SteadyApply(ABC):
                 if self._holds_attributes
                 else self._has_equal_attributes(optimizer)
             )
-            and (self._is_guarded or not is_traced())
+            and (self._has_guards or not is_traced())
             and executing_eagerly()
         )
 
@@ -107,55 +107,55 @@ class SteadyApply(ABC):
             optimizer, given: As those of `take`.
             how: What happens to the gradients.
         """
-        begun = self._count.value
+        count_before = self._count.value
         try:
-            other = self._found.take_coming(given, how)
-            if other == look.NOT_TABLED and self._compute_coming(optimizer, begun):
-                other = self._found.take_coming(given, how)
-            return other
+            mismatch = self._found.take_coming(given, how)
+            if mismatch == look.NOT_TABLED and self._compute_coming(optimizer, count_before):
+                mismatch = self._found.take_coming(given, how)
+            return mismatch
         except ERRORS:
-            if self._count.value != begun:  # a signal's function raised it after the step
+            if self._count.value != count_before:  # a signal's function raised it after the step
                 raise
             return FAILED  # the careful step raises the error
 
-    def _compute_coming(self, optimizer: Any, begun: int) -> bool:
+    def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the numbers of steps to come; return False if not even one was set.
 
         Args:
             optimizer: The optimizer.
-            begun: How many steps were taken before the first of them.
+            count_before: How many steps were taken before the first of them.
         """
-        first, end = self._computed
-        most = min(2 * (end - first), MOST_COMING) if begun == end else 1
+        first, end = self._computed_span
+        limit = min(2 * (end - first), MOST_COMING) if count_before == end else 1
         steps: list[ComingStep] = []
         with suppress(*ERRORS):  # which the step itself raises, when it comes
-            steps.extend(islice(self._coming_steps(optimizer, begun), most))
-        if not self._found.set_coming(begun, steps):
+            steps.extend(islice(self._coming_steps(optimizer, count_before), limit))
+        if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
             return False
-        self._computed = begun, begun + len(steps)
+        self._computed_span = count_before, count_before + len(steps)
         return True
 
     def _forget_coming(self) -> None:
         """Have the numbers of coming steps computed anew."""
-        self._computed = (0, 0)
+        self._computed_span = (0, 0)
         self._found.set_coming(0, ())
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return whether those attributes that decide on a step are as they were."""
         return False
 
-    def _drop(self, optimizer: Any, kept: PlanCache, other: int) -> None:
+    def _drop(self, optimizer: Any, kept: PlanCache, mismatch: int) -> None:
         """Forget the step, which is not as it was; the next one may be planned anew.
 
         Args:
             optimizer, kept: As those of `take`.
-            other: What is not as it was.
+            mismatch: What is not as it was.
         """
-        if other == look.TRACED:  # and the next step may be as this one was
+        if mismatch == look.TRACED:  # and the next step may be as this one was
             return
         kept.quick = None
-        if other == look.OTHER_DICT and self._has_equal_attributes(optimizer):
+        if mismatch == look.OTHER_DICT and self._has_equal_attributes(optimizer):
             kept.has_steady_attributes = False
 
     @abstractmethod

@@ -47,8 +47,8 @@ class TensorHeader:
     """Description of a tensor in a file.
 
     Attributes:
-        dtype: As in `Stored`.
-        shape: As in `Stored`.
+        dtype: As in `StoredTensor`.
+        shape: As in `StoredTensor`.
         checksum: The CRC32C of its bytes.
         begin: Where they begin in the file.
         bytes: Their number.

@@ -194,7 +194,12 @@ class CheckpointManager:
             raise failure
 
     def _wait_for_save(self) -> Exception | None:
-        """Wait for the save that is under way; returns the error that it failed with."""
+        """Wait for the save under way and forget it; if it succeeds, delete old checkpoints.
+
+        Returns:
+            The exception that the save failed with, or None. A save that the process before a fork
+            still writes is forgotten without waiting, and None is returned.
+        """
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
             return None

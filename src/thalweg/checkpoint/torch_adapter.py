@@ -298,9 +298,10 @@ class TorchOptimizerAdapter:
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
-    """Return an optimizer without parameters that checks states of a class of `torch.optim`.
+    """Return an optimizer of `thalweg.optim`, without groups, to check states of `cls`.
 
-    It is None for classes that `thalweg.optim` does not have, and for those of users.
+    It is made without `__init__`, so it has neither groups nor state. None for classes that
+    `thalweg.optim` does not have, and for those of users.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None

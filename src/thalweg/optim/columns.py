@@ -105,10 +105,11 @@ class Column:
         return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
-        """Look at the numbers, and whether any was written by others.
+        """Update `values`, `common` and `reads` if other code wrote to the numbers.
 
-        No version tells of writes through NumPy, by `.data` and by collectives. Those that the host
-        keeps are looked at whatever it tells; for those on a device every step would wait.
+        A block on the CPU is compared by value in every call: writes through NumPy, `.data` and
+        collectives change no version. A block on a device is read only if its version changed,
+        because a read waits for the device.
         """
         if self.is_known and not self._is_here:
             return

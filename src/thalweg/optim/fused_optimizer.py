@@ -192,7 +192,7 @@ class StepCache:
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
-        """Return whether the step in one call is that of these plans."""
+        """Return whether `quick` repeats exactly the plans that the parts in `shares` ran last."""
         plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
         now = [each.part.kept.last for each in shares]
         return len(plans) == len(now) and all(map(is_, plans, now))
@@ -590,14 +590,16 @@ class FusedOptimizer(Scaled):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        is_own = type(self).step is FusedOptimizer.step  # else torch has wrapped the other one
-        if is_dynamo_compiling() or (is_own and has_hooks(self)):
+        has_own_step = (
+            type(self).step is FusedOptimizer.step
+        )  # else torch has wrapped the other one
+        if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
         quick = self._own.quick if closure is None else None
-        if quick is not None and quick.take(self, False, is_own):
+        if quick is not None and quick.take(self, False, has_own_step):
             return None
-        return self._told_step(closure) if is_own and is_recorded() else self._step(closure)
+        return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore

@@ -234,7 +234,11 @@ class ParamState:
             self._fresh[id(param)][slot.name] = made
 
     def _beginning(self, param: Tensor) -> Tensor:
-        """Return the tensor at which the steps of a parameter begin."""
+        """Return the tensor that slots named in `StateStorage.beginning` are copied from.
+
+        It is the parameter or its stand-in. For a master on the parameter's device it is a new
+        tensor: the master, or the parameter where other code wrote to the parameter.
+        """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
@@ -270,7 +274,17 @@ class ParamState:
         return Column(name, found, block)
 
     def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
-        """A number of each parameter, which is checked."""
+        """Return the value of one number for each parameter: of its state, or else of its start.
+
+        Args:
+            name: The key of the number in states and `starts`.
+            kind: Provides the common start, and whether a state may lack the number.
+            starts: Other starts, by `id` of the parameter.
+
+        Raises:
+            NotFoundError: A state has other entries, but not this number, and may not lack it.
+            InvalidArgumentError, InvalidTypeError, LayoutError: See `check_number`.
+        """
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
             if name not in own and own.keys() - {SUM} and not kind.may_lack:

@@ -68,7 +68,17 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
 def placed(
     pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
-    """Return the pairs with gradients cut as their parameters are; all ranks call this."""
+    """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
+
+    All ranks call this.
+
+    Args:
+        pairs: Gradients and parameters. Gradients that are no DTensors stay as they are.
+        team: Optional. The ranks, which synchronize if a gradient has to be redistributed.
+
+    Raises:
+        FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
+    """
     from thalweg.distribute.sharding import dtensor_step
 
     return dtensor_step.place_on_mesh(pairs, team)

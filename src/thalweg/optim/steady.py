@@ -189,7 +189,7 @@ class SteadyStep:
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(found.gradient_switches)
         self.snapshot = found
-        self._is_guarded = found.is_guarded
+        self._has_guards = found.is_guarded
         self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
         self._has_threads = launches.may_have_threads
 
@@ -292,7 +292,7 @@ class SteadyStep:
             or own.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
             or own.get("state") is not self.state
-            or not (self._is_guarded or not (is_traced() or (flags and is_recorded())))
+            or not (self._has_guards or not (is_traced() or (flags and is_recorded())))
             or (thread.strategies and replicas() > 1)
             or cache.is_swapped
             or (cache.stepping is not None and not self._has_sums)

@@ -160,7 +160,10 @@ def warm_up(rate: Scalar, step: Scalar, warmup_steps: Scalar | int, folded: bool
 def transformer(
     rate: Scalar, step: Scalar, warmup_steps: Any, width: Any, coefficient: Any
 ) -> Scalar:
-    """Return rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+    """Return rate * coefficient * width^-0.5 * min(t * warmup_steps^-1.5, t^-0.5), t = step + 1.
+
+    The order of operations is that of a TensorFlow session after constant folding.
+    """
     # Python computes this product in float64; it is rounded once.
     scale = rate.dtype.type(coefficient * width**-0.5)
     rising = (step + 1) * raised(warmup_steps, -1.5)

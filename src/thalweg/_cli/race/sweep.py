@@ -32,7 +32,10 @@ def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
 
 
 def lanes_by_rate(race: Race) -> list[list[Lane]]:
-    """Return the lanes of each contestant, by rising learning rate."""
+    """Split the lanes of a race between the contestants of `enter_rates`: one list for each.
+
+    Nothing is sorted: lanes keep their order, which is by rising learning rate.
+    """
     size = len(FACTORS)
     return [race.lanes[first : first + size] for first in range(0, len(race.lanes), size)]
 

@@ -107,7 +107,7 @@ class Folder:
         Raises:
             MissingFileError: There is none.
             UnsafeCheckpointError: It is a link.
-            Flaw: It is no regular file.
+            CorruptFileError: It is no regular file.
         """
         name = self._base + suffix
         title = os.path.join(self._path, name)

@@ -91,7 +91,7 @@ def parse_header(data: bytes) -> BundleHeader:
     """Return the header of a bundle.
 
     Raises:
-        Flaw: The bytes are none.
+        CorruptFileError: The bytes are none.
     """
     found = ProtoMessage(data, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = found.data(3)
@@ -105,7 +105,7 @@ def parse_entry(data: bytes) -> BundleEntry:
     """Return the entry of a tensor.
 
     Raises:
-        Flaw: The bytes are none.
+        CorruptFileError: The bytes are none.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     found = ProtoMessage(data, kinds)
@@ -118,7 +118,7 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
     """Return the shape in a TensorShape.
 
     Raises:
-        Flaw: It is unknown, has a negative length, or too many axes.
+        CorruptFileError: It is unknown, has a negative length, or too many axes.
     """
     found = ProtoMessage(data, {2: BYTES, 3: VARINT})
     if found.number(3):
@@ -142,7 +142,7 @@ def slice_of(data: bytes) -> Slice:
     """Return the extents in a TensorSlice.
 
     Raises:
-        Flaw: It is none.
+        CorruptFileError: It is none.
     """
     made: list[tuple[int, int | None]] = []
     for each in ProtoMessage(data, {1: BYTES}).every(1):

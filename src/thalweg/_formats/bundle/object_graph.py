@@ -82,7 +82,7 @@ def decode_graph(data: bytes) -> ObjectGraph:
     """Return the graph in a message.
 
     Raises:
-        Flaw: The bytes are none, or name nodes that are not there.
+        CorruptFileError: The bytes are none, or name nodes that are not there.
     """
     messages = ProtoMessage(data, {1: BYTES}).every(1)
     if not messages:

@@ -28,7 +28,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
         end: What lies from here on is not looked at.
 
     Raises:
-        Flaw: It goes beyond `end`, or has more than 64 bits.
+        CorruptFileError: It goes beyond `end`, or has more than 64 bits.
     """
     value = shift = 0
     while at < end:
@@ -67,10 +67,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield the fields of a message in order: number, kind, value.
+    """Yield each field of a message in order: its number, its kind and its value.
+
+    The value is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
 
     Raises:
-        Flaw: The bytes are no message.
+        CorruptFileError: While iterating, if a field is cut off, or its number or kind is unknown.
     """
     at, end = 0, len(data)
     while at < end:

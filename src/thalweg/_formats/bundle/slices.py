@@ -54,7 +54,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     """Return the box of a slice in a tensor of some shape.
 
     Raises:
-        Flaw: It does not lie inside.
+        CorruptFileError: It does not lie inside.
     """
     if len(extents) != len(shape):
         raise CorruptFileError(f"a slice has {len(extents)} axes, the tensor {len(shape)}")

@@ -19,7 +19,7 @@ def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
         count: How many strings there are.
 
     Raises:
-        Flaw: The lengths are damaged, or there are more or fewer bytes.
+        CorruptFileError: The lengths are damaged, or there are more or fewer bytes.
     """
     lengths: list[int] = []
     at, end = 0, len(data)

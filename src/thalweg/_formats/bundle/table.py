@@ -43,7 +43,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
         size: Its size in bytes.
 
     Raises:
-        Flaw: The table is damaged or compressed.
+        CorruptFileError: The table is damaged or compressed.
     """
     if not is_table(read, size):
         raise CorruptFileError(

@@ -51,7 +51,7 @@ def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
         count: How many elements there are.
 
     Raises:
-        Flaw: There are more or fewer, or one is none of the dtype.
+        CorruptFileError: There are more or fewer, or one is none of the dtype.
     """
     import numpy as np
 

@@ -85,7 +85,7 @@ def read(
         progress: Called after each file with the bytes that are read and those there are.
 
     Raises:
-        Flaw: A file is damaged, or a tensor is of a dtype that is not read.
+        CorruptFileError: A file is damaged, or a tensor is of a dtype that is not read.
     """
     known, total = _describe_files(folder, suffixes)
     done = 0

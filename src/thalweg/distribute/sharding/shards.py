@@ -110,7 +110,7 @@ class Shards:
         return known.is_whole or (var.is_contiguous() and whole)
 
     def keep_whole(self, var: Tensor) -> None:
-        """Give a variable that is cut to one rank."""
+        """Reassign all elements of a variable to the rank with the lowest load; moves no data."""
         for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
         self._cut_variable(var, True)

@@ -163,7 +163,10 @@ def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
 
 
 def diag(diagonal: object, name: str | None = None) -> Tensor:
-    """Zeros of the shape twice over, with the elements where both places are the same."""
+    """Return a tensor of shape (*s, *s) for a `diagonal` of shape s.
+
+    The element at [*i, *i] is `diagonal[i]`; all others are 0.
+    """
 
     def spread(x: Tensor) -> Tensor:
         return torch.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)

@@ -345,10 +345,16 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         sharing: object = None,
         how: GradientTransforms = NOTHING,
     ) -> object:
-        """Apply gradients now; those that are None are left out. See `_take`.
+        """Update the variables at once, except those whose gradient is None.
+
+        The arguments are those of `_take`.
 
         Returns:
-            What a `_finish` of a subclass returned, unless there is a `global_step`.
+            The result of a subclass's `_finish`; None if there is no such method, if `global_step`
+            is given, or if the step is taken in one call.
+
+        Raises:
+            ValueError: All gradients are None.
         """
         is_plain = how is NOTHING and sharing is None
         if is_plain and self._take_again(given, global_step, captured):

@@ -110,7 +110,11 @@ def scores_of(costs: Costs) -> dict[str, float]:
 
 
 def score_of(ratios: Sequence[float]) -> float:
-    """Return the score of a profile: a problem counts from where its ratio is reached."""
+    """Return the mean of a profile over tau from 1 to `LONGEST`: a number from 0 to 1.
+
+    `ratios` has one ratio for each problem, infinite for a miss. A problem counts for every tau
+    from its ratio on.
+    """
     shares = [max(0.0, LONGEST - ratio) / (LONGEST - 1) for ratio in ratios]
     return statistics.fmean(shares)
 

@@ -331,9 +331,11 @@ def softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return the cross entropy of probabilities and `softmax(logits)`, for each row.
+    """Return the weighted cross entropy of labels and `softmax(logits)`, reduced to one number.
 
-    `label_smoothing` moves labels toward equal ones by this share. No gradient flows into labels.
+    `Reduction.NONE` returns one number for each row. `label_smoothing` moves labels toward equal
+    ones by this share. No gradient flows into labels. In graph mode the loss is added to
+    `loss_collection`.
     """
     labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
     labels = cast(labels, logits.dtype)

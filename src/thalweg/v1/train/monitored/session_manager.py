@@ -181,7 +181,11 @@ class SessionManager:
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:
-        """Run `local_init_op`, or say why that cannot be done."""
+        """Run `local_init_op`, if there is one and the session is ready for it.
+
+        Returns:
+            Why the session is not ready, or None; nothing was run if it is not ready.
+        """
         if self._local_init_op is None:
             return None
         problem = _not_ready(session, self._ready_for_local_init_op)
