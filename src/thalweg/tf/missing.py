@@ -14,7 +14,7 @@ _READ = "read the file in Python, and use Dataset.from_generator"
 
 INSTEAD = {
     "Module": "use torch.nn.Module",
-    "TensorArray": "use a Python list and tf.stack, or tf.map_fn and tf.scan",
+    "TensorArray": "use a Python list and tf.stack in eager mode, tf.map_fn or tf.scan in a graph",
     "audio": "use torchaudio",
     "autograph": "nothing is traced: Python runs as it is written",
     "config": "use torch.cuda and torch.set_num_threads",
