@@ -18,75 +18,82 @@ from record import Record
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
-# What a step does, the figures of it, and what it was measured beside.
+# What was measured, its figures, and the baseline that they are relative to.
 CHOSEN = (
     (
-        "Adam, step time: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000",
+        "step time of Adam: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000",
         "{adam_gpt2} · {adam_resnet50} · {adam_small2000}",
-        "`torch.optim.Adam(fused=True)` = 1",
+        "`torch.optim.Adam(fused=True)`",
     ),
     (
-        "unscaling, overflow check, clipping by the global norm and AdamW, step time:"
+        "step time of AdamW with unscaling, overflow check and clipping by the global norm:"
         " ResNet-50 · GPT-2",
         "{swept_adamw_resnet50} · {swept_adamw_gpt2}",
-        "`GradScaler.unscale_`, `clip_grad_norm_` and `AdamW(fused=True)` = 1",
+        "`GradScaler.unscale_`, `clip_grad_norm_` and `AdamW(fused=True)`",
     ),
     (
-        "unscaling, overflow check, LARC and momentum, step time: ResNet-50 · GPT-2",
+        "step time of momentum with unscaling, overflow check and LARC: ResNet-50 · GPT-2",
         "{swept_larc_resnet50} · {swept_larc_gpt2}",
-        "the same in torch's `_foreach_` functions = 1",
+        "the same computation in torch's `_foreach_` functions",
     ),
     (
-        "the rule with the lowest share of the memory bandwidth, ResNet-50: Keras · TensorFlow 1",
+        "lowest memory bandwidth of all rules, ResNet-50 (more is better): `thalweg.keras` ·"
+        " `thalweg.v1`",
         "{keras} · {tensorflow1}",
-        "one addition over the same tensors = 1",
+        "one addition over the same tensors",
     ),
     (
-        "8,192 sparse entries, table of 1,000,000 rows, how many times faster: Adagrad · LazyAdam",
+        "speed with a sparse gradient of 8,192 entries in 1,000,000 rows (more is better):"
+        " Adagrad · LazyAdam",
         "{sparse_adagrad_vs_torch} · {sparse_lazy_adam_vs_torch}",
-        "`torch.optim.Adagrad` · `torch.optim.SparseAdam` = 1",
+        "`torch.optim.Adagrad` · `torch.optim.SparseAdam`",
     ),
     (
-        "Adam in a small training loop, step time",
+        "step time of Adam in a small training loop",
         "{training_loop}",
-        "`torch.optim.Adam(fused=True)` = 1",
+        "`torch.optim.Adam(fused=True)`",
     ),
     (
-        "`optim.Adam` on one thread, processor time: 1 · 10 · 100 tensors of 64, new gradients",
+        "processor time of `optim.Adam` on one thread, new gradients at each step: 1 · 10 · 100"
+        " tensors of 64",
         "{steady_optim_new_1x64} · {steady_optim_new_10x64} · {steady_optim_new_100x64}",
-        "`torch.optim.Adam(fused=True)` = 1",
+        "`torch.optim.Adam(fused=True)`",
     ),
     (
-        "the same after 64 MB of other work, as between two backward passes",
+        "processor time of `optim.Adam` on one thread, cold caches (64 MB written before each"
+        " step): 1 · 10 · 100 tensors of 64",
         "{steady_optim_cold_1x64} · {steady_optim_cold_10x64} · {steady_optim_cold_100x64}",
-        "the same",
+        "`torch.optim.Adam(fused=True)`",
     ),
     (
-        "a learning rate that changes at each step, processor time, 1 · 10 · 100 tensors of 64:"
-        " `optim.AdamW` with `LambdaLR`",
+        "processor time with a new learning rate at each step, `optim.AdamW` with `LambdaLR`:"
+        " 1 · 10 · 100 tensors of 64",
         "{changing_lambda_1} · {changing_lambda_10} · {changing_lambda_100}",
-        "`torch.optim.AdamW(fused=True)` with the same = 1",
+        "`torch.optim.AdamW(fused=True)` with `LambdaLR`",
     ),
     (
-        "the same: Keras' Adam with `ExponentialDecay`",
+        "processor time with a new learning rate at each step, Adam of `thalweg.keras` with"
+        " `ExponentialDecay`: 1 · 10 · 100 tensors of 64",
         "{changing_keras_1} · {changing_keras_10} · {changing_keras_100}",
-        "`torch.optim.AdamW(fused=True)` = 1",
+        "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
-        "the same: `thalweg.v1`'s Adam with `exponential_decay`",
+        "processor time with a new learning rate at each step, Adam of `thalweg.v1` with"
+        " `exponential_decay`: 1 · 10 · 100 tensors of 64",
         "{changing_v1_1} · {changing_v1_10} · {changing_v1_100}",
-        "the same",
+        "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
-        "`optim.AdamW`, 100 tensors: one gradient None in turn · alternating halves · a random"
-        " half",
+        "processor time with different gradients missing at each step, `optim.AdamW`, 100 tensors of"
+        " 64: one in turn · alternating halves · a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
-        "the same loop in torch = 1",
+        "`torch.optim.AdamW(fused=True)` with the same gradients",
     ),
     (
-        "`from thalweg import optim`, seconds · first step with nothing compiled · from the disk",
+        "processor time in seconds, beyond `import torch`: `from thalweg import optim` · first step"
+        " with nothing compiled · first step with kernels from the disk",
         "{import_optim} · {cold_optim_AdamW} · {disk_optim_AdamW}",
-        "processor time, beyond `import torch`",
+        "none",
     ),
 )
 
@@ -104,7 +111,7 @@ def few(made: Record) -> str:
     values = {name: shown(figure) for name, figure in made.figures.items()}
     values["keras"] = _lowest(made.groups["rules"], "roofline_")
     values["tensorflow1"] = _lowest(made.groups["v1-rules"], "v1_roofline_")
-    lines = ["| what a step does | measured | beside |", "|---|---|---|"]
+    lines = ["| measured | ratio | baseline |", "|---|---|---|"]
     left_out = 0
     for what, text, peer in CHOSEN:
         names = {name for _, name, _, _ in Formatter().parse(text) if name}
@@ -113,7 +120,7 @@ def few(made: Record) -> str:
         if any("?" in values[name] for name in names):
             left_out += 1
             continue
-        lines.append(f"| {what} | {text.format_map(values)} | {peer} |")
+        lines.append(f"| {what}{_mark(made, names)} | {text.format_map(values)} | {peer} |")
     run = " of one run" * made.is_one_run
     note = " Rows that were measured beside other processes are left out." if left_out else ""
     return "\n".join([*lines, "", f"Medians{run}. {made.place}.{note}"])
@@ -127,6 +134,16 @@ def all_of(made: Record) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     text = f"{made.place}.{_doubts(made.figures.values())}"
     return "\n".join([text, "", *lines])
+
+
+def _mark(made: Record, names: Iterable[str]) -> str:
+    """Return the groups of figures that were measured on another machine, for the end of a cell."""
+    elsewhere = [
+        f" (`{group}`)"
+        for group in made.elsewhere
+        if any(figure.name in names for figure in made.groups[group])
+    ]
+    return "".join(elsewhere)
 
 
 def _lowest(figures: Iterable[Figure], prefix: str) -> str:
