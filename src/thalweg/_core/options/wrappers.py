@@ -81,11 +81,11 @@ class CautiousDecay(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Cautious(Wrapper):
-    """Option that keeps elements from moving against their gradients.
+    """Option that leaves elements unchanged whose step would go uphill.
 
     Attributes:
-        cautious: Elements whose step would go against their gradient stay, and the steps of others
-            are divided by their share of the parameter, which counts as at least 0.001.
+        cautious: An element whose step has the sign of its gradient would go uphill, and stays. The
+            steps of the others are divided by their share of the parameter, at least 0.001.
             https://arxiv.org/abs/2411.16085
     """
 

@@ -1,4 +1,4 @@
-"""Cautious AdamW: no element moves against its gradient, and the others the more (Liang 2024)."""
+"""Cautious AdamW: leaves out steps of the gradient's sign, lengthens the others (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.common import (

@@ -39,7 +39,7 @@ def gain_of_kept(*, cautious_kept, cautious_count):
 
 @keep_by_rule
 def cautious(rule: Rule) -> Rule:
-    """Return the rule whose elements stay where they would move against their gradients.
+    """Return the rule with elements left alone if their step has the sign of their gradient.
 
     The others' steps are divided by their share of all.
 
