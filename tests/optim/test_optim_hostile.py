@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,8 @@ def test_options_of_any_size_are_followed_where_torch_follows_them(name: str, be
     ) as error:
         step(ours)
     assert "The step was not taken" in "".join(error.value.__notes__)
+    assert re.search(r"beta\d is \S+, and must be at least 0 and below 1", str(error.value))
+    assert "complex" not in str(error.value)
 
 
 @pytest.mark.parametrize("passes", ["x", NAN, -1])

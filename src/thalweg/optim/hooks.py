@@ -317,8 +317,16 @@ class TorchHooks(GroupHooks):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             own = optimizer._show_numbers(optimizer.param_groups[place])
+            outside = [
+                f"{name} is {value}, and must be at least 0 and below 1"
+                for name, value in zip(
+                    ("beta1", "beta2"), optimizer.param_groups[place].get("betas", ()), strict=False
+                )
+                if type(value) in (int, float) and not 0 <= value < 1
+            ]
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {own}: {error} in step {numbers.get('t', 1)}."
+                f"Group {place} takes no step with {own}: {'; '.join(outside) or error} in step"
+                f" {numbers.get('t', 1)}."
             ) from error
         return {**options.numbers(self._stays), **numbers, **made}
 
