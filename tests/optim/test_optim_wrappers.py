@@ -559,7 +559,11 @@ def test_nan_stays_where_it_is_seen(option: str) -> None:
         ("SGD", {"row_floor": 10**400}, "row_floor must be a positive number, not an integer"),
         ("SGD", {"row_floor": True}, "has shape .*, and row_floor is for parameters of two"),
         ("AdamW", {"cautious_decay": True, "sphere": True}, "cautious_decay and sphere cannot"),
-        ("SGD", {"cautious_decay": True}, "Rule 'SGD with cautious decay': update .* has no"),
+        (
+            "SGD",
+            {"cautious_decay": True},
+            "decoupled weight decay, .* 'SGD' has none: leave",
+        ),
         ("ScheduleFreeSGD", {"cautious": True}, "ScheduleFreeSGD with cautious: parameters go w"),
         ("AdamH", {"sphere": True}, "Rule 'AdamH' is on a sphere already"),
         ("Prodigy", {"trust_ratio": True}, "Rule 'Prodigy' with a trust ratio: it finds by itself"),

@@ -72,7 +72,10 @@ def split_rule(rule: Rule) -> Rule:
     """
     if rule.passes or rule.before:
         what = "works on whole matrices" if rule.passes else "changes variables before its update"
-        raise RuleError(f"weights='split': rule {rule.name!r} {what}, and sees no correction then.")
+        raise RuleError(
+            f"weights='split' cannot be used with {rule.name!r}, which {what} without the lower"
+            " bits of the weights. Use masters=True instead."
+        )
     return replace(
         rule,
         name=f"{rule.name} of split weights",

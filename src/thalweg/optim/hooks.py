@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import proxy
 
@@ -316,17 +316,10 @@ class TorchHooks(GroupHooks):
                 if type(each) is not float and not self._stays(each):
                     made[name] = number(each)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
-            own = optimizer._show_numbers(optimizer.param_groups[place])
-            outside = [
-                f"{name} is {value}, and must be at least 0 and below 1"
-                for name, value in zip(
-                    ("beta1", "beta2"), optimizer.param_groups[place].get("betas", ()), strict=False
-                )
-                if type(value) in (int, float) and not 0 <= value < 1
-            ]
+            group = optimizer.param_groups[place]
+            shown, reason = optimizer._show_numbers(group), _describe_betas(group) or error
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {own}: {'; '.join(outside) or error} in step"
-                f" {numbers.get('t', 1)}."
+                f"Group {place} takes no step with {shown}: {reason} in step {numbers.get('t', 1)}."
             ) from error
         return {**options.numbers(self._stays), **numbers, **made}
 
@@ -350,3 +343,13 @@ class Repeated(NamedTuple):
     part: ParamState
     hooks: Any
     places: Sequence[int]
+
+
+def _describe_betas(group: Mapping[str, Any]) -> str:
+    """Return which betas of a group are not in [0, 1), in words; empty if all are."""
+    betas = group.get("betas")
+    return "; ".join(
+        f"beta{index} is {beta}, and must be at least 0 and below 1"
+        for index, beta in enumerate(betas if isinstance(betas, list | tuple) else (), 1)
+        if type(beta) in (int, float) and not 0 <= beta < 1
+    )

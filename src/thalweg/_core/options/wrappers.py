@@ -60,6 +60,11 @@ def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
     try:
         transcribe(found.update)
     except RuleError as error:
+        if name == CautiousDecay.keywords()[0].name:
+            raise RuleError(
+                f"cautious_decay needs decoupled weight decay, as AdamW's, and {rule.name!r} has"
+                f" none: leave it out, or use another optimizer. {error}"
+            ) from None
         raise RuleError(f"Rule {found.name!r}: {error}") from None
     return found
 
