@@ -140,14 +140,98 @@ def test_a_page_says_what_a_sparse_gradient_does(section: Section) -> None:
     take_step(optimizer, param, FIRST, values_for(FIRST))
     before = tensors_of(optimizer, param)
     take_step(optimizer, param, SECOND, values_for(SECOND))
-    changed = changed_rows(before, tensors_of(optimizer, param))
-    if words.startswith("touched rows"):
+    after = tensors_of(optimizer, param)
+    changed = changed_rows(before, after)
+    if words.startswith("touched rows of the variable, all rows of "):
+        assert changed_rows(before[:1], after[:1]) == {*SECOND}
+        assert changed == {*FIRST, *SECOND}  # a slot that begins at 0 cannot decay elsewhere
+    elif words.startswith("touched rows"):
         assert changed == {*SECOND}
     elif words.startswith("torch's own step updates every row that a gradient has named so far"):
         assert changed == {*FIRST, *SECOND}
     else:
         assert words.startswith("all rows")
         assert changed >= {*FIRST, *SECOND}
+
+
+def fill_tensors(optimizer: Any, param: Any) -> None:
+    """Set a parameter to its first values, and each slot to values below the slot before it.
+
+    `vhat` of AMSGrad then follows `v`, and the variance of a centered RMSprop is positive.
+    """
+    slots = [value for value in state_of(optimizer, param).values() if torch.is_tensor(value)]
+    with torch.no_grad():
+        param.copy_(torch.linspace(-1.0, 2.0, param.numel()).reshape(SHAPE))
+        for place, slot in enumerate(slot for slot in slots if slot.shape == SHAPE):
+            if not slot.is_sparse:
+                slot.copy_(torch.linspace(1.0, 1.5, slot.numel()).reshape(SHAPE) / 4 ** (place + 1))
+
+
+def rows_by_name(section: Section, **options: Any) -> dict[str, tuple[set[int], torch.Tensor]]:
+    """Return the changes that a sparse gradient makes after a dense one, by tensor.
+
+    Returns:
+        For "the variable" and each slot of its shape, the rows that changed and the new values.
+    """
+    param = new_param(section)
+    optimizer = make(section, param, **options)
+    rows = list(range(SHAPE[0])) if section.sentence("Dense gradients") else []
+    take_step(optimizer, param, rows, values_for(rows))
+    fill_tensors(optimizer, param)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        named = {"the variable": param, **state_of(optimizer, param)}
+        dense = {
+            name: value.to_dense() if value.is_sparse else value
+            for name, value in named.items()
+            if torch.is_tensor(value)
+        }
+        return {
+            name: value.detach().clone() for name, value in dense.items() if value.shape == SHAPE
+        }
+
+    before = tensors()
+    take_step(optimizer, param, SECOND, values_for(SECOND))
+    after = tensors()
+    return {name: (changed_rows([before[name]], [after[name]]), after[name]) for name in before}
+
+
+@each_section
+def test_a_page_says_which_rows_of_which_tensors_change(section: Section) -> None:
+    words = section.sentence("Sparse gradients").partition(";")[0].rstrip(".")
+    if words.startswith("refused"):
+        return
+    named, everything = {*SECOND}, {*range(SHAPE[0])}
+    changed = {name: rows for name, (rows, _) in rows_by_name(section).items()}
+    if parts := re.match(r"touched rows of the variable, all rows of ([^,]*)", words):
+        expected = dict.fromkeys(changed, named) | dict.fromkeys(
+            parts[1].split(" and "), everything
+        )
+    elif words.startswith("touched rows"):
+        expected = dict.fromkeys(changed, named)
+    else:
+        # The dense gradient before has named every row for torch's own step.
+        assert words.startswith(("all rows", "torch's own step"))
+        expected = dict.fromkeys(changed, everything)
+    assert changed == expected
+
+
+@each_section
+def test_a_page_says_which_rows_a_sparse_gradient_decays(section: Section) -> None:
+    words = section.sentence("Sparse gradients")
+    takes_decay = "weight_decay" in inspect.signature(section.page.cls).parameters
+    if words.startswith("refused") or "they are refused" in words or not takes_decay:
+        assert "weight decay" not in words
+        return
+    (_, plain), (_, decayed) = (
+        rows_by_name(section, weight_decay=decay)["the variable"] for decay in (0.0, 0.1)
+    )
+    expected = {*SECOND} if words.startswith("touched rows") else {*range(SHAPE[0])}
+    if "weight decay in touched rows only" in words:
+        expected = {*SECOND}
+    elif "no weight decay" in words:
+        expected = set()
+    assert changed_rows([plain], [decayed]) == expected
 
 
 @each_section

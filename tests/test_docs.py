@@ -235,6 +235,59 @@ def test_links_that_lead_nowhere_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+# Links that work in the built documentation alone, by page.
+ONLY_BUILT = {("docs/torch.md", "classes/tensorflow/index.md")}
+
+
+def outside_code(path: Path) -> str:
+    """Return the text of a page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading; that of Sphinx may differ."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def fault_of(path: Path, text: str, target: str) -> str:
+    """Return what is wrong with a link in the Markdown source of a page, or ""."""
+    name, _, anchor = target.partition("#")
+    file = path.parent / name if name else path
+    if not text:
+        return "has no text"
+    if not file.exists() or DOCS / "classes" in file.resolve().parents:
+        return "leads to a file that the repository lacks"
+    headings = re.findall(r"^#+ (.*)$", outside_code(file), re.MULTILINE) if anchor else []
+    return "leads to no heading" if anchor and anchor not in map(anchor_of, headings) else ""
+
+
+def faults_of_links(path: Path) -> list[tuple[str, str]]:
+    """Return the targets of the wrong links of a page with what is wrong."""
+    links = re.findall(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", outside_code(path))
+    inside = [(text, target) for text, target in links if not re.match(r"\w+:", target)]
+    found = [(target, fault_of(path, text, target)) for text, target in inside]
+    return [(target, fault) for target, fault in found if fault]
+
+
+@many("path", [*PAGES, *ROOT.glob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_work_in_the_sources(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    assert [each for each in faults_of_links(path) if (name, each[0]) not in ONLY_BUILT] == []
+
+
+def test_links_that_fail_in_the_sources_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    links = ("[](a.md)", "[b](b.md)", "[c](a.md#c)", "[d](a.md#the-code-d)", "[e](https://e.org)")
+    page.write_text("# The `code`: d\n" + " ".join(links) + "\n```\n[](f.md)\n```\n")
+    assert faults_of_links(page) == [
+        ("a.md", "has no text"),
+        ("b.md", "leads to a file that the repository lacks"),
+        ("a.md#c", "leads to no heading"),
+    ]
+    generated = fault_of(DOCS / "index.md", "optim", "classes/optim/index.md")
+    assert generated == "leads to a file that the repository lacks"
+
+
 @many("name", MODULES)
 def test_docstring_examples(name: str) -> None:
     if any(each.search(name) and find_spec(package) is None for each, package in NEEDS.items()):

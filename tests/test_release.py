@@ -1,4 +1,4 @@
-"""What a release needs is here, and the script that checks it sees what is not."""
+"""Checks before a release: the repository passes them, and damage makes each of them fail."""
 
 from __future__ import annotations
 
@@ -135,10 +135,74 @@ def test_what_was_built_is_looked_at(copy: Path) -> None:
     ]
 
 
-def test_the_address_is_written_everywhere(copy: Path) -> None:
+def test_addresses_are_written_everywhere(copy: Path) -> None:
     git(copy, "init")
     git(copy, "add", ".")
+    before = TOOL["project_in"](copy)["urls"]
     changed = TOOL["move"](copy, "https://github.com/someone/fork/")
     assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*changed}
+    changed = TOOL["move_documentation"](copy, "https://pages.example/fork/")
+    assert {"README.md", "pyproject.toml", "CITATION.cff"} <= {*changed}
     assert found("links", copy) == []
-    assert "github.com/thalweg/thalweg" not in (copy / "README.md").read_text()
+    text = (copy / "README.md").read_text()
+    assert before["Source"].removeprefix("https://") not in text
+    assert before["Documentation"].removeprefix("https://") not in text
+    assert "<https://pages.example/fork>" in text
+    urls = TOOL["project_in"](copy)["urls"]
+    assert urls["Documentation"] == "https://pages.example/fork"
+    assert urls["Source"] == "https://github.com/someone/fork"
+    rest = [each.partition(" has the placeholder ")[2] for each in found("placeholders", copy)]
+    assert all(each.startswith("pypi.org/") for each in rest)
+
+
+LISTED = """# A comment, and an empty line.
+
+pages.example replace it
+code.example/a/b ask the owner
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("one\nhttps://pages.example/x\n", ["2 has the placeholder pages.example: replace it"]),
+        ("at pages.example.", ["1 has the placeholder pages.example: replace it"]),
+        (
+            "pages.example\ncode.example/a/b#c\n",
+            [
+                "1 has the placeholder pages.example: replace it",
+                "2 has the placeholder code.example/a/b: ask the owner",
+            ],
+        ),
+        ("my-pages.example, pages.example-2, v.pages.example, code.example/a/bc\n", []),
+    ],
+)
+def test_placeholders_are_named_with_file_and_line(
+    text: str, wanted: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "placeholders.txt").write_text(LISTED)
+    (tmp_path / "page.md").write_text(text)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    (tmp_path / "ignored.md").write_text("pages.example")
+    git(tmp_path, "init")
+    git(tmp_path, "add", "tools", "page.md", "picture.png")
+    assert found("placeholders", tmp_path) == [f"page.md:{each}" for each in wanted]
+
+
+def test_a_release_fails_while_a_placeholder_is_used(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(copy, "init")
+    git(copy, "add", ".")
+    assert TOOL["placeholders"] in TOOL["BEFORE"]
+    assert not TOOL["main"](copy, (TOOL["placeholders"],))
+    assert "pyproject.toml:" in capsys.readouterr().out
+    (copy / "tools" / "placeholders.txt").write_text("# All addresses are real.\n")
+    assert TOOL["main"](copy, (TOOL["placeholders"],))
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="lists the files of the repository")
+def test_commands_replace_every_placeholder_of_the_repository() -> None:
+    files = {each.partition(":")[0] for each in found("placeholders", ROOT)}
+    assert {Path(name).suffix for name in files} <= TOOL["MOVED"]

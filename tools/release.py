@@ -1,8 +1,10 @@
 """Check what a release needs: `python tools/release.py`, and `--built` when it is tagged and built.
 
     python tools/release.py --address https://github.com/OWNER/NAME
+    python tools/release.py --documentation https://NAME.readthedocs.io
 
-writes another address of the repository into every file that has the present one.
+write another address of the repository or of the documentation into every file that has the
+present one. placeholders.txt lists addresses that no release may contain.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ SECTIONS = ("Added", "Changed", "Fixed", "Numerics", "Deprecated", "Removed")
 TEMPLATES = (
     "CITATION.cff", "SECURITY.md", "CONTRIBUTING.md", "LICENSE", ".readthedocs.yaml",
     ".github/pull_request_template.md", ".github/ISSUE_TEMPLATE/bug.yml", "docs/stability.md",
-    "docs/releasing.md",
+    "docs/releasing.md", "tools/placeholders.txt", ".github/ISSUE_TEMPLATE/feature.yml",
+    ".github/ISSUE_TEMPLATE/config.yml", ".github/workflows/tests.yml",
+    ".github/workflows/docs.yml", ".github/workflows/release.yml",
 )  # fmt: skip
 IN_WHEEL = (
     "thalweg/py.typed", "thalweg/optim/classes.pyi", "thalweg/optim/tensorflow.pyi",
     "thalweg/optim/lr_scheduler.py",
 )  # fmt: skip
+# Files in which addresses are replaced.
+MOVED = {".cff", ".md", ".toml", ".yaml", ".yml"}
+PLACEHOLDERS = "tools/placeholders.txt"
 Check = Callable[[Path], Iterator[str]]
 
 
@@ -92,6 +99,23 @@ def templates(root: Path) -> Iterator[str]:
             yield f"{name} is missing"
 
 
+def placeholders(root: Path) -> Iterator[str]:
+    """Yield each line of a file of the repository that has an address of placeholders.txt."""
+    listed = root / PLACEHOLDERS
+    if not listed.is_file():
+        return
+    lines = [line for line in listed.read_text().splitlines() if line and line[0] != "#"]
+    for address, _, remedy in (line.partition(" ") for line in lines):
+        pattern = _pattern_of(address)
+        for name in _git(root, "ls-files", "-z").split("\0"):
+            path = root / name
+            if name == PLACEHOLDERS or not path.is_file():
+                continue
+            for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+                if pattern.search(line.decode(errors="replace")):
+                    yield f"{name}:{number} has the placeholder {address}: {remedy.strip()}"
+
+
 def tag(root: Path) -> Iterator[str]:
     """The commit has the version's tag, and nothing is uncommitted."""
     wanted = f"v{project_in(root)['version']}"
@@ -136,13 +160,18 @@ def description(root: Path) -> Iterator[str]:
         yield f"twine check --strict: {' '.join((done.stdout + done.stderr).split())}"
 
 
-BEFORE: tuple[Check, ...] = (versions, changelog, links, templates)
+BEFORE: tuple[Check, ...] = (versions, changelog, links, templates, placeholders)
 BUILT: tuple[Check, ...] = (tag, wheel, description)
 
 
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
     return done.stdout
+
+
+def _pattern_of(address: str) -> re.Pattern[str]:
+    """Return a pattern of an address that is not a part of a longer name."""
+    return re.compile(rf"(?<![\w.-]){re.escape(address)}(?![\w-])")
 
 
 def move(root: Path, address: str) -> list[str]:
@@ -153,15 +182,31 @@ def move(root: Path, address: str) -> list[str]:
     """
     old = project_in(root)["urls"]["Source"].removeprefix("https://github.com/")
     new = address.rstrip("/").removeprefix("https://github.com/")
-    pattern = re.compile(rf"(github\.com|raw\.githubusercontent\.com)/{re.escape(old)}(?![\w-])")
+    hosts = ("github.com", "raw.githubusercontent.com")
+    return _replace(root, {f"{host}/{old}": f"{host}/{new}" for host in hosts})
+
+
+def move_documentation(root: Path, address: str) -> list[str]:
+    """Write another address of the documentation wherever the present one is.
+
+    Returns:
+        The files that were changed.
+    """
+    old = project_in(root)["urls"]["Documentation"].removeprefix("https://").rstrip("/")
+    return _replace(root, {old: address.rstrip("/").removeprefix("https://")})
+
+
+def _replace(root: Path, addresses: dict[str, str]) -> list[str]:
+    """Replace addresses in all pages and settings, and return the files that were changed."""
     changed: list[str] = []
     for name in _git(root, "ls-files", "-z").split("\0"):
         path = root / name
-        if path.suffix in (".md", ".toml", ".cff", ".yml", ".yaml") and path.is_file():
-            text = path.read_text()
-            made = pattern.sub(rf"\1/{new}", text)
-            if made != text:
-                path.write_text(made)
+        if path.suffix in MOVED and path.is_file():
+            text = moved = path.read_text()
+            for old, new in addresses.items():
+                moved = _pattern_of(old).sub(new, moved)
+            if moved != text:
+                path.write_text(moved)
                 changed.append(name)
     return changed
 
@@ -178,11 +223,14 @@ def main(root: Path, checks: tuple[Check, ...]) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--built", action="store_true", help="check the tag and dist, too")
     parser.add_argument("--address", help="write this address of the repository everywhere")
+    parser.add_argument("--documentation", help="write this address of the pages everywhere")
     given = parser.parse_args()
-    if given.address:
-        sys.stdout.write("\n".join([*move(ROOT, given.address), ""]))
+    changed = move(ROOT, given.address) if given.address else []
+    changed += move_documentation(ROOT, given.documentation) if given.documentation else []
+    if given.address or given.documentation:
+        sys.stdout.write("\n".join([*changed, ""]))
     elif not main(ROOT, BEFORE + BUILT if given.built else BEFORE):
         sys.exit(1)

@@ -185,7 +185,7 @@ def _blocks(page: Page, options: Mapping[str, Any], rule: Rule) -> list[str]:
         f"**Sweeps over memory**: {sweep_words(rule)}.",
         f"**Sparse gradients**: {sparse_words(rule, page.cls, options)}.",
         f"**Dense gradients**: refused; `step` raises RuntimeError: {dense}." if dense else "",
-        f"**Beside torch.optim**: {rule.differs}" if rule.differs else "",
+        f"**Compared with torch.optim**: {rule.differs}" if rule.differs else "",
         f"**Source**: {rule.source}" if rule.source else "",
     ]
 

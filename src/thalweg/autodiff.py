@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
 
 
 class UnconnectedGradients(enum.Enum):
-    """What stands for the gradient of a source that the target does not depend on."""
+    """Gradients of sources that the target does not depend on."""
 
     NONE = "none"
     ZERO = "zero"
@@ -137,7 +137,7 @@ class GradientTape:
             self._watched[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
     def watched_variables(self, target: object = None) -> tuple[torch.Tensor, ...]:
-        """The variables this tape knows, in the order in which they were created.
+        """Return the variables this tape knows, in the order in which they were created.
 
         Torch does not tell what was read, so without a target these are the watched ones alone.
         With a target, or a nest of them, the trainable variables it was computed from come in.
@@ -256,7 +256,7 @@ def gradients_of(
     variables: Iterable[torch.Tensor],
     grad_outputs: object = None,
 ) -> list[Gradient]:
-    """The gradient of the sum of `target` by each variable. Frees the graph of the target.
+    """Return the gradient of the sum of `target` by each variable. Frees the graph of the target.
 
     Args:
         target: A tensor, or several, whose gradients add up.
@@ -282,7 +282,7 @@ def gradients_of(
 
 
 def variables_of(target: object) -> list[torch.Tensor]:
-    """The trainable variables that `target`, or a nest of tensors, was computed from.
+    """Return the trainable variables that `target`, or a nest of tensors, was computed from.
 
     Returns:
         Variables in the order in which they were created, then torch's own leaves in the order in
@@ -304,7 +304,8 @@ def _leaves_below(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def has_replicas() -> bool:
-    """Whether other processes may hold replicas of a module, which torch keeps alike by hooks.
+    """Return True if other processes may hold replicas of a module, which torch synchronizes in
+    hooks.
 
     `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad`
     passes by. Nothing tells its parameters from others.

@@ -17,7 +17,7 @@ class ThalwegError(Exception):
 
     @property
     def message(self) -> str:
-        """What it says."""
+        """Text of the error."""
         return str(self)
 
 
@@ -42,11 +42,11 @@ class CancelledError(ThalwegError, RuntimeError):
 
 
 class OutOfRangeError(ThalwegError, RuntimeError):
-    """There is no next element."""
+    """Error of a read past the last element."""
 
 
 class NotFoundError(ThalwegError, KeyError):
-    """What was asked for by name does not exist."""
+    """Error of a name that does not exist."""
 
     __str__ = Exception.__str__  # that of KeyError would put the message in quotes
 
@@ -68,7 +68,7 @@ class CheckpointMismatchError(InvalidArgumentError):
 
 
 class NotConsumedError(CheckpointMismatchError, AssertionError):
-    """It was asserted that a checkpoint was restored as a whole, and it was not."""
+    """Error of an assertion that a checkpoint was restored as a whole, where it was not."""
 
 
 class CheckpointWriteError(ThalwegError, OSError):
@@ -99,7 +99,9 @@ class ReplicaMismatchError(ThalwegError, RuntimeError):
 
 
 class ReplicaLostError(ThalwegError, RuntimeError):
-    """Another rank of a process group did not answer: it ended, stopped, or raised an error."""
+    """Error of a rank of a process group that did not answer: it ended, stopped, or raised an
+    error.
+    """
 
 
 class CheckpointWarning(UserWarning):
@@ -123,14 +125,14 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def listed(texts: Iterable[str], between: str = ", ", most: int = LISTED) -> str:
-    """The first few of many, and how many more there are."""
+    """Return the first few of many, and how many more there are."""
     every = list(texts)
     shown, left = between.join(every[:most]), len(every) - most
     return f"{shown}{between.replace(', ', ' ')}and {left} more" if left > 0 else shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of the known names, "" if none is near.
+    """Return a question that names the nearest of the known names, "" if none is near.
 
     Case, "_" and "-" are no difference.
     """

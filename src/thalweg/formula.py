@@ -1,4 +1,4 @@
-"""What a rule is made of: slots, hyperparameters, formulas, and the functions these may use.
+"""Parts of a rule: slots, hyperparameters, formulas, and the functions that formulas may use.
 
 The functions here work on floats, NumPy arrays and tensors, so that a formula can be called and
 debugged as the plain Python it is; on NumPy scalars, as `prepare` gets them, they give TensorFlow's
@@ -157,7 +157,7 @@ class Slot:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether it has a shape of its own, beside that of its variable and ()."""
+        """True if the slot's shape is neither that of its variable nor ()."""
         return self.shape is not None or self.per in ("row", "column")
 
 
@@ -318,7 +318,7 @@ class Rule:
 
     @lazy
     def all_levels(self) -> tuple[Level, ...]:
-        """What `per_variable` is given, and then those beyond, one sweep each."""
+        """Levels of measures, `per_variable` first, with one sweep each."""
         if self.per_variable is None:
             return self.levels
         with importing:
@@ -332,7 +332,9 @@ class Rule:
 
     @lazy
     def vectors(self) -> Mapping[str, str]:
-        """What formulas are given of each row and column, by name: "row" or "column"."""
+        """Names of the vectors that formulas get for each row and column: "row" or "column" by
+        name.
+        """
         made = {each.makes: each.over for each in self._measures}
         of_lines = {name: over for name, over in made.items() if over != "variable"}
         return {**{slot.name: str(slot.per) for slot in self._line_slots}, **of_lines}
@@ -355,7 +357,7 @@ class Rule:
 
     @lazy
     def is_of_lines(self) -> bool:
-        """Whether it sees rows and columns of variables' last two dimensions."""
+        """True if the rule uses rows and columns of variables' last two dimensions."""
         return bool(self._measures or self._line_slots)
 
     @lazy
@@ -390,13 +392,13 @@ class Rule:
 
     @lazy
     def is_whole(self) -> bool:
-        """Whether sparse gradients are made dense: a sum of the rule's own is over all elements."""
+        """True if sparse gradients are made dense: the rule has a sum over all elements."""
         own = set(self.measures.values()) - {gradient_squares, variable_squares}
         return self.whole or bool(own)
 
     @lazy
     def calls_users(self) -> bool:
-        """Whether a step calls functions of the rule that are not the library's."""
+        """True if a step calls functions of the rule that are not the library's."""
         given = (self.prepare, self.per_variable, self.per_optimizer)
         given += tuple(each.per_variable for each in self.levels)
         given += tuple(each.function for each in self.passes)
@@ -409,7 +411,7 @@ class Rule:
 
     @lazy
     def codecs(self) -> tuple[str | None, ...]:
-        """Those of the slots of the variable's shape; nothing if none has one."""
+        """Codecs of the slots of the variable's shape; () if none has one."""
         named = tuple(slot.storage for slot in self.element_slots)
         return named if any(named) else ()
 
@@ -420,7 +422,7 @@ class Rule:
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Those that `prepare` reads and makes, where variables have numbers of their own."""
+        """Slots that `prepare` reads and returns, where variables have numbers of their own."""
         own = [slot for slot in self.scalar_slots if slot.per is None]
         if not own or not self.all_levels:
             return tuple(own)
@@ -435,13 +437,13 @@ class Rule:
 
     @lazy
     def measured_slots(self) -> tuple[Slot, ...]:
-        """Those that `per_variable` reads and makes."""
+        """Slots that `per_variable` reads and returns."""
         own = (slot for slot in self.scalar_slots if slot.per is None)
         return tuple(slot for slot in own if slot not in self.numbers)
 
     @lazy
     def common_slots(self) -> tuple[Slot, ...]:
-        """Those that all variables have in common, which `per_optimizer` makes."""
+        """Slots that all variables share, which `per_optimizer` returns."""
         return tuple(slot for slot in self.scalar_slots if slot.per is not None)
 
     @lazy
@@ -464,7 +466,7 @@ def like_update(formula: Formula) -> Formula:
 
 
 def is_like_update(formula: Formula) -> bool:
-    """Whether a measure is computed in the type of the update."""
+    """Return True if a measure is computed in the type of the update."""
     return getattr(formula, "is_like_update", False)
 
 
@@ -495,7 +497,10 @@ def _namespace(*values: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """Square root, correctly rounded."""
+    """Return the square root of x, correctly rounded for NumPy values and float32 tensors.
+
+    For float64 tensors on the CPU, torch's own root may differ in the last place.
+    """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         return x.double().sqrt().float()  # torch's own is not, on the CPU
     return _namespace(x).sqrt(x)
@@ -519,12 +524,12 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two; NaN if either is."""
+    """Return the larger of two; NaN if either is."""
     return where((a > b) | (a != a), a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two; NaN if either is."""
+    """Return the smaller of two; NaN if either is."""
     return where((a < b) | (a != a), a, b)
 
 
@@ -560,7 +565,7 @@ def narrow(x: Any, like: Any) -> Any:
 
 
 def number_like(number: float, like: Any) -> Any:
-    """A number in the type of a scalar, of the host or of a device; for `prepare`."""
+    """Return a number in the type of a scalar, of the host or of a device; for `prepare`."""
     return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
 
 

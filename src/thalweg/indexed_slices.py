@@ -188,7 +188,8 @@ class IndexedSlices:
         return IndexedSlices(summed, rows, self.dense_shape)
 
     def to_dense(self) -> torch.Tensor:
-        """A new tensor of the dense shape, in which repeated rows are summed like `deduplicated`.
+        """Return a new tensor of the dense shape, in which repeated rows are summed like
+        `deduplicated`.
 
         Raises:
             InvalidArgumentError: There is no `dense_shape`, or an index is outside it.
@@ -199,7 +200,7 @@ class IndexedSlices:
         return dense.index_copy_(0, unique.indices.long(), unique.values)
 
     def to_sparse(self) -> torch.Tensor:
-        """The same rows as torch's uncoalesced COO tensor; the values are not copied.
+        """Return the rows as torch's uncoalesced COO tensor; the values are not copied.
 
         Raises:
             InvalidArgumentError: There is no `dense_shape`, or an index is outside it.
@@ -249,7 +250,7 @@ Gradient = torch.Tensor | IndexedSlices | None
 
 
 def as_gradient(gradient: torch.Tensor | None) -> Gradient:
-    """The same gradient as optimizers take it: torch's sparse rows become IndexedSlices."""
+    """Return a gradient as optimizers take it: torch's sparse rows become IndexedSlices."""
     if gradient is None or gradient.layout == torch.strided:
         return gradient
     if gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1:
@@ -258,28 +259,28 @@ def as_gradient(gradient: torch.Tensor | None) -> Gradient:
 
 
 def values_of(grad: torch.Tensor | IndexedSlices) -> torch.Tensor:
-    """The elements of a gradient; the rows of slices as they are, repeated or not."""
+    """Return the elements of a gradient; the rows of slices as they are, repeated or not."""
     return grad.values if isinstance(grad, IndexedSlices) else grad
 
 
 def with_values(
     grad: torch.Tensor | IndexedSlices, values: torch.Tensor
 ) -> torch.Tensor | IndexedSlices:
-    """The gradient with other elements."""
+    """Return the gradient with other elements."""
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
 
 
 def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor:
-    """The gradient as one tensor of the variable's shape; rows that repeat are added up."""
+    """Return the gradient as one tensor of the variable's shape; rows that repeat are added up."""
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(grad.values, grad.indices, var.shape).to_dense()
     return grad
 
 
 def table_of(params: object) -> Any:
-    """The table of a lookup, which TensorFlow also takes as a list of one.
+    """Return the table of a lookup, which TensorFlow also takes as a list of one.
 
     Raises:
         InvalidTypeError: It is a list of several, or of none.
@@ -299,7 +300,8 @@ def table_of(params: object) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
-    """The rows of `params` that `ids` names; the gradient of a variable is then IndexedSlices.
+    """Return the rows of `params` that `ids` names; the gradient of a variable is then
+    IndexedSlices.
 
     What was computed from variables gets a dense gradient, as most of torch's functions need one.
 
@@ -333,7 +335,9 @@ _PASSING = ("AliasBackward0", "CloneBackward0")  # what hands sparse gradients o
 
 
 def _takes_rows(params: torch.Tensor) -> bool:
-    """Whether a gradient of the tensor may be sparse: it is a variable, or the same as one."""
+    """Return whether a gradient of the tensor may be sparse: it is a variable, or the same as
+    one.
+    """
     node = params.grad_fn
     while node is not None and node.name() in _PASSING:
         node = node.next_functions[0][0]
@@ -405,7 +409,7 @@ def _add_rows(sums: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
 
 
 class IndexedSlicesValue(NamedTuple):
-    """What a session returns for slices: NumPy arrays."""
+    """Result of a session for slices: NumPy arrays."""
 
     values: Any
     indices: Any

@@ -27,7 +27,7 @@ _UNTYPED = (int, float, list, tuple, range)
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable on several replicas are brought together."""
+    """Times at which the copies of a variable on several replicas are synchronized."""
 
     AUTO = 0
     NONE = 1
@@ -36,7 +36,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the copies of a variable on several replicas become one value."""
+    """Reductions of the copies of a variable on several replicas to one value."""
 
     NONE = 0
     SUM = 1
@@ -45,7 +45,9 @@ class VariableAggregation(enum.Enum):
 
 
 def is_trained(trainable: bool | None, synchronization: object = None) -> bool:
-    """Whether training updates a variable, by default unless each replica has its own value."""
+    """Return True if training updates a variable, by default unless each replica has its own
+    value.
+    """
     if trainable is None:
         return synchronization is not VariableSynchronization.ON_READ
     return trainable is not False
@@ -64,7 +66,9 @@ def check_constraint(constraint: object) -> None:
 
 
 def as_dtype(dtype: object) -> torch.dtype:
-    """The torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as "float32"."""
+    """Return the torch dtype that `dtype` names: a torch or NumPy dtype, or a string such as
+    "float32".
+    """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
         name = str(dtype)
@@ -77,7 +81,7 @@ def as_dtype(dtype: object) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without its module, as TensorFlow and NumPy print it: "float32"."""
+    """Return the name without its module, as TensorFlow and NumPy print it: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -201,7 +205,7 @@ def _named(tensor: torch.Tensor) -> str:
 
 
 def check_number(tensor: torch.Tensor, what: str = "") -> None:
-    """As `check_held`, of a tensor of shape (): quickly, as every step asks."""
+    """Check a tensor of shape () as `check_held` does, quickly, as every step needs it."""
     try:
         held = tensor.untyped_storage().nbytes()
         needed = (tensor.storage_offset() + 1) * tensor.itemsize
@@ -228,7 +232,7 @@ class Value(torch.Tensor):
 
 
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of a tensor of any device as NumPy's array.
+    """Return a copy of a tensor of any device as NumPy's array.
 
     By torch: memory that NumPy has shared once counts as another's ever after.
 
@@ -257,7 +261,9 @@ def numpy_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def numpy_value(tensor: torch.Tensor) -> Any:
-    """The same, as a NumPy scalar where the shape is (); bfloat16 as float32."""
+    """Return a NumPy copy of a tensor, a NumPy scalar where the shape is (); bfloat16 as
+    float32.
+    """
     plain = tensor.detach()
     return numpy_copy(plain.float() if plain.dtype == torch.bfloat16 else plain)[()]
 
@@ -422,7 +428,7 @@ class Variable(torch.nn.Parameter):
         return tensor.to(self.device)
 
     def read_value(self) -> torch.Tensor:
-        """A copy of the present value, tracked by autograd, that later updates leave alone.
+        """Return a copy of the present value, tracked by autograd, that later updates leave alone.
 
         NumPy takes it as it is, as it takes the variable.
         """
@@ -432,7 +438,7 @@ class Variable(torch.nn.Parameter):
     value = read_value
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy as a NumPy array, or as a NumPy scalar where the shape is ().
+        """Return a copy as a NumPy array, or as a NumPy scalar where the shape is ().
 
         `force` is torch's and has no effect: devices and gradients are no obstacle either way.
 
@@ -557,10 +563,10 @@ def _build(
 
 
 class Moves:
-    """What a plan that holds addresses asks instead of each of the variables that share it.
+    """Counter of memory changes of variables, which a plan that holds addresses reads.
 
     Attributes:
-        count: How often one of them was given other memory by an assignment to its `data`.
+        count: How often one of the variables was given other memory by an assignment to its `data`.
         handed: The `id` of those that were handed out to a caller, who may do other things to them.
     """
 
@@ -597,7 +603,9 @@ class StateVariable(Variable):
 
 
 def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
-    """A variable, not trainable, over the memory of `data` itself; `moves` is to be shared."""
+    """Return a variable, not trainable, over the memory of `data` itself; `moves` is to be
+    shared.
+    """
     state: dict[str, object] = {"_name": _full_name(name), "trainable": False, "_constraint": None}
     if moves is not None:
         state["_moves"] = moves
@@ -605,15 +613,17 @@ def over(data: torch.Tensor, name: str, moves: Moves | None = None) -> Variable:
 
 
 def is_variable(x: object) -> bool:
-    """Whether `x` can be trained: a `Variable`, a parameter, or a leaf that requires a gradient."""
+    """Return True if `x` can be trained: a `Variable`, a parameter, or a leaf that requires a
+    gradient.
+    """
     is_leaf = isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad
     return is_leaf or isinstance(x, torch.nn.Parameter)
 
 
 def is_frozen(x: object) -> bool:
-    """Whether `requires_grad_(False)` keeps a tensor from being trained where it is named.
+    """Return True if `requires_grad_(False)` keeps a tensor from being trained where it is named.
 
-    It does not for a `Variable` made with `trainable=False`, which TensorFlow trains then.
+    Return False for a `Variable` made with `trainable=False`, which TensorFlow trains then.
     """
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return False
@@ -622,14 +632,14 @@ def is_frozen(x: object) -> bool:
 
 
 def frozen_among(variables: Iterable[Any]) -> str:
-    """A sentence that names those that are frozen, with a space before it; "" if none is."""
+    """Return a sentence that names those that are frozen, with a space before it; "" if none is."""
     names = [name_of(var) for var in variables if is_frozen(var)]
     return f" Frozen by requires_grad_(False): {names}." if names else ""
 
 
 def tensor_of(x: object) -> Any:
-    """The parameter that a variable of Keras on torch keeps as its `value`, named and constrained
-    as it is; anything else as it is.
+    """Return the parameter that a variable of Keras on torch keeps as its `value`, named and
+    constrained as it is; anything else as it is.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -645,7 +655,7 @@ def tensor_of(x: object) -> Any:
 
 
 def name_of(tensor: torch.Tensor, default: str = "Variable") -> str:
-    """The name of a variable, or the one that `named_variables` gave; always like "w:0".
+    """Return the name of a variable, or the one that `named_variables` gave; always like "w:0".
 
     Variables of a graph have names of their own.
     """
@@ -669,14 +679,16 @@ def titles_of(tensors: Sequence[torch.Tensor]) -> list[str]:
 
 
 def variable_constraint(tensor: torch.Tensor) -> Constraint | None:
-    """The constraint of a variable, or the attribute of that name of another tensor, or None."""
+    """Return the constraint of a variable, or the attribute of that name of another tensor, or
+    None.
+    """
     return getattr(tensor, "constraint", None)
 
 
 def named_variables(
     pairs: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """The tensors of `module.named_parameters()`, which from now on answer to these names.
+    """Return the tensors of `module.named_parameters()`, which from now on answer to these names.
 
     Takes a module, or pairs of a name and a tensor; a `Variable` keeps the name it has.
 

@@ -688,10 +688,17 @@ def test_rules_lists_every_rule() -> None:
     assert [entry["name"] for entry in listed] == [rule.name for rule in RULES]
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
+    ends = next(number for number, line in enumerate(lines) if number > 2 and not line.strip())
+    column = lines[1].index("a sparse gradient updates")
+    starts = {
+        line.split()[0]: number for number, line in enumerate(lines[3:ends], 3) if line[1] != " "
+    }
     for rule in RULES:
-        (line,) = [line for line in lines if line.split()[:1] == [rule.name]]
         assert all(slot.name[:20] in result.stdout for slot in rule.slots)
-        assert sparse_words(rule) in line
+        first = starts[rule.name]
+        following = min((number for number in starts.values() if number > first), default=ends)
+        cells = [line[column:] for line in lines[first:following]]
+        assert " ".join(" ".join(cells).split()) == sparse_words(rule)
     for row in listed:
         assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
 

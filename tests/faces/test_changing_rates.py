@@ -15,6 +15,7 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from thalweg import Variable, schedules
+from thalweg._core.repeated_pairs import RepeatedPairs
 from thalweg._engines import probe
 from thalweg.keras import backend, optimizers
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
@@ -272,6 +273,106 @@ def _move_step(own: Training, k: int) -> None:
 def test_decays(optimizer: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = compare(lambda own: V1[optimizer](DECAYS[name](own.global_step)), _move_step, monkeypatch)
     assert own.taken == STEPS - 2
+
+
+def _scale_rate(own: Training, k: int) -> None:
+    own.rate_tensor.mul_(0.9 if k % 9 else 1e-30)
+
+
+def _lose_rate(own: Training, k: int) -> None:
+    own.rate_tensor.fill_(0.1 if k % 9 else float("nan"))
+
+
+def _move_rate(own: Training, k: int) -> None:
+    own.rate_tensor.data = own.rate_tensor.data.clone() * 0.9
+
+
+RATES: dict[str, Callable[[], Tensor]] = {
+    "float32": lambda: torch.tensor(0.1),
+    "float64": lambda: torch.tensor(0.1, dtype=torch.float64),
+    "bfloat16": lambda: torch.tensor(0.1, dtype=torch.bfloat16),
+    "variable": lambda: Variable(0.1, trainable=False),
+    "item of a vector": lambda: torch.tensor([3.0, 0.1])[1],
+    "complement": lambda: torch._neg_view(torch.tensor(-0.1)),
+}
+
+
+@pytest.mark.parametrize("change", [_scale_rate, _lose_rate, _move_rate])
+@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("optimizer", V1)
+def test_rates_in_tensors(
+    optimizer: str, name: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(own: Any) -> Any:
+        own.rate_tensor = RATES[name]()
+        return V1[optimizer](own.rate_tensor)
+
+    taken = compare(make, change, monkeypatch).quick_steps
+    assert taken == STEPS - 2 or change is _move_rate
+
+
+def _optimize_loss(weights: Variable) -> Callable[[], object]:
+    loss = lambda: (weights * weights).sum()  # noqa: E731
+    return optimize_loss(loss, "Adam", {}, DECAYS["policy, exp"], [weights])
+
+
+FORESEEN: dict[str, Callable[[Any], Any]] = {
+    "Keras, number": lambda _: optimizers.Adam(0.1),
+    "Keras, schedule": lambda _: optimizers.Adam(SCHEDULES["cosine"]()),
+    "Keras, clipping": lambda _: optimizers.Adam(SCHEDULES["cosine"](), global_clipnorm=0.5),
+    "v1, number": lambda _: train.AdamOptimizer(0.1),
+    "v1, decay": lambda own: train.AdamOptimizer(DECAYS["cosine"](own.global_step)),
+    "v1, tensor": lambda _: train.AdamOptimizer(torch.tensor(0.1)),
+}
+
+
+def _count_computations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counts: list[int] = []
+    set_coming = RepeatedPairs.set_coming
+
+    def counting(self: Any, first: int, steps: Any) -> bool:
+        counts.append(len(steps))
+        return set_coming(self, first, steps)
+
+    monkeypatch.setattr(RepeatedPairs, "set_coming", counting)
+    return counts
+
+
+@pytest.mark.parametrize("name", FORESEEN)
+def test_numbers_are_computed_for_several_steps(name: str, monkeypatch: Any) -> None:
+    own, counts = Training(FORESEEN[name]), _count_computations(monkeypatch)
+    for seed in range(STEPS):
+        own.step(seed)
+    assert own.taken == STEPS - 2
+    assert list(filter(None, counts)) == [1, 2, 4, 8, 16, 32]
+
+
+def test_numbers_of_optimize_loss_are_computed_for_several_steps(monkeypatch: Any) -> None:
+    step, counts = _optimize_loss(Variable(torch.ones(3))), _count_computations(monkeypatch)
+    for _ in range(STEPS):
+        step()
+    assert list(filter(None, counts)) == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_schedule_that_fails_fails_at_its_step() -> None:
+    """Steps before it are taken, although their numbers were to be computed together."""
+
+    def make(_: Any) -> Any:
+        rate = schedules.PiecewiseConstantDecay([10], [0.1, 10**400])
+        return optimizers.Adam(rate)
+
+    errors: list[Any] = []
+    for is_careful in (False, True):
+        own = Training(make)
+        for seed in range(STEPS):
+            if is_careful:
+                own.optimizer._plans.now().quick = None
+            try:
+                own.step(seed)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                errors.append((seed, type(error), str(error), error.__notes__))
+                break
+    assert errors[0] == errors[1]
 
 
 def test_a_decay_that_draws_random_numbers() -> None:

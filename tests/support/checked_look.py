@@ -29,7 +29,9 @@ def check_steps() -> None:
     ask_both(of_v1.SteadyV1Apply, lambda step, optimizer, kept, given: _found(step, given[0]))
 
 
-def _found_by_optim(step: Any, optimizer: Any, has_sums: bool = False) -> bool:
+def _found_by_optim(
+    step: Any, optimizer: Any, has_sums: bool = False, unrecorded: bool = False
+) -> bool:
     if has_sums is not step._has_sums:
         return False
     gradients = optimizer._gradients(step._owners)

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 
-def check_examples(check: Callable[..., None], count: int, strategy: Any) -> None:
+def check_examples(
+    check: Callable[..., None], count: int, strategy: Any, first: int = 0, every: int = 1
+) -> None:
     """Call `check` with each of so many examples; one that fails is made as small as can be.
 
     Drawing would take as long as the steps that are tried, and all rules would be given the same:
@@ -20,9 +22,11 @@ def check_examples(check: Callable[..., None], count: int, strategy: Any) -> Non
         check: What fails where something is wrong.
         count: How many.
         strategy: Of tuples of its arguments; the same object for all that share them.
+        first: The first example to check.
+        every: The distance between two examples to check; others are for other tests.
     """
     try:
-        for example in _drawn(count, strategy):
+        for example in _drawn(count, strategy)[first::every]:
             check(*example)
     except (Exception, pytest.fail.Exception):
         settings(max_examples=count)(given(strategy)(lambda example: check(*example)))()

@@ -41,6 +41,10 @@ def by_variable(w: Any) -> dict[Any, float]:
     return {w: 0.5}
 
 
+def by_tensor(w: Any) -> dict[Any, Any]:
+    return {w: tf.constant(0.5, tf.float64)}
+
+
 # The gradient of the loss w * w is [6, 8], of norm 10.
 STEPS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "name": ({"optimizer": "SGD"}, [0.0, 0.0]),
@@ -51,6 +55,7 @@ STEPS: dict[str, tuple[dict[str, Any], list[float]]] = {
                               [2.7, 3.6]),
     "multiplied": ({"gradient_multipliers": by_name}, [1.5, 2.0]),
     "multiplied by variable": ({"gradient_multipliers": by_variable}, [1.5, 2.0]),
+    "multiplied by a tensor of another dtype": ({"gradient_multipliers": by_tensor}, [1.5, 2.0]),
     "decayed": ({"learning_rate_decay_fn": lambda rate, step: rate * 0.1}, [2.7, 3.6]),
     "rate of an optimizer": ({"learning_rate": None,
                               "optimizer": lambda: v1.train.GradientDescentOptimizer(0.05)},
@@ -104,10 +109,12 @@ def test_noise_is_added_to_gradients() -> None:
     assert after == pytest.approx([0.0, 0.0], abs=0.11)
 
 
-def test_sparse_gradients_are_multiplied() -> None:
+@pytest.mark.parametrize("dtype", [None, tf.float64], ids=str)
+def test_sparse_gradients_are_multiplied(dtype: Any) -> None:
     w = tf.get_variable("w", initializer=np.ones((3, 1), np.float32))
     loss = tf.reduce_sum(tf.gather(w, [0, 2]))
-    train_op = optimize_loss(loss, None, 1.0, "SGD", gradient_multipliers={"w:0": 0.5})
+    factor = 0.5 if dtype is None else tf.constant(0.5, dtype)
+    train_op = optimize_loss(loss, None, 1.0, "SGD", gradient_multipliers={"w:0": factor})
     assert trained(w, train_op)[1] == [[0.5], [1.0], [0.5]]
 
 

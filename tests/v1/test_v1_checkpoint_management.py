@@ -19,6 +19,7 @@ from thalweg._formats import container
 from thalweg._formats.stored_tensor import of_tensor
 from thalweg.errors import DataLossError, NotFoundError, UnsafeCheckpointError
 from thalweg.v1 import train
+from thalweg.v1.train.saving import checkpoint_management
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "checkpoints"
 ADAM = GOLDENS / "ckpt_v1" / "adam"
@@ -52,6 +53,49 @@ def test_what_is_listed_and_gone_is_none(tmp_path: Path, logged: Logged) -> None
     train.update_checkpoint_state(tmp_path, str(tmp_path / "gone"))
     assert train.latest_checkpoint(tmp_path) is None
     assert logged.messages == [f"Couldn't match files for checkpoint {tmp_path / 'gone'}"]
+
+
+class Clock:
+    """Clock that only `sleep` advances, and which runs functions at their times."""
+
+    def __init__(self, events: dict[float, Callable[[], object]]) -> None:
+        self.now, self.events = 0.0, events
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for moment in [moment for moment in self.events if moment <= self.now]:
+            self.events.pop(moment)()
+
+
+def test_checkpoints_are_iterated_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "later"
+
+    def save(number: int) -> Callable[[], None]:
+        def write() -> None:
+            folder.mkdir(exist_ok=True)
+            train.update_checkpoint_state(folder, saved(folder / f"m-{number}", w=1.0))
+
+        return write
+
+    clock = Clock({3.0: save(1), 20.0: save(2), 24.0: save(3)})
+    monkeypatch.setattr(checkpoint_management, "time", clock)
+    found = train.checkpoints_iterator(folder, min_interval_secs=10, timeout=30)
+    moments = [(os.path.basename(path), clock.now) for path in found]
+    assert moments == [("m-1", 3.0), ("m-2", 20.0), ("m-3", 30.0)]
+    assert clock.now == 70.0
+
+
+def test_a_function_ends_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_management, "time", Clock({}))
+    answers = [False, False, True]
+    found = train.checkpoints_iterator(tmp_path, timeout=0, timeout_fn=lambda: answers.pop(0))
+    assert (list(found), answers) == ([], [])
+    assert list(train.checkpoints_iterator(tmp_path, timeout=0)) == []
 
 
 FOLDERS: dict[str, tuple[str, str, list[str], tuple[str, list[str]]]] = {

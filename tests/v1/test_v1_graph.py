@@ -360,6 +360,23 @@ def test_a_float_global_step_counts() -> None:
     assert session.run(step) == 1.5
 
 
+class OfUser(train.GradientDescentOptimizer):
+    """Optimizer whose hook is called while the graph is built."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+
+
+@pytest.mark.parametrize("kind", [train.MomentumOptimizer, OfUser])
+def test_a_step_that_cannot_count_is_an_error_when_the_graph_is_built(kind: Any) -> None:
+    w, args = tf.Variable(1.0), (0.1, 0.9)[: 1 + (kind is train.MomentumOptimizer)]
+    for step in (tf.constant(43, torch.int64), tf.Variable([1, 2], trainable=False), 5):
+        before = tf.global_variables()
+        with pytest.raises(TypeError, match=r"^global_step must be a scalar variable or None, not"):
+            kind(*args).minimize(w * w, global_step=step)
+        assert tf.global_variables() == before
+
+
 def test_what_waits_for_the_operation_sees_the_step_taken() -> None:
     w = tf.Variable(3.0)
     op = descent().minimize(1.0 * w)

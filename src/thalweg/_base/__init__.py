@@ -1,1 +1,1 @@
-"""What everything stands on: locks, switches, scalars, counters, who runs."""
+"""Foundations of all packages: locks, switches, scalars, counters, execution mode."""

@@ -1,4 +1,4 @@
-"""Two formulas that engines run as one."""
+"""Pairs of formulas that engines run as one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Formula = Callable[..., Any]
 
 
 class ComposedFormula:
-    """What engines alone run: one formula of both.
+    """Formula of two, which engines alone run.
 
     Attributes:
         both: The formulas.
 
     Raises:
-        RuleError: One is no function.
+        RuleError: One is not a function.
     """
 
     def __init__(self, first: Formula, second: Formula, name: str) -> None:

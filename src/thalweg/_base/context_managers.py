@@ -1,4 +1,4 @@
-"""What is switched for a `with` block, and switched back whatever interrupts it.
+"""Switches for a `with` block that are switched back under any interruption.
 
 `KeyboardInterrupt`, and what `PyThreadState_SetAsyncExc` sends, reach Python code between two of
 its instructions: also the first one of an `__exit__`, or of what follows `finally`. A switch would
@@ -58,7 +58,7 @@ class ContextSetting(IOBase):
         self._given = given
 
     def opening(self) -> Call:
-        """The section that opens the block, made anew for each."""
+        """Return the section that opens the block, made anew for each."""
         first, last = self._prepare()
         closes = partial(setattr, self, "close", _section(last))
         opens = _section([closes, *first])
@@ -86,27 +86,29 @@ def _section(functions: Sequence[Call]) -> Call:
 
 
 def no_grad() -> ContextSetting:
-    """As `torch.no_grad()`."""
+    """Disable the recording of gradients as `torch.no_grad()` does."""
     return ContextSetting(partial(_recording, False))
 
 
 def enable_grad() -> ContextSetting:
-    """As `torch.enable_grad()`."""
+    """Enable the recording of gradients as `torch.enable_grad()` does."""
     return ContextSetting(partial(_recording, True))
 
 
 def grad_kept() -> ContextSetting:
-    """A block that may switch the recording of gradients, which is put back."""
+    """Return a context manager for a block that may switch the recording of gradients, which is put
+    back.
+    """
     return ContextSetting(lambda: ([], _recording(True)[1]))
 
 
 def outside_inference() -> ContextSetting:
-    """As `torch.inference_mode(False)`, which records gradients."""
+    """Leave inference mode as `torch.inference_mode(False)` does, which records gradients."""
     return ContextSetting(_outside_inference)
 
 
 def writable() -> ContextSetting:
-    """As `no_grad()`, and outside of inference mode: what is made may be written to later."""
+    """Disable gradients and leave inference mode: tensors made inside may be written to later."""
     return ContextSetting(_writable)
 
 

@@ -45,7 +45,7 @@ _sent: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of each counter a 
 
 
 def number_of(counter: Tensor) -> Any:
-    """A tensor of shape () as a number of Python.
+    """Return a tensor of shape () as a number of Python.
 
     What a device has counted is known once the step before has been computed; the device is not
     waited for otherwise. Of any other tensor it is `item`. Writes that torch does not count, by
@@ -65,14 +65,14 @@ def number_of(counter: Tensor) -> Any:
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
-    """The memory of a counter, which lies on a device from now on."""
+    """Return the memory of a counter, which lies on a device from now on."""
     if counter.device != device:
         counter.data = counter.data.to(device)
     return counter.detach()
 
 
 def moved(moves: Sequence[Move], taken: Tensor) -> list[Callable[[], Any]]:
-    """What counts a step on the device that knows whether it is taken, as functions in C.
+    """Return calls of C functions that count a step on the device that decides whether it is taken.
 
     Args:
         moves: Counters, and how they move.

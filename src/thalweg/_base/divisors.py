@@ -1,4 +1,4 @@
-"""What numbers are divided by, on every device."""
+"""Divisors of numbers, equal on every device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def as_divisor(value: float | Tensor, like: Tensor) -> Tensor:
-    """A number as a tensor of shape () beside another one; a tensor as it is.
+    """Return a number as a tensor of shape () beside another one; a tensor as it is.
 
     On a GPU torch multiplies by the inverse of a Python number instead of dividing by it.
     """

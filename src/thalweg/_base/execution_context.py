@@ -1,9 +1,8 @@
-"""Who runs: eager mode, the graph being built, or the session whose node runs in this thread;
-and in which strategy.
+"""Execution mode: eager, building a graph, or running a node of a session in this thread, and
+strategy.
 
 The core asks here, so that it knows nothing of graphs and sessions; `thalweg._graph` and
-`thalweg.distribute` answer by what they put on the stacks and by the classes that they derive from
-those here.
+`thalweg.distribute` fill the stacks and derive classes from those here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from thalweg.variable import Variable
 
 
 class Symbolic:
-    """What has a value in runs of a session only: tensors, variables and slices of a graph."""
+    """Base class of tensors, variables and slices of a graph, which have values in runs of a
+    session only.
+    """
 
     __slots__ = ()
 
@@ -44,7 +45,7 @@ class SymbolicVariable(Symbolic):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> Any:
-        """A new variable of the same graph, which is not trained.
+        """Return a new variable of the same graph, which is not trained.
 
         Args:
             initial: Called when a session initializes the variable, and may then use `resolve`.
@@ -55,7 +56,7 @@ class SymbolicVariable(Symbolic):
 
 
 def is_symbolic(x: object) -> bool:
-    """Whether `x` has a value in runs only: a symbolic tensor, variable or slices."""
+    """Return True if `x` has a value in runs only: a symbolic tensor, variable or slices."""
     return type(x) is not torch.Tensor and isinstance(x, Symbolic)
 
 
@@ -81,7 +82,9 @@ class SessionVariable(Variable):
 
 
 def handle_of(leaf: object) -> Any:
-    """The graph variable to which a session's leaf belongs; `leaf` itself if there is none."""
+    """Return the graph variable to which a session's leaf belongs; `leaf` itself if there is
+    none.
+    """
     handle = getattr(leaf, "_handle", None) if isinstance(leaf, SessionVariable) else None
     return leaf if handle is None else handle
 
@@ -98,7 +101,7 @@ class TensorReference:
         self._tensor = tensor
 
     def deref(self) -> Any:
-        """The tensor."""
+        """Return the tensor."""
         return self._tensor
 
     def __eq__(self, other: object) -> bool:
@@ -146,12 +149,12 @@ process = _Process()
 
 
 def executing_eagerly() -> bool:
-    """Whether calls compute at once; False where they add nodes to a graph.
+    """Return True if calls compute at once; False where they add nodes to a graph.
 
-    True inside a running node: what a node does, it does eagerly.
+    True inside a running node, whose calls run eagerly.
 
-    Outside of any graph the answer settles the mode, for whoever was told it goes by it: only a
-    program that was told nothing yet can begin with graphs without asking for them.
+    Outside of any graph the call fixes the mode, as its caller relies on it: a program can begin
+    with graphs without asking for them only before the first such call.
     """
     if thread.frames or thread.eager_blocks:
         return True
@@ -173,35 +176,37 @@ def _eagerly() -> Sections:
 
 
 def replicas() -> int:
-    """How many replicas the strategy has that this thread is in; 1 outside of any."""
+    """Return the number of replicas of this thread's strategy; 1 outside of any."""
     return thread.strategies[-1].strategy.ranks.size if thread.strategies else 1
 
 
 def current_session() -> Any:
-    """The session whose node runs in this thread, or None."""
+    """Return the session whose node runs in this thread, or None."""
     return thread.frames[-1].session if thread.frames else None
 
 
 def get_default_session() -> Any:
-    """The session that `eval` and `run` of tensors and operations use, or None."""
+    """Return the session that `eval` and `run` of tensors and operations use, or None."""
     return thread.sessions[-1] if thread.sessions else None
 
 
 def is_deferred(*parts: object) -> bool:
-    """Whether a call with these arguments belongs in a graph; none inside a running node does."""
+    """Return True if a call with these arguments belongs in a graph; False inside a running
+    node.
+    """
     if not executing_eagerly():
         return True
     return not thread.frames and any(map(issubclass, set(map(type, parts)), repeat(Symbolic)))
 
 
 def first_graph(parts: Iterable[Any]) -> Any:
-    """The graph of the first of these that is symbolic, or the default graph."""
+    """Return the graph of the first of these that is symbolic, or the default graph."""
     found = next(filter(is_symbolic, parts), None)
     return process.default_graph() if found is None else found.graph
 
 
 def graph_of(*parts: object) -> Any:
-    """The graph that a call with these arguments belongs in; None if it computes at once."""
+    """Return the graph that a call with these arguments belongs in; None if it computes at once."""
     return first_graph(parts) if is_deferred(*parts) else None
 
 
@@ -219,6 +224,6 @@ def resolve(x: object) -> Any:
 
 
 def is_ours(function: object) -> bool:
-    """Whether a function is the library's, or None: nobody else's code runs in it."""
+    """Return True if a function is the library's, or None, so that no other code runs in it."""
     function = getattr(function, "func", function)  # of a `functools.partial`
     return function is None or str(getattr(function, "__module__", "")).startswith("thalweg.")

@@ -60,7 +60,7 @@ class FusedStage(Stage):
 
 @exported_from("thalweg.formula")
 def mean_over_rows(values: Any) -> Any:
-    """The mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
+    """Return the mean of what the rows of a matrix have, (..., rows, 1), as (..., 1, 1).
 
     Sums are of pairs of neighbours, and of these; for a `FusedStage`.
     """
@@ -69,7 +69,7 @@ def mean_over_rows(values: Any) -> Any:
 
 @exported_from("thalweg.formula")
 def mean_over_columns(values: Any) -> Any:
-    """As `mean_over_rows`, of what its columns have, (..., 1, columns)."""
+    """Return the mean over columns, (..., 1, columns), as `mean_over_rows` does over rows."""
     return _mean_over(values, -1)
 
 

@@ -1,4 +1,4 @@
-"""What is there when it is first asked for: `lazy` attributes, and names that a package offers.
+"""Values made at first access: `lazy` attributes, and names that a package offers.
 
 `functools.cached_property` of Python 3.11 holds one lock for all instances of a class while one of
 them computes: threads wait for each other, and a child that was forked meanwhile waits for ever.
@@ -22,7 +22,7 @@ UPPER_PACKAGES: dict[str, Callable[[], Any]] = {}
 
 
 class lazy(Generic[T]):
-    """As `functools.cached_property`, without a lock: two threads may both compute it.
+    """Attribute like `functools.cached_property`, without a lock: two threads may both compute it.
 
     Args:
         function: Computes it.
@@ -45,7 +45,7 @@ class lazy(Generic[T]):
 
 
 def offered(owner: str, homes: Mapping[str, str], name: str, package: str | None = None) -> Any:
-    """What a module offers under a name; for its `__getattr__`.
+    """Return the object that a module offers under a name; for its `__getattr__`.
 
     Args:
         owner: The name of the module.

@@ -37,11 +37,13 @@ class Lock(_RLock):
         _locks.add(self)
 
     def is_mine(self) -> bool:
-        """Whether this thread holds it."""
+        """Return True if this thread holds the lock."""
         return self._is_owned()
 
     def is_abandoned(self) -> bool:
-        """In a child that has just been forked: whether it is held by a thread that is not here."""
+        """Return True, in a newly forked child, if a thread that does not exist here holds the
+        lock.
+        """
         if self._is_owned():
             return False  # by the thread that forked
         free = self.acquire(blocking=False)
@@ -81,11 +83,11 @@ class Guard(Lock):
         self._forget = forget
 
     def to_load(self) -> Guard:
-        """What to hold to set all that it guards, and then to call `loaded`."""
+        """Return the object to hold while all guarded values are set, before `loaded` is called."""
         return self
 
     def loaded(self) -> None:
-        """All that it guards is whole."""
+        """Record that all guarded values are whole."""
 
     def _renew(self) -> None:
         if not self.is_abandoned():
@@ -152,7 +154,7 @@ def on_fork(holder: _T, renew: Callable[[_T], None]) -> None:
 
 
 def excuse(thread: int) -> None:
-    """From `on_fork`: somebody else answers for what this thread has half written."""
+    """Record, in `on_fork`, that other code handles the incomplete writes of a thread."""
     _excused.add(thread)
 
 

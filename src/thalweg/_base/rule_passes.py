@@ -1,4 +1,4 @@
-"""What a rule does before its update: passes over elements, measures, and stages between them."""
+"""Work of a rule before its update: passes over elements, measures, and stages between them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _check_function(thing: Pass | Measure | Stage) -> None:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What a step makes of each element before the update, and forgets when it ends.
+    """Values that a step computes for each element before the update, and drops when it ends.
 
-    Nothing that is kept is written by it.
+    A pass writes to no state.
 
     Args:
         function: A formula as `update` is, `(var, grad, *made, *slots, *, scalars...) -> value`, or
-            several values; `made` is what passes before this one have made.
+            several values; `made` are the values of the passes before this one.
         makes: The name of each value. They are in the type of the arithmetic.
 
     Raises:
-        RuleError: The function cannot be called, or a name is no text.
+        RuleError: The function cannot be called, or a name is not text.
     """
 
     function: Callable[..., Any]
@@ -93,14 +93,14 @@ class Measure:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Level:
-    """What is measured of variables by scalars that measures before it have led to.
+    """Measures of variables that depend on the scalars of earlier measures.
 
     Args:
         measures: As those of a rule.
         per_variable: As that of a rule.
 
     Raises:
-        RuleError: One is no function.
+        RuleError: One is not a function.
     """
 
     measures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Stage:
         return 1 if self.heads is None else self.heads
 
     def call(self, given: Mapping[str, Any]) -> Any:
-        """What it returns, of what it asks for by name."""
+        """Call the function with those of the given values that it asks for by name."""
         return self.function(**given)
 
 

@@ -29,7 +29,7 @@ _TINY_FLOAT32 = _TINY[np.float32]
 
 
 def scalar_type(value: object) -> ScalarType:
-    """The type that TensorFlow computes in when it is handed `value`.
+    """Return the type that TensorFlow computes in when it is handed `value`.
 
     float64 for a NumPy scalar, array or tensor of float64; float32 for all else, Python floats
     included.
@@ -79,7 +79,9 @@ def as_operand(value: Number, dtype: ScalarType) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """Whether `value` is a Python float, or of the dtype float32 or float64 of any library."""
+    """Return True if `value` is a Python float, or of the dtype float32 or float64 of any
+    library.
+    """
     if hasattr(value, "dtype"):
         return str(value.dtype).removeprefix("torch.") in ("float32", "float64")
     return isinstance(value, float)

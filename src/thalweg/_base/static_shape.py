@@ -105,15 +105,15 @@ class Shape(tuple[int | None, ...]):
         return [size if size is None else Dimension(size) for size in _sizes(self)]
 
     def as_list(self) -> list[int | None]:
-        """The sizes as a list."""
+        """Return the sizes as a list."""
         return _sizes(self)
 
     def is_fully_defined(self) -> bool:
-        """Whether all sizes are known."""
+        """Return True if all sizes are known."""
         return None not in self
 
     def num_elements(self) -> int | None:
-        """How many elements such a tensor has, or None where a size is not known."""
+        """Return the number of elements of such a tensor, or None where a size is not known."""
         sizes = [size for size in _sizes(self) if size is not None]
         return math.prod(sizes) if len(sizes) == len(self) else None
 
@@ -144,7 +144,7 @@ class Shape(tuple[int | None, ...]):
             raise ValueError(f"Shape {tuple(self)} is not fully defined")
 
     def with_rank(self, rank: int) -> Shape:
-        """The same shape; ValueError unless it has so many dimensions."""
+        """Return the shape; raise ValueError unless it has this number of dimensions."""
         Shape.assert_has_rank(self, rank)
         return Shape(self)
 
@@ -161,19 +161,21 @@ class Shape(tuple[int | None, ...]):
         return Shape(self)
 
     def merge_with(self, other: Any) -> Shape:
-        """What is known from both shapes; ValueError where they contradict each other."""
+        """Return the sizes known from both shapes; raise ValueError where they contradict each
+        other.
+        """
         Shape.assert_is_compatible_with(self, other)
         known = self if other is None or isinstance(other, UnknownShape) else other
         pairs = zip(_sizes(self), _sizes(known), strict=True)
         return Shape(b if a is None else a for a, b in pairs)
 
     def concatenate(self, other: Any) -> Shape:
-        """The sizes of this shape, then those of the other."""
+        """Return the sizes of this shape, then those of the other."""
         return Shape((*self, *other))
 
 
 class DimensionShape(Shape):
-    """What `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
+    """Shape that `get_shape` returns: each of its items has a `value`, as TensorFlow 1 has it."""
 
     __slots__ = ()
 
@@ -241,7 +243,7 @@ class UnknownShape:
         return hash(None)
 
     def merge_with(self, other: object) -> UnknownShape | Shape:
-        """The other shape."""
+        """Return the other shape."""
         return self if other is None or isinstance(other, UnknownShape) else Shape(other)
 
     def __getitem__(self, key: object) -> Any:

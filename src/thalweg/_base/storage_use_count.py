@@ -1,4 +1,4 @@
-"""How many tensors lie in the same memory."""
+"""Number of tensors in the same memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _tell = getattr(torch._C, "_storage_Use_Count", None)  # pyright: ignore[reportP
 
 
 def count_holders(storage: torch.UntypedStorage) -> int:
-    """How many tensors lie in a storage; where torch does not tell, a number never given before.
+    """Return the number of tensors in a storage; if torch does not have it, a number never returned
+    before.
 
-    Torch 2.6 tells in its builds for CUDA alone. Whoever compares two counts then takes it that
-    somebody else holds the memory, and copies.
+    Torch 2.6 has it in its builds for CUDA alone. Code that compares two counts then assumes that
+    another tensor holds the memory, and copies.
     """
     return next(_numbers) if _tell is None else _tell(storage._cdata)  # pyright: ignore

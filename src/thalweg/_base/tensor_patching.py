@@ -94,7 +94,7 @@ def take_back_names() -> ExitStack:
 
 
 def hint(error: AttributeError) -> list[str]:
-    """What to say where a name of TensorFlow's is missing because it is not lent."""
+    """Return advice for a missing name of TensorFlow that has not been lent, in a list; else []."""
     missing = any(isinstance(error.obj, cls) and error.name in names for cls, names in NAMES)
     return [f"thalweg.lend_names() gives torch's classes TensorFlow's '{error.name}'."] * missing
 

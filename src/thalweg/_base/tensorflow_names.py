@@ -1,4 +1,4 @@
-"""What TensorFlow's code asks of dtypes, shapes, tensors and variables, for torch's own classes.
+"""TensorFlow's attributes of dtypes, shapes, tensors and variables, for torch's own classes.
 
 Dtypes and shapes of our own could not stand in: a gradient has torch's either way, `torch.dtype`
 has no subclasses, and `torch.zeros(n, dtype=...)` takes nothing else. So torch's classes are lent
@@ -120,7 +120,7 @@ _OF_TENSORS = {
 
 
 class VariableOp(NamedTuple):
-    """What a variable's `op` tells in eager mode."""
+    """Value of a variable's `op` in eager mode."""
 
     name: str
     type: str
@@ -138,7 +138,7 @@ def _shared_name(var: torch.Tensor) -> str:
 
 
 def unique_id(var: torch.Tensor) -> str:
-    """A name that no other tensor has while this one lives."""
+    """Return a name that no other tensor has while this one lives."""
     return f"{_shared_name(var)}_{getattr(var, '_uid', id(var))}"
 
 

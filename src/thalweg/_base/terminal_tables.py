@@ -14,7 +14,7 @@ _ENOUGH = 10_000
 def fitted(
     make: Callable[[list[str]], Table], headings: Sequence[str], dropped: Sequence[str], width: int
 ) -> Table:
-    """The first table that fits: with all columns, or without some of those in `dropped`.
+    """Return the first table that fits: with all columns, or without some of those in `dropped`.
 
     Args:
         make: Makes the table with these columns.

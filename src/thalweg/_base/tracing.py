@@ -42,7 +42,7 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
 
 
 def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
-    """What torch has marked so, as it is below the mark, where nobody compiles.
+    """Return the function below torch's mark against Dynamo, where no compilation runs.
 
     The mark imports Dynamo when it is first called, which takes more than a second: longer than all
     that an optimizer does in a short training.

@@ -102,15 +102,15 @@ def sparse_words(
         return f"refused; `step` raises RuntimeError: {message}"
     takes_rows = getattr(cls, "_takes_rows", None)
     if cls is None or takes_rows is None:
-        return _words_of(rule)
+        return _words_of(rule) + _exception_of_decay(rule)
     defaults = {name: each.default for name, each in inspect.signature(cls).parameters.items()}
     group = {**defaults, **(options or {})}
     words = _words_of(rule)
     if not takes_rows(group):
         words = "torch's own step updates every row that a gradient has named so far"
     if _raises_with_decay(takes_rows, group):
-        words += "; with `weight_decay` they are refused, as in torch"
-    return words
+        return words + "; with `weight_decay` they are refused, as in torch"
+    return words + _exception_of_decay(rule)
 
 
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
@@ -127,14 +127,47 @@ def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
 
 
 def _words_of(rule: Rule) -> str:
-    """Return what an optimizer that takes whatever its rule takes does with a sparse gradient."""
+    """Return the effect of a sparse gradient in an optimizer that accepts all that its rule does.
+
+    Without `update_untouched`, a step reads and writes the rows of the gradient alone. Otherwise,
+    that formula decides for the variable and for each slot whether the other rows change.
+    """
     if rule.is_whole:
         return "all rows, made dense"
     if rule.passes:
         return "none: it is refused"
-    words = "touched rows" if rule.update_untouched is None else "all rows"
+    changing = _changing_outside(rule)
+    words = "all rows" if "" in changing else "touched rows"
+    if changing and "" not in changing:
+        slots = [slot.name for slot in rule.slots if slot.name in changing]
+        words += f" of the variable, all rows of {' and '.join(slots)}"
     if rule.duplicates == "successive":
         words += ", one by one"
     if rule.update_sparse is not None or rule.update_single is not None:
         words += ", own formula"
     return words
+
+
+def _changing_outside(rule: Rule) -> set[str]:
+    """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
+    from thalweg._engines.transcribe import transcribe
+
+    if rule.update_untouched is None:
+        return set()
+    transcript = transcribe(rule.update_untouched)
+    names = ["", *(slot.name for slot in rule.slots)]
+    return {name for place, name in enumerate(names) if not transcript.passes_through(place, place)}
+
+
+def _exception_of_decay(rule: Rule) -> str:
+    """Return which rows lack the weight decay that they have in a dense step, or ""."""
+    from thalweg._engines.transcribe import transcribe
+
+    if rule.passes or rule.is_whole or "weight_decay" not in transcribe(rule.update).scalars:
+        return ""
+    if "weight_decay" not in transcribe(rule.update_sparse or rule.update).scalars:
+        return "; no weight decay"
+    outside = rule.update_untouched
+    if outside is None or "weight_decay" in transcribe(outside).scalars:
+        return ""
+    return "; weight decay in touched rows only"

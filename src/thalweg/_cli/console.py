@@ -1,4 +1,4 @@
-"""Where commands write."""
+"""Console to which commands write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """The output of a command, or where it tells errors and progress.
+    """Return the output of a command, or where it tells errors and progress.
 
     With NO_COLOR in the environment it gets no escape codes: neither colors nor bold text, of which
     rich would drop the colors alone, nor bars, in place of which there are lines.

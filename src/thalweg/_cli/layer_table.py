@@ -39,7 +39,10 @@ class LayerTable(NamedTuple):
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
-    """What is not finite comes first, then the largest number of the first column there is."""
+    """Rank layers: those that are not finite first, then by the largest number.
+
+    The numbers are those of the first column of `ORDERED_BY` that is recorded.
+    """
     key = next((each for each in ORDERED_BY if each in rows), next(iter(rows)))
     values = rows[key]
     bad = np.isnan(values) | (values == np.inf)
@@ -56,7 +59,7 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
 def make_table(
     rows: Mapping[str, np.ndarray], names: Sequence[str], worst: LayerTable, most: int, width: int
 ) -> Table:
-    """The first `most` layers, with as many columns as fit into the width of a terminal."""
+    """Return the first `most` layers, with as many columns as fit into the width of a terminal."""
     columns = [each for each in HEADINGS if each in rows]
     columns += [next(iter(rows))] if not columns else []
     made = partial(_lay_out, rows, names, worst.places[:most].tolist(), width)
@@ -95,20 +98,20 @@ def _lay_out(
 
 
 def format_number(value: float) -> str:
-    """Of 3 digits; "-" for what was not measured."""
+    """Format a number with 3 digits; "-" if it was not measured."""
     if value == UNMEASURED:
         return "-"
     return "NaN" if np.isnan(value) else f"{value:.3g}"
 
 
 def find_shared(names: Sequence[str]) -> str:
-    """What all names begin with, up to a dot."""
+    """Return the prefix of all names, up to a dot."""
     found = os.path.commonprefix(list(names))  # noqa: RUF071, which is cut at a dot below
     return found[: found.rfind(".") + 1] if len(names) > 1 else ""
 
 
 def elide(name: str, most: int) -> str:
-    """A name of at most `most` letters; what is left out is in the middle."""
+    """Return a name of at most `most` letters; what is left out is in the middle."""
     if len(name) <= most:
         return name
     tail = (most - 1) // 2

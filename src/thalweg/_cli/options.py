@@ -27,7 +27,7 @@ class Whole(click.ParamType):
         self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; refuses all else in words."""
+        """Return the number; refuses all else in words."""
         try:
             number = int(value)
         except ValueError:
@@ -42,7 +42,7 @@ class Whole(click.ParamType):
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -51,7 +51,9 @@ def usable_cores() -> int:
 def clamp_threads(
     context: click.Context, parameter: click.Parameter, threads: int | None
 ) -> int | None:
-    """The number of threads, no more than there are cores; says so if more were asked for."""
+    """Return the number of threads, no more than there are cores; says so if more were asked
+    for.
+    """
     if threads is None or threads <= usable_cores():
         return threads
     some = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"

@@ -1,4 +1,4 @@
-"""Where a command writes: found out before it begins, not after it."""
+"""Checks that a command can write its outputs, made before it begins."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def _ask_for(folder: Path, option: str) -> None:
 
 
 def refuse_folder(option: str, folder: Path, error: OSError) -> click.BadParameter:
-    """What is raised where a folder cannot be written to."""
+    """Return the error of an option whose folder cannot be written to."""
     return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)

@@ -1,4 +1,4 @@
-"""What one sees while a race runs: a bar and the standings on a terminal, lines in a log."""
+"""Display of a running race: a bar and the standings on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL = 0.2
 
 @contextmanager
 def watch_race(console: Console, problem: str) -> Iterator[Progress]:
-    """A callback that keeps the display current."""
+    """Return a context manager whose callback keeps the display current."""
     if not console.is_terminal:
         yield _in_lines(ProgressLines())
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(NamedTuple):
-    """What the command line asks for."""
+    """Options of the command line."""
 
     optimizers: Sequence[str] | None
     problems: Sequence[str]

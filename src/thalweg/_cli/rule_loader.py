@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def load_rule(name: str) -> Rule:
-    """The rule that `file.py:NAME` names, checked.
+    """Return the rule that `file.py:NAME` names, checked.
 
     Raises:
         click.UsageError: If there is no such file, or no rule of that name in it.

@@ -96,6 +96,32 @@ class RuleScalars:
             else:
                 self.values = None
 
+    def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
+        """Return the numbers of a step as its program has them; None if no program makes scalars.
+
+        Args:
+            values, step: As those of `made`, of any step.
+        """
+        dtype = self._launch.dtype
+        if self._may_have_program:
+            self._take_up(values, dtype)
+        program = self._program
+        if program is None or {*map(type, values.values())} != {dtype}:
+            return None
+        if [*values] != program.names:
+            return None
+        self.values = None  # a step sets the numbers of the program, which are others then
+        return program.pack((dtype(step), *values.values()))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """As that of `Program`, once `pack` has returned numbers."""
+        return (0, 0) if self._program is None else self._program.span
+
+    def register(self, name: str) -> int:
+        """Return the address of the register of a value by its name."""
+        return self.span[0] + 8 * self.places[name]
+
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:

@@ -96,7 +96,9 @@ class Hooks:
         return None
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """All scalars that the rule may ask for, of a compute dtype, for a group."""
+        """Return all scalars that the rule may ask for, of a compute dtype, for a group, by
+        name.
+        """
         raise NotImplementedError
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
@@ -126,7 +128,7 @@ class Hooks:
         return read_common(rule, self.common_slots)
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
-        """Where random bits are drawn, of each variable what they depend on; see `Request`."""
+        """Return a pair for each variable that its random bits depend on; see `Request`."""
         return ()
 
     def check_flat_buffers(
@@ -144,7 +146,7 @@ class Hooks:
             check_reductions(flat, title, rule, transforms)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        """Whether the user's own functions update the variables, by `apply_one`."""
+        """Return True if the user's own functions update the variables, by `apply_one`."""
         return self.step_rule() is None
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
@@ -152,13 +154,15 @@ class Hooks:
         raise NotImplementedError
 
     def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """What `apply_one` may write to."""
+        """Return the tensors that `apply_one` may write to."""
         raise NotImplementedError
 
     def finishing_calls(self) -> list[After]:
-        """What is called after the updates and before the counters."""
+        """Return the calls after the updates and before the counters."""
         return []
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """What counts the step, as functions in C; given the scalars of the first group."""
+        """Return the calls of C functions that count the step, given the scalars of the first
+        group.
+        """
         return []

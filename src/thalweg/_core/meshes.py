@@ -16,7 +16,7 @@ def is_imported() -> bool:
 
 
 def is_on_mesh(tensor: object) -> bool:
-    """Whether something is a DTensor."""
+    """Return True if an object is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from struct import Struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +38,22 @@ from thalweg.variable import Variable, variable_constraint
 if TYPE_CHECKING:
     from thalweg._core.steady_gradients import SteadyGradients
 
+MOST_COMING = 32  # steps whose numbers are computed at a time
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
+
+
+class ComingStep(NamedTuple):
+    """Numbers of a step that is to come.
+
+    Attributes:
+        scalars: Hyperparameters by compute dtype and name, as scalars of that dtype.
+        number: The number of the step, from 1.
+        following: What the counters become.
+    """
+
+    scalars: Mapping[Dtype, Mapping[str, Any]]
+    number: int
+    following: Sequence[Any]
 
 
 class RepeatedPairs:
@@ -47,6 +65,7 @@ class RepeatedPairs:
         counters: What it counts, of float32, float64 or int64, and of shape ().
         numbers: What is watched; first the counters.
         how: What happened to its gradients.
+        read: Tensors from which `take_coming` reads hyperparameters, by name.
     """
 
     def __init__(
@@ -56,9 +75,14 @@ class RepeatedPairs:
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor],
         how: GradientTransforms,
+        read: Mapping[str, Tensor],
     ) -> None:
+        self.read = read
         self.planned, self.snapshot, self._counters = planned, found, counters
         self._kinds = [KINDS[each.dtype] for each in numbers]
+        own = self._kinds[: len(counters)]
+        self._following = Struct("=" + "".join("q" if x == look.INT64 else "d" for x in own))
+        self._has_table = False
         places = [0] * len(planned.request.variables)
         self._launches = Launches([planned], places)
         rule = planned.request.rule
@@ -78,6 +102,7 @@ class RepeatedPairs:
         numbers: Sequence[Tensor] = (),
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         how: GradientTransforms = NOTHING,
+        read: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> RepeatedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
 
@@ -89,6 +114,7 @@ class RepeatedPairs:
             attributes: Dictionaries that are to stay as they are, each with the key whose value
                 may change; None if none may.
             how: What happened to the gradients.
+            read: As that of the class; `can_read` has been asked.
         """
         found = snapshot()
         if (
@@ -104,7 +130,7 @@ class RepeatedPairs:
         ):
             return None
         try:
-            made = RepeatedPairs(planned, found, counters, numbers, how)
+            made = RepeatedPairs(planned, found, counters, numbers, how, read)
         except ERRORS:  # of what cannot be done in one call
             return None
         try:
@@ -121,7 +147,9 @@ class RepeatedPairs:
         found, request = self.snapshot, self.planned.request
         slots = [slot for each in request.slots for slot in each]
         written = [*written_of(self.planned), *self._counters]
-        if not hold_tensors(found, [*request.variables, *slots, *written, *numbers]):
+        if not hold_tensors(
+            found, [*request.variables, *slots, *written, *numbers, *self.read.values()]
+        ):
             return False
         # Counters may be others than those of the step before, which was checked.
         check_numbers_writable(self._counters, lambda index: f"counter {index}")
@@ -176,6 +204,65 @@ class RepeatedPairs:
             if launch.dtype is dtype:
                 scalars.change(values, name)
 
+    def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
+        """Set the numbers of coming steps for `take_coming`, which reads no others.
+
+        Args:
+            first: How many steps were taken before these.
+            steps: The steps, `MOST_COMING` at most; none if numbers are to be forgotten.
+
+        Returns:
+            False if scalars are not made in the call; nothing was set then.
+        """
+        rows: list[bytes] = []
+        for scalars, number, following in steps:
+            row: list[bytes] = []
+            for launch, own in self._scalars:
+                packed = own.pack(scalars[launch.dtype], number)
+                if packed is None:
+                    return False
+                row.append(packed)
+            rows.append(b"".join((*row, self._following.pack(*following))))
+        if rows and not self._has_table:
+            self._make_table()
+        if self._has_table:
+            self.snapshot.set_step_table(first, rows)
+        return bool(rows)
+
+    def _make_table(self) -> None:
+        scalars = [(launch.dtype is np.float32, each) for launch, each in self._scalars]
+        spans = np.array([each.span for _, each in scalars], np.int64)
+        self.snapshot.set_reads(
+            [
+                (tensor, each.register(name), is_narrow)
+                for is_narrow, each in scalars
+                for name, tensor in self.read.items()
+            ]
+        )
+        self.snapshot.make_step_table(spans.reshape(-1, 2), MOST_COMING)
+        self._has_table = True
+
+    def take_coming(self, given: list[object], how: GradientTransforms = NOTHING) -> int:
+        """Take the next of the coming steps, if all is as it was.
+
+        Args:
+            given, how: As those of `take`.
+
+        Returns:
+            0 if it was taken; else what is not as it was, or `look.NOT_TABLED`.
+
+        Raises:
+            What one of `ERRORS` is, of gradients beyond the usual.
+        """
+        if self._gradients is not None:
+            begun = self.snapshot.taken
+            if not (self._has_table and self.snapshot.has_row(begun)):
+                return look.NOT_TABLED
+            return self._take_measured(self._gradients, given, begun, how, look.TABLED)
+        if self._may_have_threads:
+            self._launches.set_threads(self.snapshot)
+        return self.snapshot.take(given, look.ANY_STEP, look.WHOLE, (), look.TABLED)
+
     def compare(self, given: list[object], begun: int) -> int:
         """Return what is not as it was; 0 if `take` could be called.
 
@@ -226,28 +313,40 @@ class RepeatedPairs:
             if self._may_have_threads:
                 self._launches.set_threads(found)
             return found.take(given, begun)
+        return self._take_measured(gradients, given, begun, how, look.WHOLE, values_of, step)
+
+    def _take_measured(
+        self,
+        gradients: SteadyGradients,
+        given: list[Any],
+        begun: int,
+        how: GradientTransforms,
+        flags: int,
+        values_of: Callable[[Dtype], Mapping[str, object]] | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Take a step whose gradients are measured, as `take` and `take_coming`.
+
+        Args:
+            gradients: What measures them.
+            given, begun, how, values_of, step: As those of `take`; without `values_of` other
+                scalars than those of gradients are set in the call.
+            flags: `look.TABLED` or 0.
+        """
         for is_beyond in (False, True):
-            other = gradients.measure(how, found, begun, given, is_beyond)
+            other = gradients.measure(how, self.snapshot, begun, given, is_beyond)
             if other:
                 return other
-            self._set_scalars(gradients, values_of, step)
-            other = found.take(given, begun, gradients.part)
+            shared, separate = gradients.scalars()
+            for launch, scalars in self._scalars:
+                made = values_of and scalars.made(values_of(launch.dtype), step)
+                launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
+            gradients.set_separate(separate)
+            self._launches.set_threads(self.snapshot)
+            other = self.snapshot.take(given, begun, gradients.part, (), flags)
             if other != look.BEYOND:
                 break
         return other
-
-    def _set_scalars(
-        self,
-        gradients: SteadyGradients,
-        values_of: Callable[[Dtype], Mapping[str, object]],
-        step: int | None,
-    ) -> None:
-        shared, separate = gradients.scalars()
-        for launch, scalars in self._scalars:
-            made = scalars.made(values_of(launch.dtype), step)
-            launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
-        gradients.set_separate(separate)
-        self._launches.set_threads(self.snapshot)
 
 
 def _are_pairs(given: object, planned: Planned) -> bool:
@@ -262,6 +361,18 @@ def _are_pairs(given: object, planned: Planned) -> bool:
 
 def _is_number(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.dtype in KINDS and not tensor.dim()
+
+
+def can_read(value: object) -> bool:
+    """Return whether `take_coming` can read a number from a value: a plain float tensor."""
+    return (
+        isinstance(value, Tensor)
+        and _is_number(value)
+        and value.is_floating_point()
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not value.is_neg()
+    )
 
 
 def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:

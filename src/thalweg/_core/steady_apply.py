@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from thalweg._base.execution_context import executing_eagerly
+from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.outcome import add_taken
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import RepeatedPairs
-from thalweg._core.steady import is_traced, look
+from thalweg._core.repeated_pairs import MOST_COMING, ComingStep, RepeatedPairs
+from thalweg._core.steady import ERRORS, is_traced, look
 from thalweg._engines import current
+from thalweg._engines.selection import choices
+
+FAILED = -1  # to make the numbers of a step
 
 
 class SteadyApply(ABC):
@@ -31,16 +38,20 @@ class SteadyApply(ABC):
     ) -> None:
         self._planned, self._found = planned, found
         self._rule = planned.request.rule
-        self._current = current()
+        self._current, self._choices = current(), choices()
         self._class: type[Any] = type(optimizer)
         self._names: tuple[str, ...] = tuple(optimizer.__dict__)
         self._holds_attributes = holds_attributes
         self._attributes = id(optimizer.__dict__)  # no more than that: they hold the plans
-        self._count = found.snapshot.count
+        self._count, self._has_guards = found.snapshot.count, found.snapshot.is_guarded
+        # Whether the numbers of steps to come are known and may be set for the call.
+        self._is_foreseen = False
+        # Those steps whose numbers were computed last: the first of them, and the one after them.
+        self._computed_span = (0, 0)
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that it has taken."""
         return self._count.value
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
@@ -65,27 +76,86 @@ class SteadyApply(ABC):
             kept.last is self._planned
             and type(optimizer) is self._class
             and (
-                (current() == self._current and id(optimizer.__dict__) == self._attributes)
+                (
+                    (choices() is self._choices or current() == self._current)
+                    and id(optimizer.__dict__) == self._attributes
+                )
                 if self._holds_attributes
                 else self._has_equal_attributes(optimizer)
             )
-            and not is_traced()
+            and (self._has_guards or not is_traced())
             and executing_eagerly()
         )
+
+    def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        """Yield the numbers of the steps to come, if these are known ahead.
+
+        Args:
+            optimizer: The optimizer.
+            first: How many steps were taken before the first of them.
+        """
+        raise NotImplementedError
+
+    def _take_coming(self, optimizer: Any, given: list[Any], how: GradientTransforms) -> int:
+        """Take a step whose numbers are known ahead: 0; else what is not as it was.
+
+        Between the steps of a training the processor's caches hold other things, and a formula
+        takes several times as long as when it runs again and again. So it runs for several steps:
+        first for one, then, as long as they come one after the other, for twice as many each time.
+
+        Args:
+            optimizer, given: As those of `take`.
+            how: What happens to the gradients.
+        """
+        count_before = self._count.value
+        try:
+            mismatch = self._found.take_coming(given, how)
+            if mismatch == look.NOT_TABLED and self._compute_coming(optimizer, count_before):
+                mismatch = self._found.take_coming(given, how)
+            return mismatch
+        except ERRORS:
+            if self._count.value != count_before:  # a signal's function raised it after the step
+                raise
+            return FAILED  # the careful step raises the error
+
+    def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
+        """Compute the numbers of steps to come; return False if not even one was set.
+
+        Args:
+            optimizer: The optimizer.
+            count_before: How many steps were taken before the first of them.
+        """
+        first, end = self._computed_span
+        limit = min(2 * (end - first), MOST_COMING) if count_before == end else 1
+        steps: list[ComingStep] = []
+        with suppress(*ERRORS):  # which the step itself raises, when it comes
+            steps.extend(islice(self._coming_steps(optimizer, count_before), limit))
+        if not self._found.set_coming(count_before, steps):
+            self._is_foreseen = self._is_foreseen and not steps
+            return False
+        self._computed_span = count_before, count_before + len(steps)
+        return True
+
+    def _forget_coming(self) -> None:
+        """Have the numbers of coming steps computed anew."""
+        self._computed_span = (0, 0)
+        self._found.set_coming(0, ())
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return whether those attributes that decide on a step are as they were."""
         return False
 
-    def _drop(self, optimizer: Any, kept: PlanCache, other: int) -> None:
+    def _drop(self, optimizer: Any, kept: PlanCache, mismatch: int) -> None:
         """Forget the step, which is not as it was; the next one may be planned anew.
 
         Args:
             optimizer, kept: As those of `take`.
-            other: What is not as it was.
+            mismatch: What is not as it was.
         """
+        if mismatch == look.TRACED:  # and the next step may be as this one was
+            return
         kept.quick = None
-        if other == look.OTHER_DICT and self._has_equal_attributes(optimizer):
+        if mismatch == look.OTHER_DICT and self._has_equal_attributes(optimizer):
             kept.has_steady_attributes = False
 
     @abstractmethod

@@ -280,6 +280,7 @@ class Program:
         self._registers = array("d", tape.registers)
         self._begin = 8 * len(apart)
         self._layout = Struct(f"={len(names)}d")
+        self._whole_layout = Struct(f"={len(given)}d")
 
     def again(self) -> Program:
         """The same for other numbers."""
@@ -329,6 +330,15 @@ class Program:
     def registers_of(self, names: Iterable[str]) -> Int64:
         """Where what it makes is; `program.NONE` for what it does not."""
         return np.array([self._made.get(name, program.NONE) for name in names], np.int64)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The address of the first register, and the number of those that are given."""
+        return self._registers.buffer_info()[0], len(self.inputs)
+
+    def pack(self, values: Iterable[object]) -> bytes:
+        """Return numbers for all registers that are given, as the registers have them."""
+        return self._whole_layout.pack(*values)
 
     def give(self, values: Iterable[object]) -> None:
         """Set what the scalars are made of, all at once."""

@@ -29,6 +29,9 @@ class Selection(NamedTuple):
 
 DEFAULT = Selection()
 _chosen: ContextVar[dict[str, Any]] = ContextVar("thalweg_engine", default={})  # noqa: B039
+# Returns the choices of the innermost `engine` block; while it is the same dictionary, `current`
+# returns equal selections.
+choices = _chosen.get
 
 
 def current(unless: Selection = DEFAULT) -> Selection:

@@ -104,7 +104,7 @@ def replace_together(
 
 
 def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
-    """A file, open for reading.
+    """Return a file, open for reading.
 
     Raises:
         MissingFileError: There is none, or links that lead to one another.
@@ -223,7 +223,7 @@ class _Commit:
     def write_temporary(
         self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
     ) -> Generator[None]:
-        """The new content in a temporary file, which the block has to `rename_into_place`."""
+        """Write the new content to a temporary file, which the block has to `rename_into_place`."""
         with self.report_write_errors():
             self._made = made = temp_files.name_of(self.target)
         temp_files.under_way.add(made)

@@ -16,7 +16,7 @@ _made: list[Function] = []  # the fast function, once it is needed
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
-    """The checksum of some bytes.
+    """Return the checksum of some bytes.
 
     Args:
         data: Contiguous memory of any shape.
@@ -33,7 +33,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 
 
 def combine_checksums(first: int, second: int, size: int) -> int:
-    """The checksum of two parts of which each has been summed alone.
+    """Return the checksum of two parts of which each has been summed alone.
 
     Args:
         first: The checksum of the first part.
@@ -44,25 +44,27 @@ def combine_checksums(first: int, second: int, size: int) -> int:
 
 
 def mask_checksum(value: int) -> int:
-    """A checksum as TensorFlow stores it, so that one of bytes that hold one is still good."""
+    """Return a checksum as TensorFlow stores it, so that one of bytes that hold one is still
+    good.
+    """
     return (((value >> 15) | (value << 17)) + _MASK) & 0xFFFFFFFF
 
 
 def unmask_checksum(value: int) -> int:
-    """The checksum that was stored as `value` by TensorFlow."""
+    """Return the checksum that was stored as `value` by TensorFlow."""
     turned = (value - _MASK) & 0xFFFFFFFF
     return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF
 
 
 def flat_bytes(data: Buffer) -> memoryview:
-    """The bytes of contiguous memory of any shape and type."""
+    """Return the bytes of contiguous memory of any shape and type."""
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 @cache
 def byte_table() -> list[int]:
-    """The checksum of each single byte, without the inversions at both ends."""
+    """Return the checksum of each single byte, without the inversions at both ends."""
     found: list[int] = []
     for value in range(256):
         for _ in range(8):

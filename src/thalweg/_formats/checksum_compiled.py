@@ -29,13 +29,13 @@ _UNROLLED = 8  # words of 8 bytes in a round of the loop
 
 
 def by_instruction() -> Function | None:
-    """The checksum by SSE 4.2's or ARM's instruction; None where there is none."""
+    """Return the checksum by SSE 4.2's or ARM's instruction; None where there is none."""
     kind = _crc_instructions()
     return None if kind is None else _compile_module(_module_of_instructions(*kind))
 
 
 def by_slices(table: list[int]) -> Function | None:
-    """The checksum by eight tables: eight bytes at a time; None where LLVM cannot load it.
+    """Return the checksum by eight tables: eight bytes at a time; None where LLVM cannot load it.
 
     Args:
         table: The checksums of single bytes.

@@ -40,7 +40,7 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a file.
+    """Contents of a file.
 
     Attributes:
         document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.
@@ -135,7 +135,8 @@ def read(
 def mapped(
     path: Path, names: Container[str] | None = None, progress: Progress | None = None
 ) -> Contents:
-    """As `read`, with the tensors left in the file: memory is taken for none of them.
+    """Read a file as `read` does, with the tensors left in the file: no memory is allocated for
+    them.
 
     Every checksum is verified first. The file may be replaced afterwards, but not changed in place
     for as long as a tensor is used; what is written to a tensor does not reach the file.
@@ -165,7 +166,7 @@ def mapped(
 
 
 def describe(path: Path) -> Description:
-    """What a file says about itself; the header is verified, the tensors are not read.
+    """Return a file's description of itself; the header is verified, the tensors are not read.
 
     Raises:
         ThalwegError: As `read`.
@@ -175,7 +176,7 @@ def describe(path: Path) -> Description:
 
 
 def verify(path: Path, progress: Progress | None = None) -> Description:
-    """As `describe`, after all of the file was read and verified.
+    """Return the description that `describe` returns, after all of the file was read and verified.
 
     Raises:
         ThalwegError: As `read`.
@@ -188,7 +189,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
 
 
 def is_container(path: Path) -> bool:
-    """Whether a file begins as ours do; False where there is no file."""
+    """Return True if a file begins as a thalweg file does; False where there is no file."""
     try:
         with atomic_write.open_for_reading(path) as file:
             return header.begins_like_ours(file.read(header.LENGTH + len(header.FIRST)))

@@ -1,4 +1,4 @@
-"""What a file is that a reader does not take, by its first bytes, and what reads it instead."""
+"""Detection of files that a reader does not take, by their first bytes, with the reader to use."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _OLD_PICKLE = re.compile(
 
 
 class FormatProbe(NamedTuple):
-    """What a file looks like.
+    """Detected kind of a file.
 
     Attributes:
-        kind: What it is, in words.
-        hint: What to do about it.
-        error: What is raised of it.
+        kind: A description.
+        hint: Advice.
+        error: The class of the error to raise.
     """
 
     kind: str
@@ -71,18 +71,18 @@ _KNOWN: tuple[tuple[bytes, FormatProbe], ...] = (
 
 
 def first_member(start: bytes) -> str:
-    """The name of the first member of a zip archive."""
+    """Return the name of the first member of a zip archive."""
     length = int.from_bytes(start[26:28], "little")
     return start[_HEAD : _HEAD + length].decode("ascii", "replace")
 
 
 def is_keras_archive(start: bytes) -> bool:
-    """Whether a file begins as the archives of Keras do, which need not be whole."""
+    """Return True if a file begins as a Keras archive does; it need not be whole."""
     return start.startswith(ZIP) and first_member(start) in _OF_KERAS
 
 
 def refusal_error(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
-    """The error of a file that is not what a reader takes.
+    """Return the error of a file that is not what a reader takes.
 
     Args:
         path: The file, for the message.
@@ -106,7 +106,7 @@ def refusal_error(path: str, file: BinaryIO, wanted: str) -> ThalwegError:
 
 
 def identify_file(file: BinaryIO) -> FormatProbe | None:
-    """What an open file looks like; None if it looks like nothing that is known."""
+    """Return the kind of an open file; None if it is unknown."""
     size, start, end = _read_both_ends(file)
     return (
         _identify_bytes(start, end)
@@ -169,7 +169,7 @@ def _identify_zip(name: str) -> FormatProbe:
 
 
 def reader_of(kind: object) -> str:
-    """What reads a file of ours, in words.
+    """Return a description of the reader of a thalweg file.
 
     Args:
         kind: The "kind" of its document.

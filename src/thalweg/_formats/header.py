@@ -44,14 +44,14 @@ _PAIRS = {"C64": "F32", "C128": "F64"}
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file says about a tensor.
+    """Description of a tensor in a file.
 
     Attributes:
-        dtype: As in `Stored`.
-        shape: As in `Stored`.
+        dtype: As in `StoredTensor`.
+        shape: As in `StoredTensor`.
         checksum: The CRC32C of its bytes.
-        begin: Where in the file they begin.
-        bytes: How many there are.
+        begin: Where they begin in the file.
+        bytes: Their number.
     """
 
     dtype: str
@@ -63,11 +63,11 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says about itself.
+    """Description of a file.
 
     Attributes:
-        document: What was saved beside the tensors.
-        tensors: What is said about each tensor.
+        document: The values saved beside the tensors.
+        tensors: The description of each tensor.
         bytes: The file's size.
     """
 
@@ -77,7 +77,7 @@ class Description:
 
 
 def decode_header(path: str, length: bytes, text: bytes, size: int) -> Description:
-    """What a header says, after all of it was checked.
+    """Check all of a header and return its description of the file.
 
     Args:
         path: The file, for messages.
@@ -109,13 +109,15 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
 
 
 def begins_like_ours(start: bytes) -> bool:
-    """Whether a file begins as ours do, as far as it goes."""
+    """Return True if a file begins as a thalweg file does, as far as its bytes go."""
     found = start[LENGTH : LENGTH + len(FIRST)]
     return bool(found) and FIRST.startswith(found)
 
 
 def nearly_begins(start: bytes) -> bool:
-    """Whether a file begins as ours do but for a few bytes; those of others have other names."""
+    """Return True if a file begins as a thalweg file does but for a few bytes; others have other
+    names.
+    """
     found = start[LENGTH : LENGTH + len(FIRST)]
     differ = sum(one != other for one, other in zip(found, FIRST, strict=False))
     return len(found) == len(FIRST) and 0 < differ <= _DAMAGED
@@ -214,7 +216,7 @@ def _is_whole_numbers(value: object) -> TypeGuard[list[int]]:
 
 
 def is_shape(value: object) -> TypeGuard[list[int]]:
-    """Whether a value is a list of sizes, none of which is beyond all memory."""
+    """Return True if a value is a list of sizes, none of which is beyond all memory."""
     if not _is_whole_numbers(value) or len(value) > _DIMENSIONS:
         return False
     return prod(each for each in value if each) < _LARGEST

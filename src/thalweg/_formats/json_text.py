@@ -28,7 +28,7 @@ class DuplicateKeyError(InvalidConfigError):
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         InvalidConfigError: It is no JSON, or has a key twice (DuplicateKeyError), NaN, an infinite
@@ -58,7 +58,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: object) -> str:
-    """The text of a value, which `loads` reads back: tuples come back as lists.
+    """Return the text of a value, which `loads` reads back: tuples come back as lists.
 
     Raises:
         InvalidTypeError: It holds something else than dictionaries with strings as keys, lists,
@@ -71,7 +71,7 @@ def dumps(value: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Whether brackets stand in more than `DEPTH` others, by searches that take no stack.
+    """Return whether brackets stand in more than `DEPTH` others, by searches that take no stack.
 
     Python's parser would need one as deep as the text.
     """
@@ -96,7 +96,7 @@ def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """An object of JSON; an empty one in the place of anything else."""
+    """Return an object of JSON; an empty one in the place of anything else."""
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
@@ -168,7 +168,7 @@ def _path_text(path: tuple[str, ...]) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 has all of a text: it may hold half a pair of surrogates."""
+    """Return True if a text can be encoded in UTF-8: it may hold half a pair of surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

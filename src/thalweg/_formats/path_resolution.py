@@ -1,4 +1,4 @@
-"""What a path leads to, judged by content: the one place that decides it for all readers."""
+"""Kind of a path, judged by content: the one place that decides it for all readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTED = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h
 
 
 class PathKind(Enum):
-    """What there may be at a path; the values are who wrote it, or what it is."""
+    """Kind of a path; the values are the file's writer, or the kind itself."""
 
     OURS = "thalweg"
     BUNDLE = "tensorflow"
@@ -33,12 +33,12 @@ class PathKind(Enum):
 
 @dataclass(frozen=True)
 class ResolvedPath:
-    """What a path leads to.
+    """Path of a checkpoint with its kind.
 
     Attributes:
-        path: As its reader takes it: of ours the file, of TensorFlow's what all its files begin
-            with.
-        kind: What it is.
+        path: As its reader takes it: of thalweg the file, of TensorFlow the prefix of all its
+            files.
+        kind: The kind.
     """
 
     path: str
@@ -46,7 +46,7 @@ class ResolvedPath:
 
     @property
     def writer(self) -> str:
-        """Whose checkpoint it is: "thalweg", "tensorflow" or "keras"; "" if it is none."""
+        """Writer of the checkpoint: "thalweg", "tensorflow" or "keras"; "" if it is none."""
         writers = {
             PathKind.OURS: "thalweg",
             PathKind.BUNDLE: "tensorflow",
@@ -74,7 +74,7 @@ class ResolvedPath:
         return self
 
     def path_if_ours(self) -> str:
-        """The path of a file of thalweg.
+        """Return the path of a file of thalweg.
 
         Raises:
             UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.
@@ -102,15 +102,15 @@ class ResolvedPath:
 
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
-    """What a path leads to.
+    """Return the checkpoint at a path, with its kind.
 
-    The first of these that is there: a file of ours or of Keras called just so; one of ours with
-    ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file. So
-    what was saved last is found where TensorFlow's lies beside it; that is "x.index" then.
+    The first of these that is there: a thalweg or Keras file of exactly this name; a thalweg file
+    with ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file.
+    So the file saved last is found where TensorFlow's lies beside it; that is "x.index" then.
 
     Args:
         path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
-            or a file of ours without ".safetensors".
+            or a thalweg file without ".safetensors".
 
     Raises:
         InvalidArgumentError: It is a device or a pipe.

@@ -1,4 +1,4 @@
-"""Which checkpoints of a training stay, and which are deleted once newer ones are there."""
+"""Selection of the checkpoints of a training that stay, and of those that newer ones replace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Keeper:
         return [path for path, _ in self.newest]
 
     def after_saving(self, path: str) -> Keeper:
-        """A keeper of the same and of one that has just been saved."""
+        """Return a keeper of the same and of one that has just been saved."""
         newest = [each for each in self.newest if each[0] != path]
         newest.append((path, time.time()))
         return Keeper(self.most, self._span, self.mark, newest, self._spare)

@@ -65,20 +65,20 @@ class SourceFile:
         self._visited.add(address)
 
     def begins_with(self, signature: bytes) -> bool:
-        """Whether the file begins so."""
+        """Return True if the file begins with a signature."""
         size = len(signature)
         return self.size >= size and bytes(self.read_uncounted(0, size)) == signature
 
     def data_loss_error(self, offset: int, text: str) -> DataLossError:
-        """The error of a file that is not what was written."""
+        """Return the error of a file that is not what was written."""
         return DataLossError(f"{self.title}: at byte {offset}: {text}")
 
     def unsafe_error(self, offset: int, text: str) -> UnsafeCheckpointError:
-        """The error of a file that leads elsewhere."""
+        """Return the error of a file that leads elsewhere."""
         return UnsafeCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
     def unsupported_error(self, offset: int, text: str) -> UnsupportedCheckpointError:
-        """The error of a feature that is known and not supported."""
+        """Return the error of a feature that is known and not supported."""
         return UnsupportedCheckpointError(f"{self.title}: at byte {offset}: {text}")
 
 
@@ -98,16 +98,16 @@ class FilePart:
 
     @property
     def offset(self) -> int:
-        """Where in the file the next byte is."""
+        """Position of the next byte in the file."""
         return self._begin + self._next
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """Number of bytes that are left."""
         return len(self.data) - self._next
 
     def take(self, size: int) -> memoryview:
-        """The next bytes; raises `DataLossError` if there are not as many."""
+        """Return the next bytes; raises `DataLossError` if there are not as many."""
         if not 0 <= size <= self.left:
             text = f"{size} bytes should follow, and there are {self.left}"
             raise self.source.data_loss_error(self.offset, text)
@@ -115,21 +115,21 @@ class FilePart:
         return self.data[self._next - size : self._next]
 
     def take_part(self, size: int) -> FilePart:
-        """The next bytes, to be taken on their own."""
+        """Return the next bytes, to be taken on their own."""
         begin = self.offset
         return FilePart(self.source, self.take(size), begin)
 
     def take_number(self, width: int) -> int:
-        """The next bytes as a number."""
+        """Return the next bytes as a number."""
         return int.from_bytes(self.take(width), "little")
 
     def take_address(self) -> int | None:
-        """The next eight bytes as an address; None for what is not stored."""
+        """Return the next eight bytes as an address; None for what is not stored."""
         found = self.take_number(8)
         return None if found == UNDEFINED else found
 
     def take_stored_address(self, what: str) -> int:
-        """The address of what has to be stored."""
+        """Return the address of what has to be stored."""
         found = self.take_address()
         if found is None:
             raise self.source.data_loss_error(self.offset - 8, f"{what} is not stored")

@@ -38,7 +38,7 @@ _ONLY_TORCH = ("BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """One tensor's bytes.
+    """Bytes of a tensor.
 
     Attributes:
         dtype: safetensors' name of its dtype, "F32"; "C64" and "C128" for complex numbers.
@@ -51,7 +51,8 @@ class StoredTensor:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """The tensor. Shares memory with `data` if that is writable and aligned, else a copy.
+        """Return the tensor. Shares memory with `data` if that is writable and aligned, else a
+        copy.
 
         Raises:
             DataLossError: Something is neither true nor false.
@@ -66,10 +67,10 @@ class StoredTensor:
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The same as NumPy's array.
+        """Return the tensor as a NumPy array.
 
         Raises:
-            DataLossError: Something is neither true nor false.
+            DataLossError: A bool is neither true nor false.
             UnsupportedCheckpointError: NumPy has no such dtype.
         """
         import numpy as np
@@ -115,14 +116,14 @@ class TensorInfo:
 
 
 def dtype_of(name: str) -> dtype:
-    """The dtype of torch that has one of the names of `ITEM_BYTES`."""
+    """Return the dtype of torch that has one of the names of `ITEM_BYTES`."""
     import torch
 
     return getattr(torch, _TORCH[name])
 
 
 def of_tensor(tensor: Tensor) -> StoredTensor:
-    """The bytes of a tensor; copied only if they are not contiguous CPU memory.
+    """Return the bytes of a tensor; copied only if they are not contiguous CPU memory.
 
     Raises:
         LayoutError: Its storage was cut.

@@ -30,7 +30,7 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 
 
 def without_links(path: str) -> str:
-    """The file that a path leads to, which may not be there."""
+    """Return the file that a path leads to, which may not be there."""
     for _ in range(_LINKS):
         folder, name = os.path.split(path)
         if name in ("", ".", ".."):
@@ -44,7 +44,7 @@ def without_links(path: str) -> str:
 
 
 def status(path: str) -> os.stat_result | None:
-    """The status of a path itself, not of what a link leads to; None if there is nothing."""
+    """Return the status of a path itself, not of what a link leads to; None if there is nothing."""
     try:
         return retry_interrupted(os.lstat, path)
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def sync(file: int) -> None:
 
 
 def open_folder(path: str) -> int | None:
-    """A folder's descriptor; None on systems that have none."""
+    """Return a folder's descriptor; None on systems that have none."""
     if not hasattr(os, "O_DIRECTORY"):
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)

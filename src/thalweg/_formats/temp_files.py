@@ -18,7 +18,7 @@ under_way: set[str] = set()  # those that this process writes now
 
 
 def name_of(target: str) -> str:
-    """A new name for a temporary file of `target`."""
+    """Return a new name for a temporary file of `target`."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp")
 

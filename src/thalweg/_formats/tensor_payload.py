@@ -40,7 +40,7 @@ def iterate_checksums(
     rooms: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> Generator[tuple[str, int]]:
-    """The checksums of tensors, in the order of the file, as soon as each has been read.
+    """Yield the checksums of tensors, in the order of the file, as soon as each has been read.
 
     Args:
         path: The file, for messages.

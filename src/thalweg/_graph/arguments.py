@@ -63,7 +63,7 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """The symbolic tensors whose values the arguments need, each once.
+    """Return the symbolic tensors whose values the arguments need, each once.
 
     Raises:
         InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
@@ -85,12 +85,12 @@ def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
 
 
 def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
-    """The variables that arrive to be written in place."""
+    """Return the variables that arrive to be written in place."""
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """A function that gives the arguments of one run, as its `Frame` holds them."""
+    """Return a function that gives the arguments of one run, as its `Frame` holds them."""
     if not arguments:
         return no_arguments
     if _are_many(arguments, SymbolicTensor):

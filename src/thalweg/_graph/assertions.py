@@ -49,7 +49,7 @@ def must_hold(
 
 
 def excerpt(value: object, summarize: int | None) -> str:
-    """The first elements of a value."""
+    """Return the first elements of a value."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     most = 3 if summarize is None else summarize

@@ -1,4 +1,4 @@
-"""What one call adds to a graph as one update, whoever wrote what is called."""
+"""Grouping of the operations that one call adds to a graph into one update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thalweg._graph.nodes import Nodes, Operation
 
 
 def as_one_update(call: Callable[[], object]) -> Any:
-    """What a call returns; what it adds to the graph is one update, or part of that around it.
+    """Return the result of a call whose operations are one update, or part of the update around it.
 
-    What torch's functions write in place comes before what the call returns, if only that.
+    In-place writes of torch's functions come before the result of the call, if only that.
     """
     graph = get_default_graph()
     with graph.as_one():
@@ -23,7 +23,7 @@ def as_one_update(call: Callable[[], object]) -> Any:
 
 
 def after_writes(graph: Nodes, made: object) -> Any:
-    """What has been made in a unit, or an operation after it and all that was written in place."""
+    """Return the result of a unit, or an operation after it and after all in-place writes."""
     last: Any = () if graph.unit is None else graph.unit.last
     found = [getattr(each, "op", each) for each in leaves_of(made)]
     if not last or max((getattr(op, "index", -1) for op in found), default=-1) > last[0].index:
@@ -32,7 +32,9 @@ def after_writes(graph: Nodes, made: object) -> Any:
 
 
 def updates_since(graph: Nodes, before: int) -> list[Operation]:
-    """The updates of the present unit that were made since a graph had `before` operations."""
+    """Return the updates of the present unit that were made since a graph had `before`
+    operations.
+    """
     made = islice(graph.operations.values(), before, None)
     place = graph.unit, graph.block
     return [op for op in made if op.kind == "update" and (op.unit, op.block) == place]

@@ -56,11 +56,11 @@ class Collections:
             self.add_to_collection(name, value)
 
     def get_collection_ref(self, name: object) -> list[Any]:
-        """The collection's own list, which may be changed."""
+        """Return the collection's own list, which may be changed."""
         return self._collections.setdefault(name, [])
 
     def get_collection(self, name: object, scope: str | None = None) -> list[Any]:
-        """A copy of the collection.
+        """Return a copy of the collection.
 
         Args:
             name: Which collection.
@@ -73,7 +73,7 @@ class Collections:
         return [x for x in values if re.match(scope, getattr(x, "name", None) or "\n")]
 
     def get_all_collection_keys(self) -> list[Any]:
-        """The names of the collections that hold something."""
+        """Return the names of the collections that hold something."""
         return [name for name, values in self._collections.items() if values]
 
     def clear_collection(self, name: object) -> None:

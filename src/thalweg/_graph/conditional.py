@@ -35,7 +35,7 @@ def cond(
     fn1: Branch | None = None,
     fn2: Branch | None = None,
 ) -> Any:
-    """What `true_fn()` returns if `pred` holds, otherwise what `false_fn()` does.
+    """Return the result of `true_fn()` if `pred` holds, otherwise that of `false_fn()`.
 
     In graph mode both functions are called at once, to build their parts of the graph, and of these
     each run has one run, with its updates. What they use of the outside runs before either.
@@ -90,7 +90,7 @@ def case(
     strict: bool = False,
     name: str | None = "case",
 ) -> Any:
-    """What the function of the first condition that holds returns, or what `default` does.
+    """Return the result of the function of the first condition that holds, or that of `default`.
 
     Args:
         pred_fn_pairs: Pairs of a condition and a function, or a dict of these.

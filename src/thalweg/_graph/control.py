@@ -20,7 +20,7 @@ from thalweg._graph.variables import GraphVariable, alias_node
 
 
 def no_op(name: str | None = None) -> Any:
-    """An operation that does nothing, after its control dependencies.
+    """Return an operation that does nothing, after its control dependencies.
 
     None inside of a node that runs.
     """
@@ -30,7 +30,8 @@ def no_op(name: str | None = None) -> Any:
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """An operation that is done when all of `inputs`, in nested lists, are; None is left out.
+    """Return an operation that is done when all of `inputs`, in nested lists, are; None is left
+    out.
 
     None inside of a node that runs, and of tensors of eager mode: they are done.
 
@@ -49,7 +50,7 @@ def group(*inputs: object, name: str | None = None) -> Any:
 def tuple_(
     tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
 ) -> list[Any]:
-    """The same tensors, none of which is available before all are; None stays None.
+    """Return tensors none of which is available before all are; None stays None.
 
     Args:
         tensors: Symbolic tensors, slices, or None.
@@ -73,35 +74,35 @@ def _gate_tensor(tensor: Any) -> object:
 
 
 def global_variables(scope: str | None = None) -> list[GraphVariable]:
-    """The variables of the default graph that all of its users share."""
+    """Return the variables of the default graph that all of its users share."""
     return get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES, scope)
 
 
 def local_variables(scope: str | None = None) -> list[GraphVariable]:
-    """The variables of the default graph in LOCAL_VARIABLES."""
+    """Return the variables of the default graph in LOCAL_VARIABLES."""
     return get_default_graph().get_collection(GraphKeys.LOCAL_VARIABLES, scope)
 
 
 def trainable_variables(scope: str | None = None) -> list[GraphVariable]:
-    """The variables of the default graph that `minimize` trains by default."""
+    """Return the variables of the default graph that `minimize` trains by default."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
 def moving_average_variables(scope: str | None = None) -> list[GraphVariable]:
-    """The variables of the default graph that have a moving average."""
+    """Return the variables of the default graph that have a moving average."""
     return get_default_graph().get_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, scope)
 
 
 def variables_initializer(
     var_list: Iterable[GraphVariable], name: str | None = "init"
 ) -> Operation:
-    """An operation that gives variables their initial values."""
+    """Return an operation that gives variables their initial values."""
     name = name or "init"
     return group([variable.initializer for variable in var_list], name=name)
 
 
 def global_variables_initializer() -> Operation:
-    """An operation that initializes the global variables there are so far."""
+    """Return an operation that initializes the global variables there are so far."""
     return variables_initializer(global_variables())
 
 
@@ -109,14 +110,14 @@ initialize_all_variables = global_variables_initializer
 
 
 def local_variables_initializer() -> Operation:
-    """An operation that initializes the local variables there are so far."""
+    """Return an operation that initializes the local variables there are so far."""
     return variables_initializer(local_variables())
 
 
 def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
-    """A bool: whether the session has initialized the variable."""
+    """Return a bool: whether the session has initialized the variable."""
     name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
 
@@ -131,7 +132,8 @@ def report_uninitialized_variables(
     var_list: Sequence[GraphVariable] | None = None,
     name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
-    """The names of the variables that the session has not initialized, as an array of strings.
+    """Return the names of the variables that the session has not initialized, as an array of
+    strings.
 
     By default of the global and local variables there are so far.
     """

@@ -27,7 +27,9 @@ _process = _GraphState()
 
 
 def get_default_graph() -> Graph:
-    """The graph that new operations go to: that of the innermost `as_default`, or a global one."""
+    """Return the graph that new operations go to: that of the innermost `as_default`, or a global
+    one.
+    """
     return thread.graphs[-1] if thread.graphs else _process.graph
 
 
@@ -75,7 +77,7 @@ def begin_graphs() -> None:
 
 
 def graph_variable_of(parameter: object) -> Any:
-    """The variable that stands for `parameter` in the default graph, made when first asked.
+    """Return the variable that stands for `parameter` in the default graph, made when first asked.
 
     Its initial value is the value that the parameter has when a session initializes it. An object
     that knows its symbol, see `Nodes.symbol_of`, is asked for it. Anything else, such as a variable
@@ -87,7 +89,7 @@ def graph_variable_of(parameter: object) -> Any:
 
 
 def has_symbol(item: object) -> bool:
-    """Whether `graph_variable_of` finds something else than `item` itself in a graph."""
+    """Return True if `graph_variable_of` may find something else than `item` itself in a graph."""
     return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 
@@ -120,10 +122,10 @@ def add_to_collection(name: object, value: object) -> None:
 
 
 def get_collection(key: object, scope: str | None = None) -> list[Any]:
-    """A copy of a collection of the default graph; see `Collections.get_collection`."""
+    """Return a copy of a collection of the default graph; see `Collections.get_collection`."""
     return get_default_graph().get_collection(key, scope)
 
 
 def get_collection_ref(key: object) -> list[Any]:
-    """The own list of a collection of the default graph."""
+    """Return the own list of a collection of the default graph."""
     return get_default_graph().get_collection_ref(key)

@@ -1,4 +1,4 @@
-"""What goes into a run and what comes out of it: feeds, fetches, and their conversions."""
+"""Inputs and outputs of a run: feeds, fetches, and their conversions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
-    """What `fetch` asks for.
+    """Return the operation or tensor of a fetch.
 
     Raises:
-        InvalidTypeError: It is nothing of a graph.
+        InvalidTypeError: The fetch does not belong to a graph.
         InvalidArgumentError: It is of another graph, or of a branch or loop, or has a name that is
             not in this one.
     """
@@ -56,7 +56,7 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """The tensors to feed, and their values as torch tensors of their dtypes.
+    """Return the tensors to feed, and their values as torch tensors of their dtypes.
 
     Raises:
         InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
@@ -147,6 +147,6 @@ def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
 
 
 def copy_to_cpu(value: torch.Tensor) -> torch.Tensor:
-    """A copy of a value as a plain tensor in the CPU's memory."""
+    """Return a copy of a value as a plain tensor in the CPU's memory."""
     found = value.detach()
     return found.clone() if found.device.type == "cpu" else found.cpu()

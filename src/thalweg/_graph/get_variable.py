@@ -42,7 +42,7 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """The variable of that name in the current variable scope, found or made.
+    """Return the variable of that name in the current variable scope, found or made.
 
     In eager mode a new `thalweg.Variable` at each call, that no collection knows.
 
@@ -129,36 +129,28 @@ def _get_whole_name(
     """Return `get_variable` of a whole name, without the defaults of a scope."""
     if isinstance(shape, int):
         shape = (shape,)
-    graph = get_default_graph()
-    is_found = partitioner is None and reuse is True and name in graph.partitioned_store
+    options: dict[str, Any] = {
+        "regularizer": regularizer,
+        "trainable": trainable,
+        "collections": collections,
+        "validate_shape": validate_shape,
+        "use_resource": use_resource,
+        "constraint": constraint,
+    }
+    partitioned = get_default_graph().partitioned_store
+    is_found = partitioner is None and reuse is True and name in partitioned
     if is_found or (partitioner is not None and (shape is None or len(Shape(shape)))):
-        return get_partitioned(
-            _get_whole_name,
-            name,
-            partitioner,
-            shape,
-            dtype,
-            initializer,
-            reuse,
-            regularizer=regularizer,
-            trainable=trainable,
-            collections=collections,
-            validate_shape=validate_shape,
-            use_resource=use_resource,
-            constraint=constraint,
-        )
-    if name in graph.partitioned_store:
+        args = (name, partitioner, shape, dtype, initializer, reuse)
+        return get_partitioned(_get_whole_name, *args, **options)
+    if name in partitioned:
         raise InvalidArgumentError(
             "No partitioner was provided, but a partitioned version of the variable was found:"
             f" {name}/part_0. Give the partitioner of that, or reuse=True."
         )
     kind = None if dtype is None else as_dtype(dtype)
     if executing_eagerly() and current_session() is None:
-        start, wanted = _initial_value(name, shape, kind, initializer)
-        if shape is not None and needs_arguments(start):
-            start = partial(start, shape, wanted)
-        return EagerVariable(start, name, trainable is not False, constraint, wanted)
-    found = graph.variable_store.get(name)
+        return _create_eager(name, shape, kind, initializer, trainable, constraint)
+    found = get_default_graph().variable_store.get(name)
     if found is not None:
         return _check_reuse(found, name, reuse, shape, kind)
     if reuse is True:
@@ -166,20 +158,39 @@ def _get_whole_name(
             f"Variable {name} does not exist, or was not created with get_variable(). Did you mean "
             "to set reuse=AUTO_REUSE in variable_scope()?"
         )
+    return _create_in_graph(name, shape, kind, initializer, **options)
+
+
+def _create_eager(
+    name: str,
+    shape: Any,
+    kind: torch.dtype | None,
+    initializer: Any,
+    trainable: bool | None,
+    constraint: Constraint | None,
+) -> EagerVariable:
+    """Create an eager variable; initializers that take a shape and a dtype receive them."""
     start, wanted = _initial_value(name, shape, kind, initializer)
-    variable = create_variable(
-        graph,
-        start,
-        name,
-        trainable=trainable is not False,
-        collections=collections,
-        dtype=wanted,
-        constraint=constraint,
-        shape=shape,
-        validate_shape=validate_shape,
-        absolute=True,
-        use_resource=use_resource,
-    )
+    if shape is not None and needs_arguments(start):
+        start = partial(start, shape, wanted)
+    return EagerVariable(start, name, trainable is not False, constraint, wanted)
+
+
+def _create_in_graph(
+    name: str,
+    shape: Any,
+    kind: torch.dtype | None,
+    initializer: Any,
+    *,
+    regularizer: Any,
+    trainable: bool | None,
+    **options: Any,
+) -> GraphVariable:
+    """Create a variable of the default graph, with its regularization loss."""
+    graph = get_default_graph()
+    start, wanted = _initial_value(name, shape, kind, initializer)
+    options.update(dtype=wanted, shape=shape, trainable=trainable is not False, absolute=True)
+    variable = create_variable(graph, start, name, **options)
     graph.variable_store[name] = variable
     _add_regularization_loss(graph, variable, regularizer)
     return variable
@@ -254,7 +265,7 @@ def _check_reuse(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Whether a function's signature, if it has one, takes an argument of that name."""
+    """Return whether a function's signature, if it has one, takes an argument of that name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -36,7 +36,7 @@ def gradients(
     stop_gradients: object = None,
     unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """The derivative of the sum of all elements of `ys` by each of `xs`.
+    """Return the derivative of the sum of all elements of `ys` by each of `xs`.
 
     Args:
         ys: A symbolic tensor or a list of them.
@@ -123,7 +123,7 @@ def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTe
 
 
 class GradientsOfRun:
-    """What computes gradients in a run.
+    """Function of a node that computes gradients in a run.
 
     Attributes:
         watched: The tensors that must stand apart from all others in torch's graph.

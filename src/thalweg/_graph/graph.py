@@ -46,7 +46,7 @@ class Graph(Nodes):
             thread.eager_blocks = outside
 
     def get_name_scope(self) -> str:
-        """The current name scope, without the "/" at its end."""
+        """Return the current name scope, without the "/" at its end."""
         return self.scope[:-1]
 
     def call(

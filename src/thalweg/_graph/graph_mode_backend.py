@@ -1,4 +1,4 @@
-"""What graphs do for optimizers and strategies: see `thalweg._core.graph_mode.GraphMode`."""
+"""Graph mode for optimizers and strategies: see `thalweg._core.graph_mode.GraphMode`."""
 
 from __future__ import annotations
 

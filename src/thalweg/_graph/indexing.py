@@ -16,11 +16,11 @@ class Span(NamedTuple):
     step: Any
 
     def as_slice(self) -> slice:
-        """The slice, once its ends are numbers."""
+        """Return the slice, once its ends are numbers."""
         return slice(*(None if end is None else int(end) for end in self))
 
     def size(self, whole: int | None) -> int | None:
-        """How many elements it takes of `whole`, None if that is not known."""
+        """Return the number of elements that it takes of `whole`, None if that is not known."""
         if self == (None, None, None):
             return whole
         if whole is None or any(map(is_symbolic, self)):
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 def to_spans(index: object) -> Any:
-    """An index with spans in place of slices."""
+    """Return an index with spans in place of slices."""
     if isinstance(index, tuple):
         return tuple(to_spans(part) for part in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
@@ -45,8 +45,10 @@ def item(whole: Any, index: Any) -> Any:
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
-    """What is known of the sizes of `whole[index]`; None if the index has more than slices and
-    places, or nothing is known.
+    """Return the sizes of `whole[index]`, as far as they are known.
+
+    Returns:
+        None if the index has more than slices and places, or nothing is known.
     """
     parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if shape is UNKNOWN or not all(_is_plain(part) for part in parts):

@@ -29,7 +29,7 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """The random numbers of an operation that is made now.
+    """Return the random numbers of an operation that is made now.
 
     Returns:
         A function that a run calls for its generator, None for torch's own; with a seed, of the
@@ -140,7 +140,7 @@ class Initializer:
 
 
 class Constant(Initializer):
-    """One number, or values that are laid out in the shape."""
+    """Initializer with one number, or with values that are laid out in the shape."""
 
     def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
         self.value, self.dtype = value, dtype

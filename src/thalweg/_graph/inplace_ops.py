@@ -1,7 +1,7 @@
-"""What torch's functions that write in place become in a hook of an optimizer: nodes, in order.
+"""Nodes for in-place functions of torch in a hook of an optimizer, in order.
 
-Each waits for the one before it, and all that is made later waits for it: so a hook reads what it
-has written by then, as it does where torch calls it.
+Each waits for the one before it, and later nodes wait for it: so a hook reads the values that it
+has written so far, as it does where torch calls it.
 """
 
 from __future__ import annotations

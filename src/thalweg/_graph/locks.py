@@ -14,7 +14,7 @@ SHARED, EXCLUSIVE = "shared", "exclusive"
 
 
 class Holder(Protocol):
-    """What notes in which mode its thread holds a lock.
+    """Record of the mode in which a thread holds a lock.
 
     Attributes:
         lock: The mode; None while it does not.
@@ -99,7 +99,7 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, held: str | None) -> int:
-        """In a forked child, release what other threads held and forget those who waited.
+        """Release, in a forked child, the holds of other threads and forget those who waited.
 
         Args:
             held: The mode in which the thread that forked holds it; None if it does not.

@@ -147,7 +147,7 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: object = None,
 ) -> Any:
-    """What `fn` returns for each row of `elems`, stacked.
+    """Return the results of `fn` for each row of `elems`, stacked.
 
     Args:
         fn: Takes a nest like `elems`, of single rows, and returns a nest of tensors.
@@ -183,7 +183,7 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """All that `foldl` comes by on its way, stacked; otherwise like it.
+    """Return all intermediate values of `foldl`, stacked.
 
     `reverse` begins with the last row, whose value is then the last of the result, too.
     """

@@ -1,4 +1,4 @@
-"""What TensorFlow's `Operation.node_def` tells of an operation."""
+"""Value of TensorFlow's `Operation.node_def`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeDef:
 
 
 def node_def_of(operation: Any) -> NodeDef:
-    """The description of an operation as it is now."""
+    """Return the description of an operation as it is now."""
     inputs = [tensor.name.removesuffix(":0") for tensor in operation.inputs]
     inputs += [f"^{other.name}" for other in operation.control_inputs]
     attr = {"shared_name": operation.name} if operation.kind == "variable" else {}

@@ -1,4 +1,4 @@
-"""What a graph consists of: operations, the tensors between them, and the table of both."""
+"""Parts of a graph: operations, the tensors between them, and the table of both."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _RUN_IT = "Use Session.run(...) or .eval()"
 
 @exported_from("thalweg.v1")
 class Operation:
-    """One node of a graph.
+    """Node of a graph.
 
     Attributes:
         name: Unique in its graph.
-        type: What it does, as "add" or "Placeholder".
+        type: The kind of operation, as "add" or "Placeholder".
         inputs: The symbolic tensors it takes.
-        outputs: The symbolic tensors it gives.
+        outputs: The symbolic tensors it returns.
         control_inputs: Operations that run before it.
         graph: The graph it belongs to.
     """
@@ -80,7 +80,7 @@ class Operation:
         return node_def_of(self)
 
     def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
-        """The inputs that a gradient of `output` reaches."""
+        """Return the inputs that a gradient of `output` reaches."""
         if self.flows is not None:
             return self.flows[output.value_index]
         if self.kind != "pure":
@@ -115,10 +115,10 @@ def session_for(session: object, purpose: str, argument: str = "session") -> Any
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """What a function has added to a graph, to be run where an operation says so.
+    """Operations that a function has added to a graph, to be run by another operation.
 
     Attributes:
-        block: That of its operations.
+        block: The block of the operations.
         parameters: The tensors that a run gives values, as to the arguments of a function.
         results: The tensors whose values it returns; they are computed in the block.
         nest: The results, in the structure in which the function returned them.
@@ -184,8 +184,8 @@ class SymbolicTensor(Operators):
         )
 
     def get_shape(self) -> Shape | UnknownShape:
-        """The static shape, of sizes that have a `value`; one without `ndims` where not even their
-        number is known.
+        """Return the static shape, of sizes that have a `value`; one without `ndims` where not even
+        their number is known.
         """
         return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
@@ -208,17 +208,17 @@ class SymbolicTensor(Operators):
         self.shape = Shape(new if old is None else old for old, new in pairs)
 
     def ref(self) -> TensorReference:
-        """The tensor as a key that no `==` of elements gets at."""
+        """Return the tensor as a key that no `==` of elements gets at."""
         return TensorReference(self)
 
     experimental_ref = ref
 
     def is_differentiable(self) -> bool:
-        """Whether a gradient may flow through it, by its dtype."""
+        """Return True if a gradient may flow through the tensor, by its dtype."""
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
-        """The value in `session` or the default one, as `Session.run` gives it.
+        """Return the value in `session` or the default one, as `Session.run` gives it.
 
         Raises:
             InvalidArgumentError: There is no session.
@@ -337,21 +337,21 @@ class Nodes(Scopes, Collections, ABC):
 
     @property
     def finalized(self) -> bool:
-        """Whether new operations are refused."""
+        """True if new operations are rejected."""
         return self._finalized
 
     def get_operations(self) -> list[Operation]:
-        """All operations in order of creation."""
+        """Return all operations in order of creation."""
         return list(self.operations.values())
 
     def get_operation_by_name(self, name: str) -> Operation:
-        """The operation of that name; NotFoundError, a KeyError, if there is none."""
+        """Return the operation of that name; NotFoundError, a KeyError, if there is none."""
         if name not in self.operations:
             raise NotFoundError(f"The name '{name}' refers to an Operation not in the graph.")
         return self.operations[name]
 
     def get_tensor_by_name(self, name: str) -> SymbolicTensor:
-        """The tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
+        """Return the tensor called like "add:0"; NotFoundError, a KeyError, if there is none."""
         op_name, _, index = str(name).rpartition(":")
         if not op_name or not index.isdigit():
             raise InvalidTypeError(f"{name!r} is no name of a tensor; expected one like 'add:0'.")
@@ -361,13 +361,13 @@ class Nodes(Scopes, Collections, ABC):
         return op.outputs[int(index)]
 
     def as_operation(self, item: object) -> Operation:
-        """The operation that `item` is or comes from; errors as in `as_graph_element`."""
+        """Return the operation that `item` is or comes from; errors as in `as_graph_element`."""
         element = self.as_graph_element(item)
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """The symbol of an object whose class has TensorFlow's method `_as_graph_element`, which
-        is asked once in each graph; anything else as it is.
+        """Return the symbol of an object whose class has TensorFlow's method `_as_graph_element`,
+        which is asked once in each graph; anything else as it is.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:
@@ -379,7 +379,7 @@ class Nodes(Scopes, Collections, ABC):
             return self.symbols[id(item)][1]
 
     def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
-        """The operation or tensor that `item` is, names, or stands for.
+        """Return the operation or tensor that `item` is, names, or stands for.
 
         Raises:
             InvalidTypeError: It is none.

@@ -1,4 +1,4 @@
-"""What a symbolic tensor has in common with `torch.Tensor`: operators, functions, methods.
+"""Operators, functions and methods that a symbolic tensor shares with `torch.Tensor`.
 
 None computes: the tensor's graph records a call of torch's own.
 """
@@ -29,7 +29,7 @@ _INSTEAD = "Use assign, assign_add or assign_sub on a variable."
 
 
 class OperatorRecorder(Protocol):
-    """What a symbolic tensor asks of its graph."""
+    """Interface of a graph for symbolic tensors."""
 
     def call(
         self,
@@ -152,11 +152,13 @@ class Operators(Symbolic):
         return method
 
     def _is_hook(self) -> bool:
-        """Whether a hook of an optimizer is called, which may be written for torch's tensors."""
+        """Return whether a hook of an optimizer is called, which may be written for torch's
+        tensors.
+        """
         return False
 
     def _writes(self, name: str) -> bool:
-        """Whether a method of torch's, here and now, becomes a node that writes in place."""
+        """Return whether a method of torch's, here and now, becomes a node that writes in place."""
         return False
 
     def _write(self, name: str, *args: object, **kwargs: object) -> object:

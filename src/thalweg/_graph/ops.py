@@ -27,7 +27,7 @@ from thalweg.variable import as_asked, as_dtype, check_held, dtype_name
 def placeholder(
     dtype: object, shape: Sequence[int | None] | None = None, name: str | None = None
 ) -> SymbolicTensor:
-    """A tensor whose value is given in `feed_dict` in each run.
+    """Return a tensor whose value is given in `feed_dict` in each run.
 
     Args:
         dtype: Values that are fed are converted to it.
@@ -65,7 +65,7 @@ def placeholder(
 def placeholder_with_default(
     input: object, shape: Sequence[int | None] | None, name: str | None = None
 ) -> SymbolicTensor:
-    """A tensor that has the value `input` in runs in which it is not fed."""
+    """Return a tensor that has the value `input` in runs in which it is not fed."""
     value = convert_to_tensor(input)
     default = alias_node(value, name or "PlaceholderWithDefault")
     default.shape = Shape(shape)
@@ -79,7 +79,7 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Any:
-    """A tensor that always has the same value; in eager mode a torch tensor.
+    """Return a tensor that always has the same value; in eager mode a torch tensor.
 
     Args:
         value: What `thalweg.variable.to_tensor` takes.
@@ -167,7 +167,7 @@ def _is_symbol(leaf: object) -> bool:
 
 
 def identity(input: object, name: str | None = None) -> Any:
-    """The same value, computed where control dependencies put it."""
+    """Return the value of a tensor, computed where control dependencies put it."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value
@@ -175,7 +175,7 @@ def identity(input: object, name: str | None = None) -> Any:
 
 
 def stop_gradient(input: object, name: str | None = None) -> Any:
-    """The same value, through which no gradient flows."""
+    """Return a tensor with the same value, through which no gradient flows."""
     value = convert_to_tensor(input)
     if not isinstance(value, SymbolicTensor):
         return value.detach()
@@ -183,7 +183,7 @@ def stop_gradient(input: object, name: str | None = None) -> Any:
 
 
 def embedding_lookup(params: object, ids: object, name: str | None = None) -> Any:
-    """The rows of `params` that `ids` names; the gradient of a variable is then slices.
+    """Return the rows of `params` that `ids` names; the gradient of a variable is then slices.
 
     Args:
         params: A tensor of shape (rows, *row shape), or a list of one.
@@ -246,7 +246,7 @@ def assign_sub(
 def creation_node(
     function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
 ) -> Any:
-    """A node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
+    """Return a node that makes a tensor of `shape` and `dtype`; in eager mode the tensor itself.
 
     `shape` is what `sizes_of` takes, and `function` gets a tuple of ints.
     """
@@ -264,7 +264,7 @@ def creation_node(
 def zeros(
     shape: object, dtype: object = torch.float32, name: str | None = "zeros"
 ) -> torch.Tensor | SymbolicTensor:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return creation_node(
         lambda size, kind: torch.zeros(size, dtype=kind, device=torch.get_default_device()),
         shape,
@@ -276,7 +276,7 @@ def zeros(
 def ones(
     shape: object, dtype: object = torch.float32, name: str | None = "ones"
 ) -> torch.Tensor | SymbolicTensor:
-    """A tensor of ones."""
+    """Return a tensor of ones."""
     return creation_node(
         lambda size, kind: torch.ones(size, dtype=kind, device=torch.get_default_device()),
         shape,

@@ -135,38 +135,40 @@ def get_partitioned(
             variable exists and must not, or the other way round, or it has another shape, dtype or
             number of parts, or no parts.
     """
-    if executing_eagerly():
-        raise NotImplementedError(
-            f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
-        )
-    graph = get_default_graph()
-    if name in graph.variable_store:
-        raise InvalidArgumentError(
-            "A partitioner was provided, but an unpartitioned version of the variable was found:"
-            f" {name}. Leave partitioner out."
-        )
+    _check_partitionable(name)
     if initializer is not None and not callable(initializer):
         initializer = _convert_value(initializer, name, shape, dtype)
         shape, dtype = initializer.shape, initializer.dtype
     kind = as_dtype(get_variable_scope().dtype if dtype is None else dtype)
-    existing = graph.partitioned_store.get(name)
+    variables = get_default_graph().partitioned_store
     partitions = None if partitioner is None else _call_partitioner(partitioner, name, shape, kind)
-    if existing is not None:
-        _check_reuse(existing, reuse, shape, None if dtype is None else kind, partitions)
-        return existing
+    if name in variables:
+        wanted_dtype = None if dtype is None else kind
+        _check_reuse(variables[name], reuse, shape, wanted_dtype, partitions)
+        return variables[name]
     if reuse is True:
         raise InvalidArgumentError(
             f"PartitionedVariable {name} does not exist, or was not created with get_variable()."
             " Did you mean to set reuse=tf.AUTO_REUSE in VarScope?"
         )
     get_part = functools.partial(get_part, reuse=reuse, **options)
-    parts = [
-        _get_part(get_part, info, initializer, kind)
-        for info in _slices(name, [int(size) for size in shape], partitions or [])
-    ]
-    variable = PartitionedVariable(name, shape, kind, parts, partitions or [])
-    graph.partitioned_store[name] = variable
-    return variable
+    slices = list(_slices(name, [int(size) for size in shape], partitions or []))
+    parts = [_get_part(get_part, info, initializer, kind) for info in slices]
+    variables[name] = PartitionedVariable(name, shape, kind, parts, partitions or [])
+    return variables[name]
+
+
+def _check_partitionable(name: str) -> None:
+    """Raise unless a partitioned variable may have that name in the default graph."""
+    if executing_eagerly():
+        raise NotImplementedError(
+            f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
+        )
+    if name in get_default_graph().variable_store:
+        raise InvalidArgumentError(
+            "A partitioner was provided, but an unpartitioned version of the variable was found:"
+            f" {name}. Leave partitioner out."
+        )
 
 
 def _get_part(

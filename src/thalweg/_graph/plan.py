@@ -32,7 +32,7 @@ Fed = frozenset[SymbolicTensor]
 
 @dataclass
 class Result:
-    """What becomes of one output of a step."""
+    """Uses of one output of a step."""
 
     tensor: SymbolicTensor
     pick: int = 0  # its place among the leaves that the function returns
@@ -43,13 +43,13 @@ class Result:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is just stored."""
+        """True if the output is only stored."""
         return self.kept and not (self.watched or self.carried or self.fetched)
 
 
 @dataclass
 class Step:
-    """One operation of a plan."""
+    """Operation of a plan."""
 
     operation: Operation
     function: Callable[..., Any]
@@ -65,7 +65,7 @@ class Step:
 
     @lazy
     def is_closed(self) -> bool:
-        """Whether it runs nobody's code but torch's own, which leaves variables as they are."""
+        """True if the step runs only code of torch itself, which leaves variables unchanged."""
         function: Any = self.function
         while isinstance(function, partial):
             function = function.func
@@ -74,13 +74,13 @@ class Step:
 
 @dataclass
 class RunPlan:
-    """How to run one set of fetches with one set of fed tensors.
+    """Plan of a run of one set of fetches with one set of fed tensors.
 
     Attributes:
         segments: Steps that run under one lock each, in order.
         given: Fetches that are fed: their places, and the tensors.
         watched_feeds: Fed tensors by which a step differentiates.
-        count: How many fetches there are.
+        count: The number of fetches.
         overwrites: Whether a variable is written to before a gradient needs the value it had.
     """
 
@@ -92,12 +92,12 @@ class RunPlan:
 
     @property
     def differentiates(self) -> bool:
-        """Whether a step does."""
+        """True if a step differentiates."""
         return any(step.differentiates for _, steps in self.segments for step in steps)
 
     @property
     def writes(self) -> bool:
-        """Whether it needs more than shared locks."""
+        """True if the plan needs more than shared locks."""
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:

@@ -80,7 +80,7 @@ def _looked_up(
 
 
 def prepare_nest(graph: Nodes, nest: object) -> Any:
-    """The nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
+    """Return the nest as a node keeps it: slices and parameters are symbols, arrays are copies."""
     return mapped(functools.partial(_prepare_leaf, graph), nest)
 
 
@@ -95,7 +95,7 @@ def _prepare_leaf(graph: Nodes, leaf: object) -> Any:
 
 
 def symbol_in(leaf: object) -> Any:
-    """The symbol, as shapes are found by it."""
+    """Return the symbol, as shapes are found by it."""
     return leaf.symbol if isinstance(leaf, DenseGradient) else leaf
 
 

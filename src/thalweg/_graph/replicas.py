@@ -1,4 +1,4 @@
-"""What replicas do together in a graph: each rank runs the operation at the same place."""
+"""Collective operations of replicas in a graph: each rank runs the operation at the same place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
 
 
 class AggregatedGraphVariable(GraphVariable):
-    """Of a graph: what is built in a replica is aggregated when a session runs it.
+    """Variable of a graph whose assignments in a replica are aggregated when a session runs them.
 
     See `thalweg.distribute.variable.AggregatedVariable`.
     """

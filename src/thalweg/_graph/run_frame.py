@@ -24,7 +24,7 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class RunFrame(Protocol):
-    """What a run asks of its session.
+    """Interface of a session for its runs.
 
     Attributes:
         values: The values of its variables.
@@ -33,21 +33,23 @@ class RunFrame(Protocol):
     values: Leaves
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """The tensor that holds a variable's value."""
+        """Return the tensor that holds a variable's value."""
         ...
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Those of several."""
+        """Return the session's variables for several graph variables."""
         ...
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed, or has released."""
+        """Return the value of a tensor that the run of `frame` has not computed, or has
+        released.
+        """
 
     def copy_if_shared(self, value: object) -> Any:
         """`value`, or a copy of it if an update of a variable would change it."""
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """What gives variables again what they have now, as functions in C."""
+        """Return calls of C functions that restore the present values of variables."""
         ...
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
@@ -56,7 +58,7 @@ class RunFrame(Protocol):
 
 
 class Frame(dict[SymbolicTensor, Any]):
-    """What one run has been fed and has computed; variables are read from the session."""
+    """Feeds and computed values of one run; variables are read from the session."""
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
@@ -82,7 +84,7 @@ class Frame(dict[SymbolicTensor, Any]):
         return value
 
     def resolve(self, x: object) -> Any:
-        """What `x` stands for in this run; see `running.resolve`."""
+        """Return the value of `x` in this run; see `running.resolve`."""
         if isinstance(x, GraphVariable):
             return self.session.leaf(x)
         if isinstance(x, SymbolicSlices):
@@ -135,7 +137,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo[unit] = calls(self.session.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
-        """What was written since `begin_unit` stays."""
+        """Keep everything that was written since `begin_unit`."""
         del self.undo[unit]
 
     def _put_back(self, error: BaseException) -> None:

@@ -32,7 +32,7 @@ class Block:
         self.outer = outer
 
     def can_use(self, other: Block | None) -> bool:
-        """Whether operations of this block may use what those of another one compute."""
+        """Return True if operations of this block may use results of those of another one."""
         block: Block | None = self
         while block is not None and block is not other:
             block = block.outer
@@ -76,7 +76,7 @@ class Scopes:
         self.lock = Lock()
 
     def as_operation(self, item: object) -> Any:
-        """The operation that `item` is or comes from."""
+        """Return the operation that `item` is or comes from."""
         raise NotImplementedError
 
     @property
@@ -101,7 +101,7 @@ class Scopes:
         return self._place.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
-        """The name that an operation called `name` would get now.
+        """Return the name that an operation called `name` would get now.
 
         Args:
             name: The name inside the current scope, or the whole name if `absolute`.

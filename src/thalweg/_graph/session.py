@@ -122,7 +122,7 @@ class Session:
     def make_callable(
         self, fetches: object, feed_list: Sequence[object] = ()
     ) -> Callable[..., Any]:
-        """A function that runs `fetches`, given the values of `feed_list` in order."""
+        """Return a function that runs `fetches`, given the values of `feed_list` in order."""
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
     def _tell_abandoned(self, wanted: tuple[object, ...], error: BaseException) -> None:
@@ -191,7 +191,9 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Whether a node that runs in this thread started this run, under a lock it holds."""
+        """Return whether a node that runs in this thread started this run, under a lock it
+        holds.
+        """
         held = self._held_lock()
         if held == SHARED and plan.writes:
             raise FailedPreconditionError(
@@ -200,16 +202,20 @@ class Session:
         return held is not None
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
-        """The value of a tensor that the run of `frame` has not computed, or has released."""
+        """Return the value of a tensor that the run of `frame` has not computed, or has
+        released.
+        """
         plan = self._plan_for((tensor,), frozenset(frame.feeds))
         return self._execute_plan(plan, frame.feeds, lambda value: value)[0]
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """Where the values of variables are kept: nothing else in these is found by `leaf`."""
+        """Return the dictionaries that hold the values of variables; `leaf` reads nothing else in
+        them.
+        """
         return self.values.kept_in()
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """The tensor that holds the variable's value here, to be written in place only.
+        """Return the tensor that holds the variable's value here, to be written in place only.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
@@ -221,7 +227,7 @@ class Session:
             raise
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """Those of several; see `leaf`."""
+        """Return the session's variables for several graph variables; see `leaf`."""
         try:
             return self.values.all_of(variables)
         except FailedPreconditionError:
@@ -229,11 +235,11 @@ class Session:
             raise
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
-        """What gives variables again what they have now, as functions in C."""
+        """Return calls of C functions that restore the present values of variables."""
         return self.values.putting_back(variables)
 
     def is_initialized(self, variable: GraphVariable) -> bool:
-        """Whether the variable has a value here."""
+        """Return True if a variable has a value in this session."""
         return variable in self.values
 
     def initialize(self, variable: GraphVariable, value: object) -> None:
@@ -245,7 +251,7 @@ class Session:
         return self.values.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
-        """The random numbers of one operation in this session."""
+        """Return the random numbers of one operation in this session."""
         if key not in self._generators:
             self._generators[key] = torch.Generator(device="cpu").manual_seed(seed)
         return self._generators[key]
@@ -291,7 +297,7 @@ class Session:
         self._run_exclusively(load_values)
 
     def resource(self, key: object, make: Callable[[], object]) -> Any:
-        """What `make()` returned when this session was first asked for `key`.
+        """Return the resource of this session for `key`; the first call makes it with `make()`.
 
         It has a method `close`, called when the session is closed: that must end all waits.
         """
@@ -303,7 +309,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the session cannot run any more."""
+        """True if the session cannot run any more."""
         return self._closed
 
     def _check_open(self) -> None:

@@ -21,7 +21,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def sizes_of(shape: object) -> Any:
-    """A shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
+    """Return a shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
 
     Args:
         shape: A number, a list, an array or a tensor of sizes, or a static shape.
@@ -47,9 +47,12 @@ def ints(shape: Any) -> tuple[int, ...]:
 
 
 def known_sizes(shape: object) -> list[int | None] | None:
-    """What is known of the numbers in a nest before a run; None if not even how many they are.
+    """Return the numbers in a nest as far as they are known before a run.
 
     Arithmetic on sizes of tensors is known where these are.
+
+    Returns:
+        None for each unknown number, and in place of the list if their count is unknown.
     """
     with eagerly(), no_grad():
         try:
@@ -63,7 +66,7 @@ def known_sizes(shape: object) -> list[int | None] | None:
 
 
 def known_size(number: object) -> int | None:
-    """What is known of one number before a run."""
+    """Return a number if it is known before a run, else None."""
     found = known_sizes(number)
     return found[0] if found is not None and len(found) == 1 else None
 

@@ -63,7 +63,9 @@ class Failure(TorchFunctionMode):
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Why a call that failed in several trials fails in every run, "" if that is not known."""
+    """Return the reason why a call that failed in several trials fails in every run, "" if
+    unknown.
+    """
     one = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
     if any(call.name != one.name for call in calls) or any(each != ranks[0] for each in ranks):

@@ -31,7 +31,7 @@ _RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is
 
 @dataclass(frozen=True)
 class Output:
-    """What is known of one output of an operation before it runs.
+    """Description of one output of an operation before it runs.
 
     Attributes:
         dtype: A torch dtype, or None.
@@ -49,7 +49,7 @@ class Output:
 
 
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
-    """What `function(*arguments)` will return: the same nest, with an `Output` for each tensor.
+    """Return the nest that `function(*arguments)` will return, with an `Output` for each tensor.
 
     Numbers and other Python objects come back as they are. A single `Output` that knows at most
     a dtype is returned if the function cannot be run without data.
@@ -88,7 +88,7 @@ def _without_shape(inputs: Sequence[SymbolicTensor]) -> Output:
 
 
 def _asks_for_data(error: Exception) -> bool:
-    """Whether a function failed because it was given no data, as far as one can tell."""
+    """Return whether a function failed because it was given no data, as far as one can tell."""
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))

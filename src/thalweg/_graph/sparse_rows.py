@@ -14,7 +14,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
-    """The sums of rows that are named more than once, and the indices, each once.
+    """Return the sums of rows that are named more than once, and the indices, each once.
 
     Args:
         values: The rows.

@@ -100,12 +100,12 @@ def run_by(
 
 
 def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
-    """Whether a tensor must be there before the block of `op` runs; variables always are."""
+    """Return whether a tensor must be there before the block of `op` runs; variables always are."""
     return tensor.op.block is not op.block and not isinstance(tensor, GraphVariable)
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """The operations of its block that its results need."""
+    """Return the operations of its block that its results need."""
     found: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -117,7 +117,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """The tensors outside of its block that a gradient of `results` reaches."""
+    """Return the tensors outside of its block that a gradient of `results` reaches."""
     found: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
@@ -130,7 +130,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """What is known of a tensor that is one of several.
+    """Return the description of a tensor that is one of several.
 
     Raises:
         InvalidTypeError: Their dtypes differ.
@@ -144,7 +144,7 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
 
 
 def in_common(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
-    """The sizes that all shapes agree on; None if even their numbers differ."""
+    """Return the sizes that all shapes agree on; None if even their numbers differ."""
     if any(shape is UNKNOWN or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     columns = zip(*shapes, strict=True)

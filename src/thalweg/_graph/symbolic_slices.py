@@ -48,7 +48,7 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """The slices that `source` will be in a run."""
+        """Return the slices that `source` will be in a run."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
@@ -80,7 +80,7 @@ class SymbolicSlices(SymbolicRows):
 
     @property
     def device(self) -> torch.device:
-        """Where they are expected to be."""
+        """Device on which the slices are expected."""
         return self.source.device
 
     @property
@@ -107,7 +107,7 @@ class SymbolicSlices(SymbolicRows):
         return self._scale_values(lambda values, by: values / by, divisor)
 
     def eval(self, feed_dict: object = None, session: object = None) -> IndexedSlicesValue:
-        """The value in `session` or the default one."""
+        """Return the value in `session` or the default one."""
         return self.source.eval(feed_dict, session)
 
     def __repr__(self) -> str:

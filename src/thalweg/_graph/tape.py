@@ -22,7 +22,7 @@ class GradientTape(autodiff.GradientTape):
     """
 
     def watch(self, tensor: object) -> None:
-        """As in eager mode; tensors of a graph are passed over while it is built."""
+        """Watch tensors as in eager mode; tensors of a graph are skipped while it is built."""
         if not executing_eagerly():
             tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
         super().watch(tensor)
@@ -34,7 +34,7 @@ class GradientTape(autodiff.GradientTape):
         output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """As in eager mode, but for symbolic targets as `gradients`."""
+        """Compute gradients as in eager mode, but those of symbolic targets as `gradients` does."""
         targets = list(leaves_of(target))
         is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
         if not is_of_graph or self._used:

@@ -30,7 +30,7 @@ _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def gradient_symbol(grad: object) -> Any:
-    """A gradient as a tensor or slices of the graph."""
+    """Return a gradient as a tensor or slices of the graph."""
     if is_symbolic(grad):
         return grad.read_value() if isinstance(grad, GraphVariable) else grad
     if isinstance(grad, Tensor) and grad.is_sparse:
@@ -41,12 +41,13 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """What a hook returns that updates a variable, or the variable's constraint after it.
+    """Return a hook's update of a variable, or the variable's constraint after it.
 
     Args:
         owner: The optimizer whose hook it is.
         var: The variable.
-        hook: Calls it. If it returns None, that is an operation after all that it updates.
+        hook: Calls the hook. If it returns None, the result is an operation after all that it
+            updates.
     """
     graph = var.graph
     before = len(graph.operations)
@@ -62,7 +63,7 @@ def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> 
 
 
 def apply_constraint(var: GraphVariable, update: object) -> Any:
-    """A variable's constraint applied, after an update."""
+    """Return a variable's constraint applied, after an update."""
     constraint: Any = var.constraint
     with var.graph.control_dependencies([] if update is None else [update]):
         return var.assign(constraint(var.read_value()))

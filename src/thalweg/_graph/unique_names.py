@@ -50,5 +50,5 @@ def check_name(name: str, scope: str = "") -> str:
 
 
 def node_name_from(name: str) -> str:
-    """The name of a function or class as it may stand in the name of a node."""
+    """Return the name of a function or class as it may stand in the name of a node."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_") or "node"

@@ -1,4 +1,4 @@
-"""How variables of a graph are made."""
+"""Constructors of variables of a graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def Variable(
     synchronization: object = None,
     aggregation: object = None,
 ) -> Any:
-    """A variable of the default graph; in eager mode a `thalweg.Variable`.
+    """Return a variable of the default graph; in eager mode a `thalweg.Variable`.
 
     Args:
         initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
@@ -98,7 +98,7 @@ def make_variable(
     collections: Iterable[str] | None = None,
     dtype: object = None,
 ) -> GraphVariable:
-    """A variable for an optimizer's own use, such as a slot.
+    """Return a variable for an optimizer's own use, such as a slot.
 
     Args:
         initial_value: As in `Variable`; a callable without arguments is called when a session

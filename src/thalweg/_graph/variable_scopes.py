@@ -25,7 +25,7 @@ Getter = Callable[..., Any]
 
 
 class Reuse(enum.Enum):
-    """What `get_variable` does besides making (None, False) and finding (True)."""
+    """Mode of `get_variable` besides making (None, False) and finding (True)."""
 
     AUTO = 1
 
@@ -35,15 +35,16 @@ AUTO_REUSE = Reuse.AUTO
 
 @dataclass
 class VariableScope:
-    """Where `get_variable` is asked, and its defaults there.
+    """Scope of `get_variable`, with its defaults.
 
     Attributes:
-        name: What variables' names begin with, without a last "/"; "" outside of all scopes.
+        name: The prefix of variables' names, without a last "/"; "" outside of all scopes.
         reuse: True: variables must exist; None: they must not; AUTO_REUSE: they may.
         initializer: The default initializer.
         regularizer: The default regularizer.
         constraint: The default constraint.
-        custom_getter: What `get_variable` calls, with what makes or finds the variable; or None.
+        custom_getter: A function that `get_variable` calls with the one that makes or finds the
+            variable; or None.
         partitioner: The default partitioner, or None.
         dtype: The default dtype.
         use_resource: The default `use_resource`, or None.
@@ -62,7 +63,7 @@ class VariableScope:
     original_name_scope: str = ""
 
     def reuse_variables(self) -> None:
-        """From now on variables must exist."""
+        """Require that variables exist from now on."""
         self.reuse = True
 
     def set_initializer(self, initializer: object) -> None:
@@ -91,19 +92,19 @@ class VariableScope:
         self.use_resource = use_resource
 
     def get_collection(self, name: str) -> list[Any]:
-        """What of a collection of the default graph is named below this scope."""
+        """Return the items of a collection of the default graph that are named below this scope."""
         return get_default_graph().get_collection(name, f"{self.name}/" if self.name else None)
 
     def global_variables(self) -> list[Any]:
-        """The variables below this scope that all users of the graph share."""
+        """Return the variables below this scope that all users of the graph share."""
         return self.get_collection(GraphKeys.GLOBAL_VARIABLES)
 
     def local_variables(self) -> list[Any]:
-        """The variables below this scope in LOCAL_VARIABLES."""
+        """Return the variables below this scope in LOCAL_VARIABLES."""
         return self.get_collection(GraphKeys.LOCAL_VARIABLES)
 
     def trainable_variables(self) -> list[Any]:
-        """The variables below this scope that `minimize` trains by default."""
+        """Return the variables below this scope that `minimize` trains by default."""
         return self.get_collection(GraphKeys.TRAINABLE_VARIABLES)
 
 
@@ -135,7 +136,7 @@ _current = _Current()
 
 
 def get_variable_scope() -> VariableScope:
-    """The innermost scope of the default graph."""
+    """Return the innermost scope of the default graph."""
     return _current.place_in(get_default_graph()).scope
 
 

@@ -37,11 +37,11 @@ class Leaves:
         return variable in self.found
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """The dictionaries of which one holds the leaves."""
+        """Return the dictionaries of which one holds the leaves."""
         return [vars(self), self.found]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
-        """The leaf.
+        """Return the leaf.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
@@ -58,7 +58,7 @@ class Leaves:
         return leaf
 
     def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
-        """The leaves; see `get`."""
+        """Return the leaves; see `get`."""
         known, found = self.found, []
         for variable in variables:
             leaf = known.get(variable)
@@ -87,7 +87,8 @@ class Leaves:
             self._call_to_set({**self.found, variable: made})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
-        """The calls, in C alone, that give variables these values; all that may fail is done now.
+        """Return the calls, in C alone, that give variables these values; all that may fail is done
+        now.
 
         As in `put`, a leaf of the same shape and dtype is written in place.
 
@@ -115,7 +116,9 @@ class Leaves:
         return partial(vars(self).update, own)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """The calls, in C alone, that give variables again what they have now, if anything."""
+        """Return the calls, in C alone, that give variables again what they have now, if
+        anything.
+        """
         known = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(known)
@@ -161,7 +164,7 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
 
 
 def _is_alike(leaf: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `copy_` can write the value."""
+    """Return whether `copy_` can write the value."""
     same = leaf.shape == value.shape and leaf.dtype == value.dtype
     return same and not leaf.is_inference()
 

@@ -68,13 +68,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _save_slice_info: Any = None  # where a part is in a partitioned variable
 
     def read_value(self) -> SymbolicTensor:
-        """A tensor that is read where control dependencies put it."""
+        """Return a tensor that is read where control dependencies put it."""
         return alias_node(self, "Identity")
 
     value = read_value
 
     def initialized_value(self) -> SymbolicTensor:
-        """The value, or the initial value in a session that has not initialized the variable."""
+        """Return the value, or the initial value in a session that has not initialized the
+        variable.
+        """
 
         def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
             session = current_session()
@@ -95,7 +97,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that replaces all elements; its value is the new value.
+        """Return an operation that replaces all elements; its value is the new value.
 
         In a session that has not initialized the variable, it does.
 
@@ -120,7 +122,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that adds to all elements; otherwise like `assign`."""
+        """Return an operation that adds to all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_add, delta, name, "AssignAdd")
 
     def assign_sub(
@@ -130,7 +132,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """An operation that subtracts from all elements; otherwise like `assign`."""
+        """Return an operation that subtracts from all elements; otherwise like `assign`."""
         return self._update(EagerVariable.assign_sub, delta, name, "AssignSub")
 
     @property
@@ -158,7 +160,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     _in_graph_mode = True
 
     def sparse_read(self, indices: object, name: str | None = None) -> SymbolicTensor:
-        """The rows that `indices` names."""
+        """Return the rows that `indices` names."""
         arguments = (self, indices)
         return self.graph.call(_gather_rows, arguments, name=name or "Gather")
 
@@ -256,13 +258,15 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return slot
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
-        """The value in `session` or the default one; a variable's takes the session first."""
+        """Return the value in `session` or the default one; a variable's takes the session
+        first.
+        """
         if isinstance(session, Mapping):  # in the order of any other tensor's
             session, feed_dict = feed_dict, session
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """An operation that adds 1; its value is the one before.
+        """Return an operation that adds 1; its value is the one before.
 
         Raises:
             OutOfRangeError: In a run, if the variable has reached `limit`.
@@ -304,8 +308,8 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """An operation that changes the rows `indices` of `var`, as `ground.scattering.scatter` does;
-    its value is the new value.
+    """Return an operation that changes the rows `indices` of `var`, as `ground.scattering.scatter`
+    does; its value is the new value.
     """
     if current_session() is not None:  # a node that runs updates at once
         leaf = resolve(var)
@@ -359,7 +363,7 @@ def _check_known(grad: object, var: GraphVariable) -> None:
 
 
 def alias_node(tensor: SymbolicTensor, name: str) -> Any:
-    """A tensor with the value that `tensor` has where control dependencies put this one."""
+    """Return a tensor with the value that `tensor` has where control dependencies put this one."""
     if current_session() is not None:  # a node that runs
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
@@ -389,7 +393,7 @@ def create_variable(
     absolute: bool = False,
     use_resource: bool | None = None,
 ) -> GraphVariable:
-    """What `Variable` and `make_variable` have in common.
+    """Create a variable for `Variable` and `make_variable`.
 
     `deferred` describes the value of a callable that is called in the run that initializes.
     """
@@ -443,7 +447,7 @@ def declared_shape(shape: object, known: Any) -> Shape | UnknownShape:
 
 
 def needs_arguments(function: Callable[..., object]) -> bool:
-    """Whether a function's signature, if it has one, requires arguments."""
+    """Return True if a function requires arguments, or has no signature."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -494,7 +498,7 @@ def _initialize_in_session(variable: GraphVariable, value: object) -> None:
 
 
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
-    """The variable that stands for a parameter or buffer in `graph`, made when first asked.
+    """Return the variable that stands for a parameter or buffer in `graph`, made when first asked.
 
     It starts as a copy. `name` is for a tensor that has no name of its own.
     """

@@ -39,10 +39,10 @@ class Saving:
             self._has_ended = True
 
     def done(self) -> bool:
-        """Whether the file is there, or has failed.
+        """Return True if the file has been written, or writing it has failed.
 
         Raises:
-            FailedPreconditionError: Another process writes it, which forked this one.
+            FailedPreconditionError: The process that forked this one writes the file.
         """
         self._check_process()
         return not self._thread.is_alive()
@@ -61,11 +61,11 @@ class Saving:
             raise error
 
     def is_there(self) -> bool:
-        """Whether the file was written, whoever did it."""
+        """Return True if writing the file has ended without an error, in any process."""
         return self._has_ended and self._error is None
 
     def is_elsewhere(self) -> bool:
-        """Whether another process writes it, which forked this one meanwhile."""
+        """Return True if the process that forked this one still writes the file."""
         return self._process != os.getpid() and not self._has_ended
 
     def _check_process(self) -> None:
@@ -93,14 +93,14 @@ def save_async(
     extra: object = None,
     progress: Progress | None = None,
 ) -> Saving:
-    """As `save`, but only until all is copied; a thread writes the copy, that of rank 0 where slots
-    are shared out over ranks.
+    """Copy a training as `save` does and return; a thread writes the copy to the file.
 
-    Arguments and errors are those of `save`; what comes of writing is raised by `wait`, or else by
-    the next save to the same path, which waits for this one.
+    Where slots are shared out over ranks, a thread of rank 0 writes. Arguments and errors are those
+    of `save`; an error of writing is raised by `wait`, or else by the next save to the same path,
+    which waits for this one.
 
     Returns:
-        The file under way: `wait()` for it before the file is read.
+        The save in progress: call its `wait()` before the file is read.
     """
     for other in [place for place, each in _under_way.items() if each.is_there()]:
         _under_way.pop(other, None)

@@ -1,4 +1,4 @@
-"""What modules keep beside parameters and buffers: what `get_extra_state` of theirs returns."""
+"""Extra states of modules, from `get_extra_state`, beside parameters and buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from thalweg.errors import InvalidTypeError
 
 
 def extra_states(module: Module | None) -> dict[str, Any]:
-    """The extra states of a module and those inside, by the names that `state_dict` has for them.
+    """Return the extra states of a module and those inside, by the names that `state_dict` has for
+    them.
 
     Args:
         module: The module; None has none.

@@ -1,4 +1,4 @@
-"""What files of tensors hold, of whatever kind: listed, verified, compared."""
+"""List, verify and compare files of tensors of all formats."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _report_nothing(_: Path) -> None:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
-        path: The file; of TensorFlow's checkpoints what their names begin with.
+        path: The file; for TensorFlow checkpoints the prefix of their names.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: What our file says besides, and its "step", or None; of others "step" and
-            "optimizer", where it has one.
-        optimizers: What others' files tell of their optimizers and steps, in words.
+        document: The metadata of a thalweg file and its "step", or None; for others "step" and
+            "optimizer", if present.
+        optimizers: Descriptions of the optimizers and steps in other files.
     """
 
     path: str
@@ -53,15 +53,17 @@ class Listing:
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
-    """What a file holds; of ours and of TensorFlow's no tensor is read but those that count steps.
+    """Return the contents of a file.
+
+    In thalweg and TensorFlow files only tensors that count steps are read.
 
     Args:
         path: The file.
-        progress: Called with the bytes that are read of one of Keras' and those there are.
+        progress: Called with the bytes read of a Keras file and their total.
 
     Raises:
         MissingFileError: There is no such file.
-        DataLossError: It is of no kind that is known here, or is damaged.
+        DataLossError: The format is unknown, or the file is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
     place = locate_checkpoint(path).check_readable()
@@ -100,16 +102,16 @@ def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
 
 
 def has_checksums(path: Path) -> bool:
-    """Whether a checkpoint holds checksums of its tensors: HDF5 has none."""
+    """Return True if a checkpoint has checksums of its tensors; HDF5 files have none."""
     return locate_checkpoint(path).kind != PathKind.HDF5
 
 
 def list_verified(path: Path, progress: Progress | None = None) -> Listing:
-    """What a file holds, after all of it was read and compared with its checksums.
+    """Return the contents of a file after all of it was read and compared with its checksums.
 
     Args:
         path: The file.
-        progress: Called with the bytes that are read and those there are.
+        progress: Called with the bytes read and their total.
 
     Raises:
         ThalwegError: As `list_file`, and DataLossError where a tensor is damaged; names it.
@@ -128,16 +130,15 @@ def differences(
     rules: object = None,
     progress: Callable[[Path], Progress | None] = _report_nothing,
 ) -> list[str]:
-    """Where the tensors of two files differ, in words; their bits are compared.
+    """Return descriptions of the differences of the tensors of two files, compared bit by bit.
 
-    A file of ours is the same as one of TensorFlow or Keras if `convert` makes the one of the
-    other.
+    A thalweg file equals a TensorFlow or Keras file if `convert` makes the former of the latter.
 
     Args:
-        one, other: The files, of any kind.
-        rules: Optional. The rules that were given to `convert`; a file of ours that it made of
-            another one has them.
-        progress: What is called with the bytes that are read of a path and those there are.
+        one, other: The files, of any format.
+        rules: Optional. The rules that were given to `convert`; a file that `convert` made has
+            them.
+        progress: Returns, for a path, the function called with the bytes read and their total.
 
     Raises:
         ThalwegError: See `read_tensors`.
@@ -165,10 +166,10 @@ def differences(
 def compare_tensors(
     one: Path, a: Mapping[str, StoredTensor], other: Path, b: Mapping[str, StoredTensor]
 ) -> list[str]:
-    """Where the tensors of two files differ, in words; their bits are compared.
+    """Return descriptions of the differences of the tensors of two files, compared bit by bit.
 
     Args:
-        one, other: The files, of any kind, for the words.
+        one, other: The files, of any format, for the descriptions.
         a, b: Their tensors; see `read_tensors`.
     """
     found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
@@ -180,7 +181,7 @@ def compare_tensors(
 
 
 def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
-    """All tensors of a file, verified."""
+    """Read and verify all tensors of a file; return them by name."""
     place = locate_checkpoint(path).check_readable()
     if place.writer == "thalweg":
         return container.read(place.path, progress=progress).tensors

@@ -53,7 +53,7 @@ class Kept:
 
 
 def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
-    """The checkpoint of a folder that was saved last; None if there is none.
+    """Return the checkpoint of a folder that was saved last; None if there is none.
 
     Args:
         directory: A folder that a `CheckpointManager` writes to.
@@ -194,7 +194,12 @@ class CheckpointManager:
             raise failure
 
     def _wait_for_save(self) -> Exception | None:
-        """Wait for the save that is under way; returns the error that it failed with."""
+        """Wait for the save under way and forget it; if it succeeds, delete old checkpoints.
+
+        Returns:
+            The exception that the save failed with, or None. A save that the process before a fork
+            still writes is forgotten without waiting, and None is returned.
+        """
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
             return None
@@ -307,12 +312,12 @@ class CheckpointManager:
         return newest.path if newest is not None else None
 
     def latest(self) -> Path | None:
-        """The file that was saved last; None if there is none."""
+        """Return the file that was saved last; None if there is none."""
         self.wait()
         return latest(self.directory, self._name)
 
     def best(self) -> Path | None:
-        """The file whose metric is best; None if there is none.
+        """Return the file whose metric is best; None if there is none.
 
         Raises:
             InvalidArgumentError: The manager was told of no metric.
@@ -324,9 +329,9 @@ class CheckpointManager:
         return None if found is None else found.path
 
     def checkpoints(self) -> list[Kept]:
-        """Those that are there, in the order in which they were saved.
+        """Return the checkpoints that exist, in the order in which they were saved.
 
-        A damaged file is none of them, and warns.
+        Damaged files are left out, with a warning.
         """
         return _whole_checkpoints(self.directory, self._name)
 
@@ -363,7 +368,9 @@ class _Odd:
     error: ThalwegError
 
     def may_follow(self, newest: Kept) -> bool:
-        """Whether it may have been saved after this one: its own time cannot be relied on."""
+        """Return True if the file may have been saved after a checkpoint; its recorded time is
+        unreliable.
+        """
         if self.step > newest.step or isinstance(self.error, UnsupportedCheckpointError):
             return True
         try:

@@ -26,7 +26,7 @@ NAMELESS = "Variable"  # what `name_of` calls what has no name
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
-    """The tensors by name: those given, and the parameters and buffers of a module.
+    """Return the tensors by name: those given, and the parameters and buffers of a module.
 
     Raises:
         InvalidTypeError: What is given is neither.
@@ -91,12 +91,14 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
 
 
 def slots_of(optimizer: object) -> SlotStore | None:
-    """Where an optimizer, or that of a step of `optimize_loss`, has its slots."""
+    """Return the slot store of an optimizer, or of the optimizer of an `optimize_loss` step; else
+    None.
+    """
     return getattr(optimizer, "_slots", None)
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Described:
-    """An optimizer with the methods that are needed here: itself, or an `TorchOptimizerAdapter`.
+    """Return the optimizer itself, or a `TorchOptimizerAdapter` with the methods it lacks.
 
     Raises:
         InvalidTypeError: It is none of the library or torch's kind.
@@ -123,7 +125,9 @@ def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """What sets an optimizer to a state that `state_of` returned; its lock is held meanwhile."""
+    """Return a context manager of the loading of a state from `state_of`; it holds the optimizer's
+    lock.
+    """
     if not tensors:
         _refuse_unplaced(optimizer, state)
         return optimizer._loading(state)
@@ -151,7 +155,7 @@ def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Loading:
-    """What sets the variables themselves.
+    """Return the loading that sets the variables themselves.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
@@ -193,7 +197,9 @@ def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> 
 
 
 def gather_dtensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with the values that DTensors have on all ranks; all of them call this."""
+    """Return the tensors, with the values that DTensors have on all ranks; all of them call
+    this.
+    """
     parts = locals_of(list(tensors.values()))
     return {
         name: each if parts is None or not is_on_mesh(each) else parts.whole(parts.part(each), each)

@@ -33,7 +33,7 @@ YOURS = "$yours"  # what only its owner can make again, in words
 
 
 def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The optimizer's class and arguments, as JSON.
+    """Return the optimizer's class and arguments, as JSON.
 
     Args:
         optimizer: The optimizer.
@@ -55,11 +55,11 @@ def _name_of_class(cls: type[object]) -> str:
 def describe_differences(
     wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any
 ) -> list[str]:
-    """Where two descriptions differ, in words.
+    """Return descriptions of the differences of two optimizer descriptions.
 
     Args:
-        wanted: Of the file.
-        given: Of the optimizer that is there.
+        wanted: The description in the file.
+        given: The description of the existing optimizer.
         loaded: The names of arguments whose numbers are part of the state, and so are set.
     """
     if wanted["class"] != given["class"]:
@@ -89,7 +89,7 @@ def _value_differences(name: str, own: object, other: object) -> list[str]:
 
 
 def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) -> Any:
-    """The optimizer that a description is of.
+    """Return the optimizer that a description is of.
 
     Args:
         plain: The description.

@@ -84,11 +84,11 @@ class Snapshot:
             self.slots.saved(os.fsdecode(path))
 
     def is_here(self) -> bool:
-        """Whether it is this process that writes it."""
+        """Return True if this process writes the file."""
         return self.ranks is None or not self.ranks.rank
 
     def stored_tensors(self) -> dict[str, StoredTensor]:
-        """The tensors as a file has them."""
+        """Return the tensors as a file has them."""
         return {name: of_tensor(each) for name, each in self.tensors.items()}
 
     def _write_file(self, path: Path, progress: Progress | None) -> None:
@@ -97,14 +97,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` gives.
+    """Results of `restore`.
 
     Attributes:
-        optimizer: The optimizer, given or new; None if the file has none, or it was left there.
-        extra: What was saved as `extra`, or None.
-        metrics: What a `CheckpointManager` was told of it.
-        step: The number that a `CheckpointManager` was told, or None.
-        left: The names of the file's variables that were left there, and "optimizer" if it was.
+        optimizer: The optimizer, given or new; None if the file has none, or it was not restored.
+        extra: The value saved as `extra`, or None.
+        metrics: The metrics that a `CheckpointManager` was given for it.
+        step: The step that a `CheckpointManager` was given, or None.
+        left: The names of the file's variables that were not restored, and "optimizer" if it was
+            not.
     """
 
     optimizer: Any = None
@@ -124,7 +125,7 @@ def take_snapshot(
     metrics: Mapping[str, float] | None = None,
     copies: bool = True,
 ) -> Snapshot:
-    """What `save` writes, taken between two steps.
+    """Return the contents that `save` writes, taken between two steps.
 
     Arguments and errors are those of `save`; without `copies` nothing may change before it is
     written.

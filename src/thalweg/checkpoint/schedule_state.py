@@ -1,4 +1,4 @@
-"""What learning rates remember: where their random numbers are."""
+"""State of learning rates: the positions of their random numbers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """The states of an optimizer's learning rates, by the arguments that they are."""
+    """Return the states of an optimizer's learning rates, by the arguments that they are."""
     return {name: each.state_dict() for name, each in _rates_by_path(optimizer).items()}
 
 
 def prepare_rates(optimizer: object, given: Mapping[str, object], check: bool) -> Loading:
-    """What sets an optimizer's learning rates to their states.
+    """Return the loading that sets an optimizer's learning rates to their states.
 
     Args:
         optimizer: The optimizer.
-        given: What `states_of` returned.
+        given: The states from `states_of`.
         check: Whether there must be a state for each and none for others.
 
     Raises:
-        CheckpointMismatchError: One is missing, or is none of it.
+        CheckpointMismatchError: A state is missing, or belongs to no rate.
     """
     keepers = _rates_by_path(optimizer)
     found = differences([], {name: None for name in given if name not in keepers})

@@ -1,4 +1,4 @@
-"""How many steps a checkpoint has seen, from powers of beta: running products in their own dtype.
+"""Number of steps of a checkpoint from powers of beta: running products in their own dtype.
 
 After k steps `beta1_power` is what multiplying beta1 by itself k times gives, each product rounded
 and below the normal numbers 0, as TensorFlow computes it. So the bits of the value name k, if beta
@@ -28,12 +28,12 @@ _FEW = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900,
 
 @dataclass(frozen=True)
 class Steps:
-    """What powers tell.
+    """Number of steps and betas, found from powers.
 
     Attributes:
         count: The number of steps, or None.
         betas: The betas that give the powers to the bit, by the names of the arguments.
-        notes: What does not go together, in words.
+        notes: Descriptions of contradictions.
         unclear: The names of betas for which there are several values.
     """
 
@@ -44,7 +44,7 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """The powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
+    """Yield the powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
     last, size = dtype(1), _FIRST
@@ -59,7 +59,7 @@ def power_blocks(beta: Any) -> Iterator[np.ndarray]:
 
 
 def power_after(beta: Any, steps: int) -> Any:
-    """The power after so many steps."""
+    """Return the power after so many steps."""
     for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
@@ -68,10 +68,10 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """After how many steps the power of `beta` has just this value, or None.
+    """Return the number of steps after which the power of `beta` has exactly this value, or None.
 
-    None, too, where it is the value of many: at 0, which is where small powers end, beside a beta
-    of 1, and where a product rounds to what it was.
+    Returns None, too, for a value of many steps: at 0, where small powers end, with a beta of 1,
+    and where a product rounds to its factor.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -87,7 +87,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
 
 
 def beta_of(power: Any, steps: int) -> Any:
-    """The shortest decimal whose power has this value after so many steps, or None."""
+    """Return the shortest decimal whose power has this value after so many steps, or None."""
     if not 0 < power < 1 or steps < 0:
         return None
     dtype = power.dtype.type
@@ -100,7 +100,7 @@ def beta_of(power: Any, steps: int) -> Any:
 
 
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
-    """The steps and betas that the powers of an optimizer imply.
+    """Return the steps and betas that the powers of an optimizer imply.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.

@@ -23,7 +23,8 @@ _COUNTERS = ("iterations", "global_step")
 
 
 def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
-    """The step of a file: what a manager was told, or else what counts in it; None if nothing does.
+    """Return the step of a file: what a manager was told, or else what counts in it; None if
+    nothing does.
 
     That is a Keras optimizer's `iterations`, the variable `global_step`, or how often the powers of
     beta were multiplied, where they still tell. No other tensors are read.
@@ -102,7 +103,7 @@ def format_arguments(plain: Any) -> str:
 
 
 def in_words(plain: Any) -> str:
-    """A value of a description as one would write it."""
+    """Return a value of a description as one would write it."""
     if isinstance(plain, list):
         return f"[{', '.join(map(in_words, cast(list[Any], plain)))}]"
     own = as_object(plain)

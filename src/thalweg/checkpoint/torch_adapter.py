@@ -298,9 +298,10 @@ class TorchOptimizerAdapter:
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
-    """Return an optimizer without parameters that checks states of a class of `torch.optim`.
+    """Return an optimizer of `thalweg.optim`, without groups, to check states of `cls`.
 
-    It is None for classes that `thalweg.optim` does not have, and for those of users.
+    It is made without `__init__`, so it has neither groups nor state. None for classes that
+    `thalweg.optim` does not have, and for those of users.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
@@ -315,8 +316,9 @@ def _chooses_otherwise(group: Group, saved: Group) -> bool:
 
 
 def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The description of an optimizer without arguments in which another may differ from it where
-    states are converted: masters, too, where either has split weights."""
+    """Return the description of an optimizer without arguments in which another may differ from it
+    where states are converted: masters, too, where either has split weights.
+    """
     names = {each.name for kind in _CONVERTED for each in kind.keywords()}
     if any(_SPLIT in each["arguments"] for each in (description, other)):
         names |= {each.name for each in Masters.keywords()}

@@ -33,7 +33,7 @@ BOTH: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
 def list_trials(theirs: Candidate, ours: Candidate) -> Iterator[tuple[str, Candidate, Candidate]]:
-    """The name of each change, and both sides with it."""
+    """Yield the name of each change, and both sides with it."""
     mine, own = theirs.known_values(), ours.known_values()
     for name, value in _list_changes(mine, own):
         yield f"theirs {name}={value!r}", theirs.with_arguments(**{name: value}), ours

@@ -77,13 +77,13 @@ class Column:
 
 @dataclass
 class Atlas:
-    """All of it.
+    """Table of the comparisons of all optimizers and packages.
 
     Attributes:
         columns: Packages.
         rows: Optimizers.
-        seconds: How long a class may take.
-        steps: How many steps each takes.
+        seconds: The time limit of a class.
+        steps: The number of steps of each class.
         versions: Of thalweg and torch.
     """
 
@@ -94,14 +94,14 @@ class Atlas:
     versions: dict[str, str] = field(default_factory=dict)
 
     def list_cells(self) -> Iterator[tuple[AtlasRow, Column, Cell]]:
-        """Those where a package has a class."""
+        """Yield the row, column and cell of each class that a package has."""
         for row in self.rows:
             for column, cell in zip(self.columns, row.cells, strict=True):
                 if cell.name:
                     yield row, column, cell
 
     def summarize(self) -> str:
-        """What was found, in a sentence or two."""
+        """Return a summary of the verdicts, in a sentence or two."""
         verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
         words = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
@@ -119,7 +119,7 @@ class Atlas:
 
 
 def read_list(path: Path | None = None) -> Atlas:
-    """The list of packages and classes; the library's own by default.
+    """Return the list of packages and classes; the library's own by default.
 
     Raises:
         ConformError: It is not such a list.

@@ -1,4 +1,4 @@
-"""One of the two that are compared: what makes it, and what it takes."""
+"""Side of a comparison: the constructor of an optimizer, and its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Candidate:
     group: Mapping[str, Any] = field(default_factory=dict)
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """The same with these arguments, too.
+        """Return a copy of the side with these arguments, too.
 
         Raises:
             ConformError: It takes no argument of that name.
@@ -64,7 +64,9 @@ class Candidate:
             raise ConformError(f"{self.name} cannot be made without {words} {named}.")
 
     def defaults(self) -> dict[str, Any]:
-        """Its arguments after the parameters, with their defaults; `Parameter.empty` for none."""
+        """Return its arguments after the parameters, with their defaults; `Parameter.empty` for
+        none.
+        """
         return {
             name: each.default
             for name, each in list(self._parameters().items())[1:]
@@ -72,7 +74,9 @@ class Candidate:
         }
 
     def known_values(self) -> dict[str, Any]:
-        """What it runs with, but for defaults of what chooses how a step is computed."""
+        """Return arguments and defaults by name, without defaults that select how a step is
+        computed.
+        """
         defaults = {
             name: value
             for name, value in self.defaults().items()
@@ -81,7 +85,7 @@ class Candidate:
         return {**defaults, **self.arguments}
 
     def wants_model(self) -> bool:
-        """Whether it is made of a module, by the name of its first argument."""
+        """Return True if the first argument of the constructor is a module, by its name."""
         first = next(iter(self._parameters()), "")
         return first in ("model", "module", "net", "network")
 
@@ -97,14 +101,14 @@ class Candidate:
 
 
 def as_side(thing: Any, name: str = "") -> Candidate:
-    """A class or function as a `Candidate`; one that is a `Candidate` already as it is."""
+    """Return a class or function as a `Candidate`; one that is a `Candidate` already as it is."""
     if isinstance(thing, Candidate):
         return thing
     return Candidate(thing, name or getattr(thing, "__name__", repr(thing)))
 
 
 def shared_arguments(theirs: Candidate, ours: Candidate) -> dict[str, Any]:
-    """Their values of the arguments that ours has, too, of the same kind."""
+    """Return their values of the arguments that ours has, too, of the same kind."""
     own = ours.defaults()
     return {
         name: value

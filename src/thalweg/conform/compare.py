@@ -1,4 +1,4 @@
-"""Two optimizers over the same gradients: bits, rounding, or where they part."""
+"""Comparison of two optimizers over the same gradients: bits, rounding, or where they part."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two first differ: by a bit, or by more than rounding where they do in the end.
+    """First difference of two optimizers: by a bit, or by more than rounding if that is the
+    verdict.
 
     Attributes:
         step: Number of the step, from 1.
         parameter: Place of the parameter, from 0.
         shape: Its shape.
         element: Index of the element that differs most.
-        theirs: What they have there.
-        ours: What ours has.
+        theirs: The value of the other optimizer there.
+        ours: The value of this library's optimizer there.
     """
 
     step: int
@@ -45,20 +46,20 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison has found.
+    """Result of a comparison.
 
     Attributes:
         verdict: "bits"; "rounding", where the difference is never more than 1e-5 of the movement;
             or "parts".
-        difference: After the last step, as a share of how far they have moved: the norms of the
-            parameter where it is largest.
-        steps: How many were taken.
-        way: How theirs is made and driven: "list", "groups" or "model"; "closure".
+        difference: After the last step, as a share of the movement: the norms of the parameter
+            where it is largest.
+        steps: The number of steps taken.
+        way: How the other optimizer is made and driven: "list", "groups" or "model"; "closure".
         theirs: Its arguments.
-        ours: Those of ours.
+        ours: The arguments of this library's optimizer.
         parting: Where they part; None if they never do.
         closed_by: The changed arguments, each of which alone makes both agree.
-        tried: All that were tried.
+        tried: All arguments that were tried.
     """
 
     verdict: str
@@ -73,7 +74,7 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether both are one optimizer, up to rounding."""
+        """True if both optimizers are the same, up to rounding."""
         return self.verdict != PARTS
 
 
@@ -127,7 +128,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 
 
 def judge(theirs: Steps, ours: Steps) -> tuple[str, float, Divergence | None]:
-    """The verdict, the difference after the last step, and where they part."""
+    """Return the verdict, the difference after the last step, and where they part."""
     reach = [_reach_of(theirs, place) for place in range(len(theirs[0]))]
     worst = 0.0
     first: Divergence | None = None

@@ -29,12 +29,12 @@ KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 @dataclass(frozen=True)
 class StepProtocol:
-    """How an optimizer is driven.
+    """Way in which an optimizer is driven.
 
     Attributes:
-        kind: What its constructor takes; "list", "groups" or "model".
-        shapes: Those of the parameters.
-        closure: Whether its step wants a closure.
+        kind: The argument of its constructor: "list", "groups" or "model".
+        shapes: The shapes of the parameters.
+        closure: Whether its step needs a closure.
     """
 
     kind: str = "list"
@@ -47,7 +47,7 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """How each can be driven over the same parameters: all of them, or else matrices alone.
+    """Return ways to drive each side over the same parameters: all of them, or else matrices alone.
 
     Raises:
         ConformError: An argument is missing, or there is no such way; says what went wrong.
@@ -79,7 +79,7 @@ def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
 
 
 def drive(side: Candidate, way: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """The parameters before the first step and after each.
+    """Return the parameters before the first step and after each.
 
     Args:
         side: What makes the optimizer.

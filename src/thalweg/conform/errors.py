@@ -1,4 +1,4 @@
-"""What keeps two optimizers from being compared."""
+"""Errors that prevent a comparison of two optimizers."""
 
 from __future__ import annotations
 

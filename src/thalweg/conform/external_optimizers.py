@@ -15,7 +15,8 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """The class that `PACKAGE:CLASS` or `file.py:CLASS` names; what was left out to import it.
+    """Return the class that `PACKAGE:CLASS` or `file.py:CLASS` names; what was left out to import
+    it.
 
     A package of optimizers whose parents need what is not installed is imported without them: see
     `_import_alone`, which is for a process of its own.

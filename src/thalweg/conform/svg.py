@@ -18,7 +18,7 @@ LONGEST = 30  # letters of small type in a cell
 
 
 def draw(atlas: Atlas, command: str) -> str:
-    """The picture, with the command that makes it beneath."""
+    """Return the picture, with the command that makes it beneath."""
     notes = [*_draw_notes(atlas)]
     width = LEFT + WIDE * len(atlas.columns) + 16
     below = HEAD + HIGH * len(atlas.rows)

@@ -23,7 +23,8 @@ _LEFT_OUT = ("self", "name", "use_locking", "gradient_aggregator", "gradient_tra
 
 
 def find_rule(name: str) -> Candidate:
-    """The optimizer that a name stands for: one of `thalweg rules`, or `file.py:NAME` of a rule.
+    """Return the optimizer that a name stands for: one of `thalweg rules`, or `file.py:NAME` of a
+    rule.
 
     `PACKAGE:CLASS` stands for one of another package, which is imported.
 

@@ -157,13 +157,13 @@ class _Watch(StepWatch):
 
 
 class Attached(TableRecorder):
-    """What an optimizer has while its steps are measured.
+    """Recorder of an optimizer while its steps are measured.
 
     A table has all variables that were in a measured step, by their names.
 
     Args:
         optimizer: The optimizer.
-        asked: What `attach` returned.
+        asked: The result of `attach`.
     """
 
     def __init__(self, optimizer: SlotOptimizer, asked: Diagnostics) -> None:
@@ -214,12 +214,12 @@ class Attached(TableRecorder):
         )
 
     def between(self, step: Any) -> Between:
-        """What takes, in one call, steps that are not measured."""
+        """Return the object that takes, in one call, steps that are not measured."""
         return Between(step, self)
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """A block in which a step is taken carefully.
+        """Return a context manager for a block in which a step is taken carefully.
 
         Raises:
             NotImplementedError: Ranks have parts of its variables.
@@ -257,7 +257,7 @@ class Between:
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that it has taken."""
         return self._step.taken
 
     @property
@@ -266,7 +266,7 @@ class Between:
         return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Whether it may be a step over pairs."""
+        """Return True if the next step is not measured and may be taken over these pairs."""
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:

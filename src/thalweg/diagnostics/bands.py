@@ -25,12 +25,12 @@ LASTING_ROWS, LASTING_STEPS = 8, 50
 
 
 class Departure(NamedTuple):
-    """Something unusual in one layer.
+    """Unusual number of one layer.
 
     Attributes:
         step: The step at which it began.
         place: The index of the layer.
-        what: What is unusual, in words.
+        what: A description.
         number: The measured number.
         usual: The usual number; NaN where there is none.
         excess: The distance from the usual number, in deviations.

@@ -22,14 +22,14 @@ SinkLike = Sink | Callable[[Table], object]
 
 
 class StepSource(Protocol):
-    """What measures the steps of an optimizer."""
+    """Interface of the recorder of an optimizer's steps."""
 
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
         ...
 
     def known_parameters(self) -> Parameters:
-        """What the last table was of, or the first will be."""
+        """Return the parameters of the last table, or of the first one to come."""
         ...
 
     def settle(self) -> None:
@@ -37,24 +37,25 @@ class StepSource(Protocol):
         ...
 
     def table(self) -> Table | None:
-        """The table of the last measured step; None before the first."""
+        """Return the table of the last measured step; None before the first."""
         ...
 
     def is_gone(self) -> bool:
-        """Whether there is no such optimizer any more."""
+        """Return True if the optimizer has been freed."""
         ...
 
 
 class Diagnostics:
-    """Every how many steps `optimizer.diagnostics` is made anew, and where it is written.
+    """Interval at which `optimizer.diagnostics` is measured again, and receivers of its tables.
 
     Args:
-        every: After how many steps the next one is measured: 10 for every tenth.
+        every: The number of steps between two measured ones: 10 for every tenth.
         sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
             One that fails is named in a warning, once, and the training goes on.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: `every` is no integer from 1 on, or a sink is none.
+        InvalidTypeError, InvalidArgumentError: `every` is not an integer from 1 on, or a sink is
+        not one.
 
     Example:
         >>> import torch
@@ -140,7 +141,7 @@ class Diagnostics:
             self._send("loss", self._source.known_parameters(), step, number)
 
     def take_loss(self, step: int) -> float | None:
-        """The loss of a step, if that was logged; once."""
+        """Return the loss of a step, if that was logged; once."""
         logged, self._loss = self._loss, None
         return logged[1] if logged is not None and logged[0] == step else None
 

@@ -27,14 +27,14 @@ _KEPT = 1 << 17  # words that are remembered
 
 
 class LogHeader(NamedTuple):
-    """What the records after it are about.
+    """Description of the records that follow.
 
     Attributes:
-        every: How many steps lie between two records with columns.
-        names: Of the parameters.
-        sizes: How many elements each has; empty if the file does not say.
-        groups: The number of each one's group; empty if the file does not say.
-        columns: What is measured of each.
+        every: The number of steps between two records with columns.
+        names: The names of the parameters.
+        sizes: The number of elements of each; empty if the file does not have it.
+        groups: The index of each one's group; empty if the file does not have it.
+        columns: The measured columns.
     """
 
     every: int
@@ -106,11 +106,11 @@ class JsonLinesReader:
 
     @property
     def share(self) -> float:
-        """How much of the file was read, from 0 to 1."""
+        """Fraction of the file that was read, from 0 to 1."""
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
-        """The records that have come since the last call; a line without its end is left."""
+        """Yield the records that have come since the last call; a line without its end is left."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same():
             self._file.close()
             self._file, self._rest, self._header = self._open(), b"", None
@@ -123,7 +123,7 @@ class JsonLinesReader:
             yield from self._take(line)
 
     def read_all(self) -> Iterator[Record]:
-        """All records until the end of the file, where a line may be cut.
+        """Yield all records until the end of the file, where a line may be cut.
 
         Raises:
             DataLossError: There is no header in it.
@@ -144,7 +144,7 @@ class JsonLinesReader:
             raise DataLossError(f"cannot read '{self.path}': {error.strerror}.") from error
 
     def _is_same(self) -> bool:
-        """Whether the path still leads to the file that is open, or to none."""
+        """Return whether the path still leads to the file that is open, or to none."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except OSError:
@@ -212,7 +212,7 @@ class _Words(dict[bytes, float]):
     def read_record(
         self, line: bytes, header: LogHeader, wanted: frozenset[str] | None
     ) -> Record | None:
-        """A record in the form that `JsonLines` has, without a look at columns nobody wants.
+        """Return a record in the form that `JsonLines` has, without a look at columns nobody wants.
 
         Returns:
             None if it has another form, or is damaged.

@@ -1,4 +1,4 @@
-"""What every optimizer whose steps are measured keeps, whoever takes them."""
+"""Base class of the recorders of optimizers whose steps are measured."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class TableRecorder(ABC):
         return found
 
     def is_gone(self) -> bool:
-        """Whether the optimizer is no more."""
+        """Return True if the optimizer has been freed."""
         return self._ref() is None
 
     @abstractmethod
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
 
     @abstractmethod
     def known_parameters(self) -> Parameters:
-        """What the last table was of, or the first will be."""
+        """Return the parameters of the last table, or of the first one to come."""
 
     @abstractmethod
     def _rows(self, watch: Any) -> tuple[Parameters, Mapping[int, int]]:
         """What the table of a step is of, and the rows of its parameters by their `id`."""
 
     def is_due(self) -> bool:
-        """Whether the step to come is measured."""
+        """Return True if the next step is measured."""
         return self.next_step() % self.asked.every == 0
 
     def record(self, watch: StepWatch, step: int, taken: Tensor | None) -> None:
@@ -97,7 +97,7 @@ class TableRecorder(ABC):
                 self.asked.send(table, loss)
 
     def table(self) -> Table | None:
-        """The table of the last measured step; None before the first."""
+        """Return the table of the last measured step; None before the first."""
         self.settle()
         return self._last
 

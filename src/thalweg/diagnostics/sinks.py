@@ -1,4 +1,4 @@
-"""Where tables are written: files of JSON lines, and TensorBoard's events."""
+"""Receivers of tables: files of JSON lines, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has
 
 
 class Sink(ABC):
-    """What gets tables and losses."""
+    """Base class of receivers of tables and losses."""
 
     @abstractmethod
     def table(self, table: Table, loss: float | None) -> None:
@@ -118,7 +118,7 @@ def _header(parameters: Parameters) -> dict[str, object]:
 
 
 def json_number(value: float) -> float | str:
-    """A number of four digits, or a text for what JSON has none for."""
+    """Return a number of four digits, or a text for what JSON has none for."""
     rounded = float(f"{value:.4g}")  # of the largest numbers it is infinite
     return rounded if math.isfinite(rounded) else _NAMED[f"{rounded:f}"]
 

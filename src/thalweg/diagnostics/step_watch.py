@@ -1,4 +1,4 @@
-"""What is measured in a step, and the table that is made of it."""
+"""Measurements of a step, and the table that is made of them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class _Share(NamedTuple):
 
 
 class MeasuredVariables(NamedTuple):
-    """What was measured of variables of one rule.
+    """Measurements of variables of one rule.
 
     Attributes:
         params: The parameters.
-        numbers: Gives (parameters, measured) float64, for which a device may be waited for.
+        numbers: Returns (parameters, measured) float64, and may wait for a device.
         known: Which of them were measured.
-        clip: Gives what clipping multiplied the gradients by.
+        clip: Returns the factor with which clipping multiplied the gradients.
     """
 
     params: list[Tensor]
@@ -60,7 +60,7 @@ class MeasuredVariables(NamedTuple):
 
 
 class StepWatch:
-    """What is measured in the step under way."""
+    """Measurements of the step under way."""
 
     def __init__(self) -> None:
         self._shares: list[_Share] = []
@@ -69,16 +69,16 @@ class StepWatch:
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything is measured."""
+        """True if anything is measured."""
         return bool(self._shares)
 
     @property
     def is_there(self) -> bool:
-        """Whether a device has the numbers."""
+        """True if the numbers are on a device."""
         return any(not param.is_cpu for each in self._shares for param in each.params)
 
     def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
-        """The parameters that a table is to have in place of a step's variables."""
+        """Return the parameters that a table is to have in place of a step's variables."""
         return hooks.owners_of(asked.variables)
 
     def begin(
@@ -130,9 +130,9 @@ class StepWatch:
         return rounds
 
     def finish(self) -> list[MeasuredVariables]:
-        """What was measured; the step has been written.
+        """Return the measurements after the step has been written.
 
-        Where ranks have parts of a parameter, all of them call this, and add up what they have.
+        Where ranks have parts of a parameter, all of them call this, and add up their numbers.
         """
         if self._sharing is not None and any_on_mesh(self.params):
             found = self._finish_with_ranks()
@@ -182,7 +182,9 @@ def _same(value: Any) -> Any:
 
 
 def fetched(tensor: Tensor) -> Callable[[], Any]:
-    """What gives a tensor on the host, to which it is on its way; NumPy's array."""
+    """Begin to copy a tensor to the host, and return a function that waits and returns a NumPy
+    array.
+    """
     (own,), wait = brought([tensor])
 
     def read() -> Any:
@@ -199,7 +201,7 @@ def table_of(
     step: int,
     decided: Callable[[], Any] | None,
 ) -> Table | None:
-    """The table; None if a device left the step out."""
+    """Return the table; None if a device left the step out."""
     if decided is not None and not decided():
         return None
     count = len(parameters.names)

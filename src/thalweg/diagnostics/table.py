@@ -29,12 +29,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Parameters(NamedTuple):
-    """What tables are of.
+    """Parameters of tables.
 
     Attributes:
-        every: In every how many steps there is one.
-        names: The parameters'.
-        sizes: Elements of each.
+        every: The number of steps from one table to the next.
+        names: The names of the parameters.
+        sizes: The number of elements of each.
         groups: The index of the group of each.
     """
 
@@ -45,7 +45,7 @@ class Parameters(NamedTuple):
 
 
 class ParameterRow(NamedTuple):
-    """What is known of one parameter; the columns are those of `COLUMNS`."""
+    """Measurements of one parameter; the columns are those of `COLUMNS`."""
 
     name: str
     group: int
@@ -70,7 +70,8 @@ COLUMNS = ParameterRow._fields[3:]
 
 
 class Table(Mapping[str, ParameterRow]):
-    """One row for each parameter, by its name; columns are attributes, such as `table.ratio`.
+    """Mapping from the name of each parameter to its row; columns are attributes, such as
+    `table.ratio`.
 
     A number that was not measured is NaN. `records` is all of it as a NumPy record array, with
     `name`, `group` and `step` before the columns.
@@ -79,7 +80,7 @@ class Table(Mapping[str, ParameterRow]):
         parameters: The parameters.
         step: The number of the step.
         columns: An array over the parameters for each of `COLUMNS`.
-        measured: For each of them of which parameters it was measured.
+        measured: For each column, flags of the parameters for which it was measured.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Table(Mapping[str, ParameterRow]):
         return f"<Table of step {self.step}: {len(self)} parameters>"
 
     def scalars(self, columns: Iterable[str] = COLUMNS) -> dict[str, float]:
-        """What was measured, as numbers named `column/parameter`."""
+        """Return the measured numbers, named `column/parameter`."""
         found: dict[str, float] = {}
         for column in columns:
             rows = zip(self, self.records[column].tolist(), self.measured[column], strict=True)
@@ -130,7 +131,7 @@ class Table(Mapping[str, ParameterRow]):
         return found
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with the names as its index.
+        """Return a `pandas.DataFrame` with the names as its index.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -168,7 +169,7 @@ class NewTables:
         self._seen: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """The scalars of an optimizer's table, named with a prefix, if that is a new one."""
+        """Return the scalars of an optimizer's table, named with a prefix, if that is a new one."""
         table = getattr(optimizer, "diagnostics", None)
         if not isinstance(table, Table) or self._seen.get(prefix) is table:
             return {}
@@ -177,7 +178,7 @@ class NewTables:
 
 
 def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """The columns of a table.
+    """Return the columns of a table.
 
     Args:
         measured: (parameters, measured), as `thalweg._engines.diagnostics` has them.
@@ -197,6 +198,8 @@ def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
 
 
 def flags_of(measured: Flags) -> dict[str, Flags]:
-    """Of which parameters each column was measured, given the same of what columns are made of."""
+    """Return, for each column, flags of the parameters for which it was measured, from those of its
+    inputs.
+    """
     own: dict[str, Flags] = dict(zip(MEASURED, measured.T, strict=True))
     return {name: own[_MADE_OF.get(name, name)] for name in COLUMNS}

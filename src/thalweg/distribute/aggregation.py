@@ -32,7 +32,7 @@ _of_groups: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
 def strategy_of(given: object) -> Strategy:
-    """A strategy: itself, or one over a process group.
+    """Return a strategy: itself, or one over a process group.
 
     None stands for the default group, or for this process alone where there is none.
     """
@@ -48,12 +48,12 @@ def strategy_of(given: object) -> Strategy:
 
 
 def current_strategy() -> Strategy:
-    """The strategy that this thread is in, or one over the default group."""
+    """Return the strategy that this thread is in, or one over the default group."""
     return get_strategy() if has_strategy() else strategy_of(None)
 
 
 def sum_gradients(owner: object, strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pairs:
-    """The pairs that have a gradient on some rank, with the sums over all ranks.
+    """Return the pairs that have a gradient on some rank, with the sums over all ranks.
 
     Args:
         owner: The optimizer.
@@ -81,7 +81,9 @@ def sum_concrete_gradients(
     variables: Sequence[Any],
     said: StepFingerprint,
 ) -> Pairs:
-    """As `sum_gradients`, of concrete pairs that a function gives; what is None anywhere stays."""
+    """Sum concrete pairs from a function, as `sum_gradients` does; gradients that are None anywhere
+    stay.
+    """
     reducer = strategy.reducer_of(owner)
     found = reducer.sum_gradients(given, variables, said)
     note_sums(owner, reducer)
@@ -89,7 +91,8 @@ def sum_concrete_gradients(
 
 
 def convert_pairs(given: Pairs) -> Pairs:
-    """The pairs with gradients as tensors or `IndexedSlices`, of the shapes of their variables.
+    """Return the pairs with gradients as tensors or `IndexedSlices`, of the shapes of their
+    variables.
 
     Raises:
         TypeError, ValueError: There is something else.
@@ -124,7 +127,8 @@ def _sum_in_graph(strategy: Strategy, given: Pairs, said: StepFingerprint) -> Pa
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """A block in which gradients of an optimizer are summed: errors before that are told.
+    """Return a context manager for a block in which gradients of an optimizer are summed: errors
+    before that are told.
 
     Args:
         owner: The optimizer.
@@ -138,12 +142,13 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
 
 def fill_missing_gradients(given: Pairs) -> Pairs:
-    """The pairs, with zeros for None where another replica has a gradient."""
+    """Return the pairs, with zeros for None where another replica has a gradient."""
     return match_kinds(convert_pairs(given), get_strategy().ranks)
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """A block in which an optimizer computes the gradients that it then applies.
+    """Return a context manager for a block in which an optimizer computes the gradients that it
+    then applies.
 
     What it raises is told to the other replicas, and they are sent as they come.
     """

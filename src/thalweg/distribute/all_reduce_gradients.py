@@ -28,7 +28,7 @@ MaybePair = tuple[Gradient, Any]
 
 
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
-    """The pairs with zeros, or no rows, for each None that is a gradient on another rank.
+    """Return the pairs with zeros, or no rows, for each None that is a gradient on another rank.
 
     All ranks give as many. While a graph is built, gradients and variables may be symbolic; see
     `sum_pairs`.
@@ -46,7 +46,9 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """The pairs, of one kind on all ranks: `fill_missing`, after a look at numbers and shapes."""
+    """Return the pairs, of one kind on all ranks: `fill_missing`, after a look at numbers and
+    shapes.
+    """
     own = [None if value is None else (kind_of(value), _shape_of(value)) for value, _ in pairs]
     if (
         RankMessage(ranks, PendingCollective.VALUES, [hash_bytes(repr(own).encode())])
@@ -76,7 +78,8 @@ def _names_of(pairs: Sequence[Any]) -> list[str]:
 def sum_pairs(
     pairs: Iterable[MaybePair], ranks: Ranks, sending: Sending | None = None
 ) -> list[MaybePair]:
-    """The pairs with each gradient summed over the ranks; every rank gives the same variables.
+    """Return the pairs with each gradient summed over the ranks; every rank gives the same
+    variables.
 
     None counts as zero where another rank has a gradient, and stays None where none has. Rows of
     sparse gradients are brought together, not added up: a row that two ranks name is named twice.
@@ -103,7 +106,7 @@ def sum_pairs(
 def sum_matched_pairs(
     pairs: Sequence[MaybePair], sender: Sender, known: Mapping[int, Tensor]
 ) -> list[MaybePair]:
-    """The sums of gradients that are of one kind on all ranks.
+    """Return the sums of gradients that are of one kind on all ranks.
 
     Args:
         pairs: As in `sum_pairs`.

@@ -1,4 +1,4 @@
-"""What sends the dense gradients of one optimizer, step after step."""
+"""Sender of the dense gradients of one optimizer, step after step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sender:
 
     @property
     def scatters(self) -> bool:
-        """Whether each rank gets its parts of the sums alone."""
+        """True if each rank gets only its parts of the sums."""
         return self._shards is not None
 
     def buckets_for(

@@ -19,13 +19,14 @@ SIZE = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 @dataclass
 class Sending:
-    """How gradients are sent.
+    """Settings of the sending of gradients.
 
     Attributes:
         bucket_size: Bytes that are sent together.
-        ordered: Whether they are added in the order of a tree over the ranks.
-        compression: What optimizers send in place of 32 and 64 bits; None for those.
-        micro_batches: How many all ranks have, as `Strategy.gradients` was told last, if at all.
+        ordered: Whether gradients are added in the order of a tree over the ranks.
+        compression: The dtype that optimizers send in place of 32 and 64 bits; None for those.
+        micro_batches: The number of micro-batches of all ranks, from the last call of
+            `Strategy.gradients`, if it was given.
     """
 
     bucket_size: int = SIZE
@@ -34,7 +35,9 @@ class Sending:
     micro_batches: int | None = None
 
     def describe(self) -> list[str]:
-        """It in words, one thing a line, with what else the bits of ordered sums depend on."""
+        """Return a line for each setting, and for all else that the bits of ordered sums depend
+        on.
+        """
         names = [each.name for each in fields(self) if self.ordered or each.name != "micro_batches"]
         lines = [f"{name} of the strategy: {getattr(self, name)}" for name in names]
         return [*lines, f"threads of torch: {torch.get_num_threads()}"] if self.ordered else lines
@@ -66,11 +69,11 @@ class Sent(Protocol):
         ...
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """The sums by the numbers of the tensors; waits for them."""
+        """Return the sums by the numbers of the tensors; waits for them."""
         ...
 
     def count_holders(self) -> int:
-        """How many tensors lie in its memory: more than at first if somebody keeps a sum."""
+        """Return the number of tensors in its memory; it has risen if the caller keeps a sum."""
         ...
 
 
@@ -161,7 +164,7 @@ class Bucket:
 
 
 def holders_of(tensor: Tensor) -> int:
-    """How many tensors lie in the memory of one."""
+    """Return the number of tensors in the memory of a tensor."""
     return count_holders(tensor.untyped_storage())
 
 

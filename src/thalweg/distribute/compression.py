@@ -23,13 +23,13 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Compression:
-    """What 16 bits have left out of the gradients of each variable, on this rank.
+    """Rounding errors of the 16-bit gradients of each variable, on this rank.
 
-    A step that is not taken leaves that as it was.
+    A step that is not taken leaves them unchanged.
 
     Args:
-        dtype: What is sent.
-        count: How many ranks there are; each sends its gradient divided by that.
+        dtype: The dtype that is sent.
+        count: The number of ranks; each sends its gradient divided by it.
     """
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:

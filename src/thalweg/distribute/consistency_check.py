@@ -1,4 +1,4 @@
-"""Whether all ranks are about to do the same."""
+"""Checks that all ranks are about to do the same."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepFingerprint(NamedTuple):
-    """What an optimizer says of itself, which must be the same on all ranks.
+    """Description of an optimizer that must be equal on all ranks.
 
     Attributes:
-        words: Gives all that numbers depend on, one thing a line.
-        numbers: Gives what of it may change from step to step, and is cheap to have: how many
-            steps were taken, and hyperparameters.
+        words: Returns everything that numbers depend on, one line for each fact.
+        numbers: Returns the part that may change from step to step and is cheap: the number of
+            steps taken, and hyperparameters.
     """
 
     words: Callable[[], Sequence[str]]
@@ -37,11 +37,11 @@ class StepFingerprint(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What ranks know of one another after a check.
+    """Result of a check of all ranks.
 
     Attributes:
-        is_doubted: Whether one is in doubt.
-        is_alike: Whether the gradients of all are of the same kinds.
+        is_doubted: Whether a rank is in doubt.
+        is_alike: Whether the gradients of all ranks are of the same kinds.
     """
 
     is_doubted: bool
@@ -49,14 +49,14 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """What ranks compare before they send gradients: a few bytes each time, all of it sometimes.
+    """Comparison of ranks before they send gradients: a few bytes each time, everything sometimes.
 
-    All of it is the variables in their order with names, shapes, dtypes and values, and what
-    the optimizer says of itself.
+    Everything is the variables in their order with names, shapes, dtypes and values, and the
+    optimizer's description of itself.
 
     Args:
         ranks: The ranks.
-        values: Whether the values of variables are part of it.
+        values: Whether the values of variables are compared.
     """
 
     def __init__(self, ranks: Ranks, values: bool = True) -> None:
@@ -142,7 +142,7 @@ class Meeting:
         self._answer: bool | None = None
 
     def reach_agreement(self) -> bool:
-        """The answer, the same on all ranks; waits for it."""
+        """Return the answer, the same on all ranks; waits for it."""
         if self._answer is None:
             alike, (is_declined, _) = self._message.receive()
             self._answer = alike[0] and not is_declined
@@ -150,7 +150,7 @@ class Meeting:
 
 
 def hash_bytes(text: bytes) -> int:
-    """A number of 56 bits, the same on all ranks if the text is."""
+    """Return a number of 56 bits, the same on all ranks if the text is."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 

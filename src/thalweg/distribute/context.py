@@ -1,4 +1,4 @@
-"""Which strategy a thread is in, and on which side of it: in a replica or across all of them."""
+"""Strategy of a thread, and its position: in a replica or across all of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Replicas(Protocol):
-    """What the parts of a strategy know of it.
+    """Interface of a strategy for its parts.
 
     Attributes:
         ranks: The ranks.
-        sending: How they send gradients.
-        is_default: Whether it stands where nobody made one.
+        sending: The settings of their sending of gradients.
+        is_default: Whether it is the default, used where the user made no strategy.
     """
 
     ranks: Ranks
@@ -30,14 +30,14 @@ class Replicas(Protocol):
 
 
 class Replica(Protocol):
-    """One of the replicas of a strategy."""
+    """Interface of a replica of a strategy."""
 
     @property
     def strategy(self) -> Replicas: ...
 
 
 class Entered(NamedTuple):
-    """What a thread has entered.
+    """Context that a thread has entered.
 
     Attributes:
         strategy: The strategy.
@@ -66,24 +66,26 @@ def _enter_scope(entered: Entered, given: object = None) -> ContextSetting:
 
 
 def innermost_context() -> Entered | None:
-    """What this thread has entered last."""
+    """Return the context that this thread has entered last, or None."""
     return thread.strategies[-1] if thread.strategies else None
 
 
 def enter_update() -> AbstractContextManager[Any]:
-    """A block in which a hook updates variables: across replicas, if there are several."""
+    """Return a context manager for a block in which a hook updates variables: across replicas, if
+    there are several.
+    """
     if replicas() == 1:
         return contextlib.nullcontext()
     return enter_cross_replica(thread.strategies[-1].strategy)
 
 
 def has_strategy() -> bool:
-    """Whether this thread is in the scope of a strategy that somebody made."""
+    """Return True if this thread is in the scope of a strategy that the user made."""
     here = innermost_context()
     return here is not None and not (here.replica is None and here.strategy.is_default)
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
+    """Return True if this thread is across replicas: in `scope`, in `merge_call`, not in `run`."""
     here = innermost_context()
     return here is not None and here.replica is None

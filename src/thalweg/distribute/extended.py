@@ -1,4 +1,4 @@
-"""What `Strategy.extended` has: the parts of a strategy that optimizers are written with."""
+"""`Strategy.extended`: the methods of a strategy with which optimizers are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import check_held
 
 
 class Extended:
-    """Where variables are, and how they are updated: once in this process."""
+    """Places of variables and their updates, which run once in this process."""
 
     def __init__(self, strategy: Replicas) -> None:
         self._strategy = strategy
@@ -40,7 +40,7 @@ class Extended:
     def reduce_to(
         self, reduce_op: object, value: object, destinations: object = None, options: object = None
     ) -> Any:
-        """The sum or mean of a value over all replicas; it is on all of them.
+        """Return the sum or mean of a value over all replicas; it is on all of them.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -52,7 +52,7 @@ class Extended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """As `Strategy.run`: call a function as this rank's replica."""
+        """Call a function as this rank's replica, as `Strategy.run` does, and return its result."""
         with enter_replica(ReplicaContext(self._strategy)):
             return fn(*args, **(kwargs or {}))
 
@@ -62,7 +62,7 @@ class Extended:
         value_destination_pairs: Iterable[tuple[object, object]],
         options: object = None,
     ) -> list[Any]:
-        """The sums or means of several values, which are sent together.
+        """Return the sums or means of several values, which are sent together.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -107,15 +107,19 @@ class Extended:
         return found if group else (found,)
 
     def non_slot_devices(self, var_list: Sequence[object]) -> tuple[str, ...]:
-        """Where variables that belong to none of the list are made: on the device of its first."""
+        """Return the device of the first variable of a list, for variables that belong to none of
+        them.
+        """
         return tuple(dict.fromkeys(str(getattr(var, "device", "cpu")) for var in var_list))[:1]
 
     def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:
-        """A block in which variables are made beside another one, which they always are."""
+        """Return a context manager for a block in which variables are made beside another one,
+        which they always are.
+        """
         return contextlib.nullcontext()
 
     def value_container(self, value: object) -> Any:
-        """The variable that a value is a copy of: itself."""
+        """Return the variable that a value is a copy of: itself."""
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:

@@ -11,7 +11,7 @@ from thalweg.formula import Rule
 
 
 def in_words(arguments: Mapping[str, object]) -> list[str]:
-    """A line for each argument; numbers as float32, which is what steps compute with.
+    """Return a line for each argument; numbers as float32, which is what steps compute with.
 
     Functions count by their names, and what has a `get_config` by that.
     """

@@ -1,4 +1,4 @@
-"""What kind of gradient each variable has on some rank."""
+"""Kinds of gradients of each variable over all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class GradientKind(NamedTuple):
-    """What a gradient is on some rank: none of these where it is None on all.
+    """Kind of a gradient over all ranks; nothing is set where it is None on all.
 
     Attributes:
-        dense: Whether it is a tensor.
-        sparse: Whether it is rows.
-        wide: Whether the indices of its rows are int64.
-        missing: Whether it is None and has no variable whose zeros could stand for it.
-        dtypes: For each dtype whether it is of that one.
+        dense: Whether it is a tensor on some rank.
+        sparse: Whether it is rows on some rank.
+        wide: Whether the indices of its rows are int64 on some rank.
+        missing: Whether it is None on some rank and has no variable whose zeros could stand for it.
+        dtypes: For each dtype whether it has that one on some rank.
     """
 
     dense: bool = False
@@ -35,7 +35,9 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """The kind of a gradient, symbolic or not; `var` is its variable, or None for a value."""
+        """Return the kind of a gradient, symbolic or not; `var` is its variable, or None for a
+        value.
+        """
         if grad is None:
             return cls(missing=var is None)
         is_sparse = isinstance(grad, _ROWS)
@@ -45,12 +47,12 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def from_marks(cls, marks: Sequence[int]) -> GradientKind:
-        """What `marks` has written."""
+        """Return the kind from the numbers of `to_marks`."""
         dense, sparse, wide, missing, *dtypes = map(bool, marks)
         return cls(dense, sparse, wide, missing, tuple(dtypes))
 
     def to_marks(self) -> list[int]:
-        """It as numbers whose maxima over all ranks say what there is on any of them."""
+        """Return the kind as numbers whose maxima over all ranks are the kind over all ranks."""
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, title: str) -> None:
@@ -71,7 +73,7 @@ class GradientKind(NamedTuple):
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """The gradient; zeros or no rows where it is None here and not on another rank."""
+        """Return the gradient; zeros or no rows where it is None here and not on another rank."""
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
         if grad is not None or not (self.dense or self.sparse):
@@ -102,12 +104,12 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def signature(gradients: Sequence[object]) -> bytes:
-    """What kinds gradients are of, a byte each; equal on two ranks if the kinds are."""
+    """Return a byte for the kind of each gradient; equal on two ranks if the kinds are."""
     return bytes(map(kind_of, gradients))
 
 
 def kind_of(grad: Any) -> int:
-    """What kind a gradient is of, as a number below 256."""
+    """Return the kind of a gradient as a number below 256."""
     if grad is None:
         return 0
     number = _NUMBERS.get(grad.dtype, len(_DTYPES))

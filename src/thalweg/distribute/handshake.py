@@ -1,4 +1,4 @@
-"""What ranks exchange before anything else: the same few numbers, whatever they do next."""
+"""First message of ranks: the same few numbers, whatever they do next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAME, _MOST = 2, 2  # how many numbers of either kind there are
 
 
 class PendingCollective(IntEnum):
-    """What a rank is about to do."""
+    """Next action of a rank."""
 
     BACKWARD = 1
     STEP = 2
@@ -29,12 +29,14 @@ class PendingCollective(IntEnum):
 
     @property
     def words(self) -> str:
-        """It in words."""
+        """Description of the action."""
         return _WORDS[self][0]
 
     @property
     def fate(self) -> str:
-        """When a rank has raised an error that kept it from this."""
+        """Description of the state after a rank has raised an error that kept it from the
+        action.
+        """
         return _WORDS[self][1]
 
 
@@ -52,10 +54,10 @@ _WORDS = {
 
 
 class Received(NamedTuple):
-    """What all ranks have told.
+    """Numbers of all ranks.
 
     Attributes:
-        alike: For each number that may be the same on all ranks whether it is.
+        alike: For each number that may be equal on all ranks whether it is.
         most: The largest of each other number.
     """
 
@@ -96,7 +98,7 @@ class RankMessage:
         self._pending = ranks.begin_maximum(self._numbers)
 
     def receive(self) -> Received:
-        """What the others have told; waits for it.
+        """Wait for the numbers of the other ranks and return them.
 
         Raises:
             BaseException: The trouble, on its rank.
@@ -150,7 +152,9 @@ class RankMessage:
 
 @contextlib.contextmanager
 def report_error(ranks: Ranks, doing: PendingCollective) -> Iterator[None]:
-    """A block that ends before this rank does it: errors are told to the others, which wait."""
+    """Return a context manager for a block that ends before this rank does it: errors are told to
+    the others, which wait.
+    """
     try:
         yield
     except Exception as error:

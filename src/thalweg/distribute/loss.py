@@ -1,4 +1,4 @@
-"""Whether an optimizer scales a mean loss, so that the sum over replicas is the mean again."""
+"""Scaling of a mean loss by optimizers, so that the sum over replicas is the mean again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def record_loss_reduction(reduce_op: object) -> None:
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """A block in which `compute_gradients` of `thalweg.v1` divides losses by the replicas.
+    """Return a context manager for a block in which `compute_gradients` of `thalweg.v1` divides
+    losses by the replicas.
 
     One of which `record_loss_reduction` was told that it is a sum is left as it is.
     TensorFlow does so for Estimators alone; elsewhere a script divides by the global batch size.
@@ -45,7 +46,7 @@ def scale_loss_for_estimator() -> Iterator[None]:
 
 
 def loss_factor() -> float | None:
-    """What a loss is multiplied by before it is differentiated; None for nothing."""
+    """Return the factor of a loss before it is differentiated; None if it is not scaled."""
     if not _record.scales or _record.last is ReduceOp.SUM:
         return None
     count = get_strategy().num_replicas_in_sync

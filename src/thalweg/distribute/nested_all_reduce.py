@@ -23,7 +23,7 @@ from thalweg.variable import check_held, to_tensor
 def all_reduce(
     strategy: Replicas, reduce_op: object, value: object, axis: int | None = None
 ) -> Any:
-    """A nest of sums or means over all replicas, and over a dimension if `axis` is one.
+    """Return a nest of sums or means over all replicas, and over a dimension if `axis` is one.
 
     See `ReplicaContext.all_reduce` and `Strategy.reduce`.
     """
@@ -37,7 +37,7 @@ def all_reduce(
 def reduce_leaves(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """The sums or means of concrete values, one after the other."""
+    """Return the sums or means of concrete values, one after the other."""
     if axis is None:
         return _reduce_concrete(strategy, op, leaves)
     with report_error(strategy.ranks, PendingCollective.VALUES):

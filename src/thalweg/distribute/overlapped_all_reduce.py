@@ -67,7 +67,9 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Whether what is sent is these gradients, as far as they are dense and were expected."""
+        """Return True if the gradients under way are these, as far as they are dense and were
+        expected.
+        """
         return len(variables) == len(self._variables) and all(
             var is own and self._has_sent(place, grad)
             for place, (var, own, grad) in enumerate(
@@ -84,7 +86,7 @@ class InFlightAllReduce:
         return grad is sent and sent._version == version
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """The sums by the numbers of their variables; waits for them."""
+        """Return the sums by the numbers of their variables; waits for them."""
         return {
             place: sum_ for each in self._buckets for place, sum_ in each.wait_for_sums().items()
         }

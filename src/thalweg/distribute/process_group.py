@@ -62,7 +62,7 @@ class Ranks:
 
     @classmethod
     def none(cls) -> Ranks:
-        """This process alone, whatever groups there are."""
+        """Return this process alone, whatever groups there are."""
         made = cls.__new__(cls)
         made._group, made._timeout, made._lost, made.rank, made.size = None, None, None, 0, 1
         made.device, made._is_gloo = torch.device("cpu"), False
@@ -70,7 +70,7 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank."""
+        """True if there is no other rank."""
         return self.size == 1
 
     def global_numbers(self) -> list[int]:
@@ -86,17 +86,19 @@ class Ranks:
         self._run_collective(distributed.all_reduce, tensor, distributed.ReduceOp.SUM)
 
     def begin_adding(self, tensor: Tensor) -> Pending:
-        """As `add`, which is done when the result is waited for."""
+        """Begin to add a tensor over all ranks as `add` does, and return the pending result."""
         return Pending(self, [self._begin_collective(distributed.all_reduce, tensor)])
 
     def begin_maximum(self, tensor: Tensor) -> Pending:
-        """As `take_maximum`, likewise."""
+        """Begin to take a maximum over all ranks as `take_maximum` does, and return the pending
+        result.
+        """
         return Pending(
             self, [self._begin_collective(distributed.all_reduce, tensor, distributed.ReduceOp.MAX)]
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which have one shape."""
+        """Return the tensors of all ranks, which have one shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         self._run_collective(distributed.all_gather, found, tensor)
         return found
@@ -171,7 +173,7 @@ class Ranks:
                     tensor.copy_(whole)
 
     def gather_texts(self, own: str) -> list[str]:
-        """The texts of all ranks."""
+        """Return the texts of all ranks."""
         data = torch.frombuffer(bytearray(own.encode() or b" "), dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
         sizes = self.all_gather(size)
@@ -279,12 +281,12 @@ def _is_group(given: object) -> bool:
 
 
 def has_group() -> bool:
-    """Whether torch.distributed has a default group."""
+    """Return True if torch.distributed has a default group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def default_group() -> Any:
-    """The default group of torch.distributed."""
+    """Return the default group of torch.distributed."""
     return distributed.group.WORLD
 
 

@@ -1,4 +1,4 @@
-"""How values of several replicas become one."""
+"""Operations that reduce values of several replicas to one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, given: object) -> ReduceOp:
-        """What `given` names: a `ReduceOp`, or "sum" or "mean" in any case.
+        """Return the operation for a `ReduceOp`, or for "sum" or "mean" in any case.
 
         Raises:
-            InvalidArgumentError: It names neither.
+            InvalidArgumentError: The argument is neither.
         """
         if isinstance(given, ReduceOp):
             return given

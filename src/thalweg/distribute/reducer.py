@@ -1,4 +1,4 @@
-"""What one optimizer sends its gradients through, step after step."""
+"""Reduction of the gradients of one optimizer, step after step."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ class Reducer:
         variables: Sequence[Tensor],
         said: StepFingerprint,
     ) -> list[MaybePair]:
-        """As `reducing.sum_pairs`, after the ranks have compared what they are about to do.
+        """Sum gradients as `reducing.sum_pairs` does, after the ranks have compared their next
+        actions.
 
         Args:
-            gradients: Gives the pairs; what it raises is told to the other ranks.
+            gradients: Returns the pairs; an error that it raises is reported to the other ranks.
             variables: Those of the pairs, or anything if `gradients` raises.
-            said: What must be the same on all ranks.
+            said: The description that must be equal on all ranks.
         """
         with self._in_a_step():
             whole, known = self._reach_agreement(gradients, variables, said)
@@ -79,7 +80,7 @@ class Reducer:
         said: StepFingerprint,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
-        """As `sum_gradients`, for a step over slots that are shared out.
+        """Sum gradients as `sum_gradients` does, for a step over slots that are sharded.
 
         Args:
             gradients, variables, said: As in `sum_gradients`.
@@ -108,7 +109,7 @@ class Reducer:
         return found, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """A step over slots that are shared out, whose gradients are sums already."""
+        """Return a step over slots that are shared out, whose gradients are sums already."""
         self._steps += 1
         return SharedStep(self._shards_here(), {}, self._steps, self._sending.bucket_size)
 
@@ -193,7 +194,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """A block with a `sum_gradients`, which other ranks wait for: errors before are told."""
+        """Return a context manager for a block with a `sum_gradients`, which other ranks wait for:
+        errors before are told.
+        """
         self._is_awaited = True
         try:
             yield
@@ -207,7 +210,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """A block that computes gradients for `sum_gradients`, which the other ranks wait for."""
+        """Return a context manager for a block that computes gradients for `sum_gradients`, which
+        the other ranks wait for.
+        """
         self._underway, self._has_begun = None, False
         self._sender.begin_step()
         with self._in_a_step():

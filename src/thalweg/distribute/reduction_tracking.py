@@ -1,4 +1,4 @@
-"""Who has summed the gradients that an optimizer is about to apply."""
+"""Record of the reducer of the gradients that an optimizer is about to apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica sees of the others."""
+"""Context of a replica, with access to the other replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return self.strategy.ranks.size
 
     @property

@@ -1,4 +1,4 @@
-"""What an optimizer asks for before a step in which ranks have parts of its variables."""
+"""Preparation of a step in which ranks have parts of an optimizer's variables."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Who has what of an optimizer's slots, if they are shared out in a step that is taken here.
+    """Return the shards of an optimizer's slots, if this library takes a sharded step.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy of the step; the one that this thread is in by default.
+        strategy: The strategy of the step; by default the one that this thread is in.
 
     Raises:
-        FailedPreconditionError: They are shared out, and the step is not taken with those ranks.
+        FailedPreconditionError: The slots are sharded, and the step is not taken with those ranks.
     """
     if strategy is None and has_strategy():
         strategy = get_strategy()
@@ -67,7 +67,7 @@ def sum_for_shards(
     hooks: Hooks,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """The pairs of a step over slots that are shared out, which they are from now on.
+    """Return the pairs of a step over slots that are shared out, which they are from now on.
 
     Args:
         owner, strategy, given, said: As in `sum_gradients`; `shards_of` gives shards.
@@ -97,7 +97,7 @@ def share_summed_step(
     how: GradientTransforms = NOTHING,
     said: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """The pairs of a step whose gradients are sums already, and the step if it is shared.
+    """Return the pairs of a step whose gradients are sums already, and the step if it is shared.
 
     Args:
         owner: The optimizer.
@@ -173,5 +173,5 @@ def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
 
 
 def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
-    """The block in which a step is taken."""
+    """Return the context manager of the block in which a step is taken."""
     return contextlib.nullcontext() if step is None else step.report_errors()

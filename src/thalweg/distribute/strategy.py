@@ -39,7 +39,7 @@ SHORTEST, LONGEST = 0.001, 1_000_000_000
 
 
 class Strategy:
-    """The same training on each rank of a process group, with gradients summed over all of them.
+    """Strategy that trains on each rank of a process group, with gradients summed over all of them.
 
     Each rank is a replica: a process with its own copy of the variables and its part of the global
     batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
@@ -137,7 +137,9 @@ class Strategy:
         self._reducers: WeakKeyDictionary[Any, Reducer] = WeakKeyDictionary()
 
     def reducer_of(self, optimizer: object) -> Reducer:
-        """What sends the gradients of an optimizer."""
+        """Return the reducer that sends the gradients of an optimizer; it is made at the first
+        call.
+        """
         found = self._reducers.get(optimizer)
         if found is None:
             shards = Shards(self.ranks) if self._shard_slots else None
@@ -146,18 +148,19 @@ class Strategy:
 
     @classmethod
     def alone(cls) -> Strategy:
-        """One replica, whatever process groups there are."""
+        """Return a strategy with one replica, whatever process groups there are."""
         made = cls.__new__(cls)
         made._set_up(Ranks.none(), Sending())
         return made
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """A block in which this is the strategy, across replicas: `apply_gradients` needs `run`.
+        """Return a context manager for a block in which this is the strategy, across replicas:
+        `apply_gradients` needs `run`.
 
         Raises:
             RuntimeError: The block is in the scope of another strategy.
@@ -227,7 +230,7 @@ class Strategy:
     def gradients(
         self, loss: Callable[[int], torch.Tensor], variables: object, micro_batches: int
     ) -> list[tuple[Any, torch.Tensor]]:
-        """The gradients of the sum of losses of this rank's micro-batches, in a fixed order.
+        """Return the gradients of the sum of losses of this rank's micro-batches, in a fixed order.
 
         With `reduction="ordered"`, `apply_gradients` adds those of the ranks in the same order: a
         balanced tree over the numbers of the micro-batches of all ranks. Equal losses give equal
@@ -269,7 +272,8 @@ class Strategy:
         return list(zip(sums, chosen, strict=True))
 
     def group(self, value: object, name: str | None = None) -> Any:
-        """An operation that is done when all of `value` are; None in eager mode, where they are.
+        """Return an operation that is done when all of `value` are; None in eager mode, where they
+        are.
 
         Args:
             value: Operations or symbolic tensors, in a nest.
@@ -278,7 +282,7 @@ class Strategy:
         return None if executing_eagerly() else graph_mode().group(value, name=name)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """The values of this process' replicas: there is one."""
+        """Return the values of this process' replicas: there is one."""
         return (value,)
 
     def _check_alone(self) -> None:
@@ -304,23 +308,25 @@ def _check_above_0(name: str, number: object) -> None:
 
 
 def enter_single_replica() -> AbstractContextManager[None]:
-    """A block in which there is one replica, whatever strategy the call is in."""
+    """Return a context manager for a block in which there is one replica, whatever strategy the
+    call is in.
+    """
     return enter_replica(ReplicaContext(_DEFAULT))
 
 
 def get_strategy() -> Strategy:
-    """The strategy that this thread is in; one replica outside of any."""
+    """Return the strategy that this thread is in; one replica outside of any."""
     here = innermost_context()
     return _DEFAULT if here is None else cast(Strategy, here.strategy)
 
 
 def current_replica() -> ReplicaContext:
-    """The replica that this thread is, or is about to be."""
+    """Return the replica that this thread is, or is about to be."""
     here = innermost_context()
     entered = None if here is None else here.replica
     return cast(ReplicaContext, entered) if entered else ReplicaContext(get_strategy())
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """What this replica sees of the others; None across replicas."""
+    """Return the context of this thread's replica; None across replicas."""
     return None if in_cross_replica_context() else current_replica()

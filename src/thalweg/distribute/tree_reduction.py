@@ -20,7 +20,7 @@ Sums = list[Gradient]
 
 
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
-    """The sums over the micro-batches from `low` to `high` - 1, in the order of the tree.
+    """Return the sums over the micro-batches from `low` to `high` - 1, in the order of the tree.
 
     Args:
         low, high: Numbers; `high` is above `low`.
@@ -35,7 +35,7 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
 
 
 def add_sums(ones: Sums, others: Sums) -> Sums:
-    """The sums of two lists; rows follow one another, and None counts as zeros."""
+    """Return the sums of two lists; rows follow one another, and None counts as zeros."""
     return [_add_pair(one, other) for one, other in zip(ones, others, strict=True)]
 
 
@@ -51,7 +51,8 @@ def _add_pair(one: Gradient, other: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """The sum of the vectors of all ranks, in the order of the tree; their number is a power of 2.
+    """Return the sum of the vectors of all ranks, in the order of the tree; their number is a power
+    of 2.
 
     Args:
         flat: A vector.
@@ -72,7 +73,7 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
 
 
 def in_pairs(vectors: Sequence[Tensor]) -> Tensor:
-    """The sum of some vectors: neighbours are added, then their sums; one without one stays.
+    """Return the sum of some vectors: neighbours are added, then their sums; one without one stays.
 
     The vectors are written to, and the first of them is the sum.
     """

@@ -37,7 +37,7 @@ class AggregatedVariable(Variable):
 
 
 def in_replicas() -> Strategy | None:
-    """The strategy of several replicas of which this thread is one."""
+    """Return the strategy of several replicas of which this thread is one."""
     strategy = get_strategy()
     return None if strategy.ranks.is_alone or in_cross_replica_context() else strategy
 
@@ -46,7 +46,9 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """What the values that all replicas assign to a variable become; refused on all if on one."""
+    """Return the aggregate of the values that all replicas assign to a variable; raise on all if on
+    one.
+    """
     own, trouble = variable, None
     try:
         own = Variable._operand(variable, value)

@@ -1,4 +1,4 @@
-"""Which variables are the same on all replicas, and how their values become one."""
+"""Modes of variables that are equal on all replicas, and of the aggregation of their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
 def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any) -> Any:
-    """A variable that was just made, whose assignments in replicas are aggregated from now on.
+    """Return a variable that was just made, whose assignments in replicas are aggregated from now
+    on.
 
     Args:
         variable: Of eager mode or of a graph.
@@ -45,10 +46,10 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
 
 def as_mode(kind: type[Mode], given: object) -> Mode:
-    """One of the modes, or its number; None is the first of them.
+    """Return the mode with a number; None is the first mode.
 
     Raises:
-        ValueError: It is none.
+        ValueError: There is no such mode.
     """
     try:
         return kind(0 if given is None else given)
@@ -61,7 +62,9 @@ def as_mode(kind: type[Mode], given: object) -> Mode:
 
 
 def with_aggregation(make: Callable[P, object]) -> Callable[P, Any]:
-    """A function that makes variables, with its `synchronization` and `aggregation` heeded."""
+    """Return a function that makes variables, with its `synchronization` and `aggregation`
+    heeded.
+    """
 
     @functools.wraps(make)
     def make_aggregated(*args: P.args, **kwargs: P.kwargs) -> object:

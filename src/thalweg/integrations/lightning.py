@@ -1,4 +1,4 @@
-"""In Lightning: diagnostics of optimizers by the module's own `log_dict`."""
+"""Diagnostics of optimizers in Lightning, logged by the module's own `log_dict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In the Trainer of Hugging Face: diagnostics of its optimizer by its own `log`."""
+"""Diagnostics of the optimizer in Hugging Face's Trainer, logged by its own `log`."""
 
 from __future__ import annotations
 

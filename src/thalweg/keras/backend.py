@@ -18,7 +18,7 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 
 
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
-    """The session of graph mode.
+    """Return the session of graph mode.
 
     It is the one whose operation runs; or the default one; or what `set_session` was given; or a
     new one for the default graph, which is returned from then on. `iterations` and hyperparameters
@@ -40,7 +40,7 @@ def set_session(session: object) -> None:
 
 
 def get_value(x: object) -> Any:
-    """The value of a variable or tensor as a NumPy array or scalar; anything else as it is.
+    """Return the value of a variable or tensor as a NumPy array or scalar; anything else as it is.
 
     Raises:
         FailedPreconditionError: It is of a graph, and no session is known.
@@ -49,7 +49,9 @@ def get_value(x: object) -> Any:
 
 
 def batch_get_value(tensors: Iterable[object]) -> list[Any]:
-    """The values of variables and tensors; see `get_value`. Those of a graph are of one moment."""
+    """Return the values of variables and tensors; see `get_value`. Those of a graph are of one
+    moment.
+    """
     found = [tensor_of(each) for each in tensors]
     symbols = [each for each in found if is_symbolic(each)]
     values = iter(graph_mode().values(symbols) if symbols else ())

@@ -1,4 +1,4 @@
-"""What OpenSeq2Seq trains with: learning-rate policies, loss scalers, optimizers, configs."""
+"""Training as in OpenSeq2Seq: learning-rate policies, loss scalers, optimizers, configs."""
 
 from thalweg.openseq2seq import optimizers
 from thalweg.openseq2seq.config import TrainingConfig, from_config

@@ -1,4 +1,4 @@
-"""Whether a function takes the arguments that a config has for it, found without calling it."""
+"""Check that a function accepts the arguments of a config, without calling it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from thalweg.openseq2seq.variable_selection import Chooses, Variables, listed, r
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained, as a config says. Made by `from_config`.
+    """Settings of a model's training, from a config; made by `from_config`.
 
     Attributes:
         params: The keys of the config that are about training, with defaults for those that it
@@ -55,7 +55,7 @@ class TrainingConfig:
         return self.length.steps_in_epoch
 
     def learning_rate(self, global_step: object) -> Any:
-        """What the policy makes of a global step: a number, a tensor, or a callable."""
+        """Return the policy's learning rate at a global step: a number, a tensor, or a callable."""
         return self.params["lr_policy"](global_step=global_step, **self.lr_policy_params)
 
     def optimize(
@@ -70,7 +70,7 @@ class TrainingConfig:
         all_reduce: Callable[[Any], object] | None = None,
         summary_writer: object = None,
     ) -> Any:
-        """A step of training; see `optimize_loss`, which makes it.
+        """Return a step of training; see `optimize_loss`, which makes it.
 
         The loss is cast to float32, and the penalties of the config's regularizer are added to it;
         in mixed precision those of float16 and bfloat16 variables act on the float32 masters
@@ -143,7 +143,7 @@ def from_config(
     workers: int | None = None,
     as_shipped: bool = False,
 ) -> TrainingConfig:
-    """How a model is trained, from a config in the form of OpenSeq2Seq's.
+    """Return the settings of a model's training, from a config in OpenSeq2Seq's format.
 
     Args:
         base_params: A dict. `optimizer` and `lr_policy` are required, and one of `max_steps` and

@@ -1,4 +1,4 @@
-"""What a config is refused for as soon as it is read, though only a step would meet it."""
+"""Early validation of a config, for errors that otherwise a step would raise."""
 
 from __future__ import annotations
 

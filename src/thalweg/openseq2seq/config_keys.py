@@ -127,12 +127,12 @@ DEFAULTS: dict[str, Any] = {
 
 
 def training_params(config: Mapping[str, object]) -> dict[str, Any]:
-    """What a config says about training, checked and completed with defaults.
+    """Return the keys of a config about training, checked and completed with defaults.
 
     The dtype may be given by name.
 
     Raises:
-        TypeError: It is no dict.
+        TypeError: The config is not a dict.
         ValueError: A key is unknown or missing, or its value is of another type.
     """
     if not isinstance(config, Mapping):

@@ -1,4 +1,4 @@
-"""Several batches to an update: which of them make it, counted."""
+"""Accumulation of several batches per update, counted."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class MicroBatches:
         self._updating = 0 if short_first else iter_size - 1
 
     def skips(self) -> bool:
-        """Whether the batch that comes now makes no update."""
+        """Return True if the next batch makes no update."""
         return self.count % self._iter_size != self._updating
 
     def counting(self) -> list[Call]:
-        """What counts the batch that comes now, as functions in C."""
+        """Return calls of C functions that count the next batch."""
         return [partial(setattr, self, "count", self.count + 1)]
 
 

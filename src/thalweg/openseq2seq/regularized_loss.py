@@ -18,7 +18,7 @@ Regularizer = Callable[[Any], Any]
 
 
 def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
-    """The function of weights that a config means; None if it has no regularizer.
+    """Return the function of weights that a config means; None if it has no regularizer.
 
     Raises:
         TypeError: It cannot be called, does not take these parameters, or makes no function.
@@ -41,7 +41,7 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
 def with_penalties(
     loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
 ) -> Any:
-    """A loss in float32, with the penalties of weights added to it.
+    """Return a loss in float32, with the penalties of weights added to it.
 
     In mixed precision the penalties of float16 and bfloat16 weights are left to the optimizer. A
     symbolic loss gets those of its graph's collection, too.

@@ -1,4 +1,4 @@
-"""What a config leaves out about the length of a training, and how its policy learns of it."""
+"""Length of a training, completed from a config and passed to its policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """How long a training is, in updates.
+    """Length of a training in updates.
 
     Attributes:
         last_step: Updates until the end.
@@ -33,7 +33,7 @@ def training_length(
     workers: int = 1,
     iter_size: int = 1,
 ) -> TrainingLength:
-    """The length of a training, given in steps or in epochs.
+    """Return the length of a training, given in steps or in epochs.
 
         steps_in_epoch = dataset_size // batch_size_per_gpu // workers // iter_size
 
@@ -74,7 +74,8 @@ def training_length(
 def policy_params(
     policy: Callable[..., object], params: Mapping[str, Any], length: TrainingLength
 ) -> dict[str, Any]:
-    """The parameters of a learning-rate policy, with those that follow from a training's length.
+    """Return the parameters of a learning-rate policy, with those that follow from a training's
+    length.
 
     If the policy has a `decay_steps` that is not given, it becomes the number of updates that are
     left from `begin_decay_at` on; a policy with a warm-up begins no earlier than the warm-up ends.

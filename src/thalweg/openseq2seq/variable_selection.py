@@ -1,4 +1,4 @@
-"""Which variables a config trains, and which it regularizes."""
+"""Selection of the variables that a config trains, and of those that it regularizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """The variables of a module, of pairs of a name and a variable, or of an iterable.
+    """Return the variables of a module, of pairs of a name and a variable, or of an iterable.
 
     Those of modules and pairs answer to their names from now on; those that need no gradient are
     left out.
@@ -43,8 +43,8 @@ def listed(variables: Variables) -> list[Any]:
 
 
 def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any]:
-    """Those that a function of name and variable chooses; by default those of two dimensions or
-    more.
+    """Return the variables that a function of name and variable chooses; by default those of two
+    dimensions or more.
     """
     if choose is None:
         return [each for each in variables if len(each.shape) >= 2]
@@ -52,7 +52,7 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
-    """Those of which no beginning of the name matches.
+    """Return the variables whose name does not match the pattern at its beginning.
 
     Raises:
         ValueError: There are none.

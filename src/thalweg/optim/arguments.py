@@ -1,4 +1,4 @@
-"""What the arguments of constructors are for, where they mean the same in most classes.
+"""Descriptions of constructor arguments that have one meaning in most optimizer classes.
 
 What one means in a class alone is said in the docstring of that class, which is looked at first;
 keywords of options are said in `thalweg._core.options`.

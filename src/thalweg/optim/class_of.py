@@ -14,7 +14,7 @@ from thalweg.optim.kinds import HOMES, KINDS
 
 
 def kind_of(rule: object) -> Any:
-    """The class of this package that a rule is called by, in a group.
+    """Return the class of this package that a rule is called by, in a group.
 
     Args:
         rule: The class, its name, or a rule of the user's own, for which a class is made.
@@ -51,6 +51,6 @@ def is_named(name: str) -> bool:
 
 @cache
 def class_named(name: str) -> Any:
-    """A class of this package."""
+    """Return a class of this package."""
     module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
     return getattr(module, name)

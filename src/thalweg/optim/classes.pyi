@@ -28,6 +28,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -43,10 +47,6 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -72,13 +72,22 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -123,15 +132,6 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -159,6 +159,10 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -174,10 +178,6 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -201,13 +201,22 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -252,15 +261,6 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -287,6 +287,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -302,10 +306,6 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -328,13 +328,22 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -379,15 +388,6 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -415,6 +415,10 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -430,10 +434,6 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -457,13 +457,22 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -508,15 +517,6 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -543,6 +543,10 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -558,10 +562,6 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -584,13 +584,22 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -635,15 +644,6 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -669,6 +669,10 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -684,10 +688,6 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -709,13 +709,22 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -760,15 +769,6 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -794,6 +794,10 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -809,10 +813,6 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -834,13 +834,22 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -885,15 +894,6 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -921,6 +921,10 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -936,10 +940,6 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -965,13 +965,22 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1016,15 +1025,6 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1051,6 +1051,10 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1066,10 +1070,6 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1093,13 +1093,22 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1144,15 +1153,6 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1174,6 +1174,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1189,10 +1193,6 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1210,13 +1210,22 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1261,15 +1270,6 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1296,6 +1296,10 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1311,10 +1315,6 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1337,13 +1337,22 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1388,15 +1397,6 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1421,6 +1421,10 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1436,10 +1440,6 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1461,13 +1461,22 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1512,15 +1521,6 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.

@@ -59,16 +59,16 @@ def _plainly(value: object) -> object:
 
 
 class Column:
-    """One such number of each parameter of a step.
+    """Per-parameter numbers of one state key, stored as elements of one tensor.
 
     Args:
-        name: Its key in the state of a parameter.
-        views: The state's tensors, each an element of `block`.
+        name: The key in the state of a parameter.
+        views: The tensors in the state, each an element of `block`.
         block: A tensor of one dimension.
 
     Attributes:
         common: The number that all parameters have; None if they differ.
-        reads: How often others had written, and the numbers were read.
+        reads: How often the numbers were read again after writes by other code.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -101,14 +101,15 @@ class Column:
         return self._pointers
 
     def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
+        """Return True if the state's tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
-        """Look at the numbers, and whether any was written by others.
+        """Update `values`, `common` and `reads` if other code wrote to the numbers.
 
-        No version tells of writes through NumPy, by `.data` and by collectives. Those that the host
-        keeps are looked at whatever it tells; for those on a device every step would wait.
+        A block on the CPU is compared by value in every call: writes through NumPy, `.data` and
+        collectives change no version. A block on a device is read only if its version changed,
+        because a read waits for the device.
         """
         if self.is_known and not self._is_here:
             return
@@ -132,16 +133,22 @@ class Column:
         return self._values
 
     def of(self, index: int) -> Any:
-        """The number of one parameter."""
+        """Return the number of one parameter."""
         return self._values[index] if self.common is None else self.common
 
     @property
     def is_known(self) -> bool:
-        """Whether nobody else has written to one since they were last read or written."""
+        """True if no other code has written to the block since its numbers were last read or
+        written.
+        """
         return self._version == self._block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C.
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
+
+        Args:
+            values: One number, or as many as there are parameters.
 
         Raises:
             InvalidArgumentError: A count is beyond its type.
@@ -159,7 +166,7 @@ class Column:
         return [partial(self._block.index_copy_, 0, self._places, made)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written; what the type of the state rounds is known rounded."""
+        """Record that `values` were written, rounded as the dtype of the state rounds them."""
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
@@ -169,14 +176,15 @@ class Column:
 
 
 class ForeignColumn:
-    """The same where others have put the tensors into the state: each is read in every step.
+    """Per-parameter numbers in state tensors of other code, read again in every step.
 
     Args:
-        name: Their key.
-        views: The state's tensors, of one element each.
+        name: The key in the state of a parameter.
+        views: The tensors in the state, of one element each.
 
     Attributes:
-        kinds: Their dtypes, where these differ: equal numbers go on as different ones then.
+        kinds: The dtypes of the tensors, where these differ: equal numbers go on as different ones
+            then.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -196,7 +204,7 @@ class ForeignColumn:
         self.read()
 
     def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
+        """Return True if the state's tensors have the addresses that they had at construction."""
         return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
 
     def read(self) -> None:
@@ -210,7 +218,9 @@ class ForeignColumn:
         self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """Return calls of C functions that write one number per parameter, or one for all; a step
+        count is added to, as torch counts.
+        """
         made = [*values] * len(self._views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
             further = map(operator.sub, made, self.values)
@@ -224,16 +234,16 @@ class ForeignColumn:
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written."""
+        """Do nothing: the numbers are read again in every step."""
 
 
 class PlainColumn:
-    """The same for an optimizer that keeps Python's numbers in its state.
+    """Per-parameter numbers of an optimizer that keeps Python numbers in its state.
 
     Args:
-        name: Their key.
+        name: The key in the state of a parameter.
         owners: The states of the parameters.
-        values: What they are before their first step.
+        values: The numbers of the parameters before their first step.
     """
 
     is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
@@ -247,7 +257,7 @@ class PlainColumn:
         self._know([each.item() if isinstance(each, Tensor) else each for each in values])
 
     def stands(self) -> bool:
-        """Whether there is nothing that could have moved."""
+        """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
@@ -260,7 +270,9 @@ class PlainColumn:
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        """What writes a number for each parameter, or one for all, as functions in C."""
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
+        """
         made = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(kept.fill_, value)
@@ -270,7 +282,7 @@ class PlainColumn:
         ]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Those were written."""
+        """Do nothing: the numbers are read again in every step."""
 
 
 class Blocks:
@@ -280,17 +292,17 @@ class Blocks:
         self._known: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """The numbers of a new block, as tensors of a state."""
+        """Return the numbers of a new block, as tensors of a state."""
         self._known = {key: each for key, each in self._known.items() if each() is not None}
         self._known[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
     def have(self, number: Tensor) -> bool:
-        """Whether a number lies in one of them."""
+        """Return True if a tensor of one number is an element of one of the blocks."""
         return self._block_of(number) is not None
 
     def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
-        """The block of a device in which all numbers lie, if there is one."""
+        """Return the block of a device in which all numbers lie, if there is one."""
         blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
         first = blocks[0] if blocks else None
         is_one = first is not None and first.device == device and all(b is first for b in blocks)
@@ -324,22 +336,24 @@ class Blocks:
 
 
 def scalar_dtype() -> torch.dtype:
-    """What torch keeps numbers in."""
+    """Return the dtype in which torch keeps numbers of a state: float64 if it is the default dtype,
+    else float32.
+    """
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def _hold(column: Column | ForeignColumn) -> bool:
-    """Whether nobody has cut the memory of the numbers."""
+    """Return whether nobody has cut the memory of the numbers."""
     return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether a number is a tensor that nobody else reads or writes."""
+    """Return whether a number is a tensor that nobody else reads or writes."""
     is_number = type(value) is Tensor and not value.dim() and not value.requires_grad
     is_here = value.layout == torch.strided and not value.is_meta and not _is_shared(value)
     return is_number and is_here
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    """Return whether processes share memory of the CPU; torch calls that of a GPU always shared."""
     return tensor.device.type == "cpu" and tensor.is_shared()

@@ -13,7 +13,7 @@ from thalweg._core.section import Call
 
 
 class DeviceColumn:
-    """The same on a device, which alone knows the numbers; the host never waits to read one.
+    """Per-parameter numbers on a device; the host never waits to read one.
 
     Args:
         name: The key.
@@ -32,25 +32,36 @@ class DeviceColumn:
         self._pointers = list(map(Tensor.data_ptr, views))
 
     def stands(self) -> bool:
-        """Whether the tensors lie where they lay."""
+        """Return True if the state's tensors have the addresses that they had at construction."""
         return list(map(Tensor.data_ptr, self._views)) == self._pointers
 
     def read(self) -> None:
-        """Nothing: whoever asks for the numbers gets those of the device."""
+        """Do nothing: readers get the tensor on the device."""
 
     def counting(self, taken: Tensor | None) -> Call:
-        """What adds 1 to each number, where the step is taken, as a function in C."""
+        """Return a call of a C function that adds 1 to each number, or adds `taken` converted to
+        the numbers' dtype.
+
+        Args:
+            taken: Optional. A tensor that is true where the step is applied.
+        """
         return partial(self.common.add_, 1 if taken is None else taken.to(self.dtype))
 
     def moving(self, values: Tensor, taken: Tensor | None) -> Call:
-        """What writes a number for each parameter, where the step is taken, likewise."""
+        """Return a call that writes one number for each parameter, where the step is applied.
+
+        Args:
+            values: The numbers, in the order of the parameters.
+            taken: Optional. A tensor that is true where the step is applied; elsewhere the numbers
+                stay.
+        """
         made = values.to(self.dtype)
         made = made if taken is None else torch.where(taken, made, self.common)
         return partial(self.common.copy_, made)
 
 
 class ForeignThere(DeviceColumn):
-    """The same where others have put the tensors into the state."""
+    """Per-parameter numbers on a device, in state tensors of other code."""
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
         own = [view.detach().reshape(()) for view in views]

@@ -29,10 +29,12 @@ class CommonNorm:
         self._ready: Ready | None = None
 
     def try_rebind(self, shares: Sequence[Share]) -> bool:
-        """Whether gradients are like those before; if so `clip_factor` is ready for them.
+        """Return True if the step's gradients fit the measurement of the step before.
+
+        If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
 
         Args:
-            shares: Those of the step.
+            shares: The shares of the step.
         """
         pairs = [pair for _, given in shares for pair in given]
         asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
@@ -43,15 +45,15 @@ class CommonNorm:
     def clip_factor(
         self, shares: Sequence[Share], how: GradientTransforms, seen: GradientReport
     ) -> Factor:
-        """What clips all gradients.
+        """Return the factor that clips all gradients of a step by their common norm.
 
         Args:
-            shares: Those that `try_rebind` was given.
-            how: What happens to all their gradients.
-            seen: Is told of them.
+            shares: The shares that `try_rebind` was given.
+            how: The transforms of all gradients.
+            seen: Receives the measured norm and factor.
 
         Raises:
-            Whatever a step does that cannot be taken as a whole.
+            Exception: Any error of a step that cannot be taken as a whole.
         """
         variables = [var for _, given in shares for _, var in given]
         measures: Any = self._ready
@@ -71,7 +73,7 @@ class CommonNorm:
     def _measure_anew(
         self, shares: Sequence[Share], how: GradientTransforms
     ) -> tuple[Measures, list[Tensor]]:
-        """What measures gradients that were not looked at before, and their variables."""
+        """Return new measures of gradients that were not checked before, and their variables."""
         gradients: list[Any] = []
         variables: list[Tensor] = []
         for hooks, given in shares:

@@ -1,8 +1,9 @@
-"""What constructors take, as people, `inspect`, type checkers and frameworks read it.
+"""Signatures and docstrings of constructors for readers, `inspect`, type checkers and frameworks.
 
-The constructors of classes of torch's kind pass on what they are given: torch's own arguments, and
-the options of all optimizers. Here each class is given one that says so: its signature has every
-argument with its type, and its docstring what each is for. Stubs (`tools/stubs.py`) say the same.
+The constructors of torch-style classes pass their arguments on: torch's own arguments, and the
+options of all optimizers. This module gives each class an explicit constructor: its signature has
+every argument with its type, and its docstring describes each. The stubs (`tools/stubs.py`) have
+the same signatures.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 @cache
 def option_parameters() -> tuple[Parameter, ...]:
-    """The keywords of options, with their types."""
+    """Return the keywords of options, with their types."""
     how = Parameter.KEYWORD_ONLY
     return tuple(
         Parameter(each.name, how, default=each.default, annotation=_type_of(each.type, kind))
@@ -59,7 +60,7 @@ def _argument_notes() -> Notes:
 
 
 def notes_in(doc: str | None, title: str) -> Notes:
-    """What a section of a docstring says of each name, in lines as they are there."""
+    """Return the descriptions in a section of a docstring, by name, with their line breaks."""
     found: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
@@ -75,7 +76,7 @@ def notes_in(doc: str | None, title: str) -> Notes:
 
 
 def with_options(own: Signature, *beside: Parameter) -> Signature:
-    """The signature of a constructor with options: with `self`, and all keywords of options.
+    """Return the signature of a constructor with options: with `self`, and all keywords of options.
 
     Args:
         own: What is taken otherwise; keywords of options come before its `**keywords`.
@@ -105,7 +106,7 @@ def _of_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """A docstring that says what each parameter of a constructor is for, but for `self`.
+    """Return a docstring that says what each parameter of a constructor is for, but for `self`.
 
     What the docstring of the class says of one comes first, then what options say of theirs, then
     what an argument of that name is in most classes.

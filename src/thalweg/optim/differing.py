@@ -1,4 +1,4 @@
-"""What does not fit in a state that an optimizer is given, in words."""
+"""Descriptions of the differences between a loaded state and an optimizer."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MOST_STEPS = 2.0**63
 
 
 class Want(NamedTuple):
-    """What is wanted of a value in the state of a parameter.
+    """Requirements of a value in the state of a parameter.
 
     Attributes:
-        like: A tensor of the same shape; None wants a number, as a tensor or not.
-        dtypes: Optional. Those that it may have; by default all of the kind of `like`: real,
-            complex, or else that dtype alone.
-        has_rows: Whether it may be sparse.
-        is_optional: Whether it may be missing, or None.
-        is_count: Whether it is a number of steps.
-        name: What it is called, in `of_state`.
+        like: A tensor of the required shape; None requires a number, as a tensor or not.
+        dtypes: Optional. The dtypes allowed; by default all of the kind of `like`: real, complex,
+            or else that dtype alone.
+        has_rows: Whether the value may be sparse.
+        is_optional: Whether the value may be missing, or None.
+        is_count: Whether the value is a number of steps.
+        name: The name of the value in messages of `of_state`.
     """
 
     like: Tensor | None = None
@@ -47,7 +47,9 @@ class Want(NamedTuple):
     name: str = ""
 
     def difference(self, given: object) -> str | None:
-        """As that of an `Entry`, in the words of this face."""
+        """Return a description of how a value differs from the requirements, or None if it meets
+        them.
+        """
         if given is None and self.is_optional and not self.is_count:
             return None
         what, count = f"'{self.name}'", cast("Any", given)
@@ -76,7 +78,7 @@ def check_form(given: Mapping[str, object], what: str) -> None:
 
 
 def _of_group(group: object, place: int) -> list[str]:
-    """Why a group has no parameters that could be found."""
+    """Return descriptions of the reasons why a group's parameters cannot be found."""
     if not isinstance(group, Mapping):
         return [f"group {place} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
@@ -109,12 +111,12 @@ def members_of(group: Group, saved: Mapping[str, Any]) -> list[tuple[Tensor, Any
 
 
 def keys_in(given: Mapping[str, Any]) -> set[Any]:
-    """Those that parameters have in a state; what it has under others is the user's."""
+    """Return the keys of parameters in a state dict; other entries belong to the user."""
     return {key for group in given["param_groups"] for key in group["params"]}
 
 
 def of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The states of parameters that are in a state, with their keys."""
+    """Return the states of parameters that are in a state, with their keys."""
     own, keys = given["state"], keys_in(given)
     return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
 
@@ -140,21 +142,21 @@ def unmatched(names: Sequence[object], given: Sequence[object], where: str = "")
 
 
 def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
-    """How many parameters groups have."""
+    """Return the number of parameters of each group."""
     return [len(group["params"]) for group in groups]
 
 
 def of_options(
     group: Group, wanted: Iterable[str], flags: Iterable[str], place: int, betas: int = 2
 ) -> list[str]:
-    """Why a step could not be taken with the options of a group.
+    """Return descriptions of the options of a group with which a step cannot be taken.
 
     Args:
         group: The group.
-        wanted: Those that a step reads.
-        flags: Those that are looked at as true or false.
-        place: The number of the group.
-        betas: How many there are.
+        wanted: The options that a step reads.
+        flags: The options that are read as true or false.
+        place: The index of the group.
+        betas: The number of betas that the rule has.
     """
     found: list[str] = []
     for name in wanted:
@@ -197,20 +199,26 @@ def _of_flag(value: object, what: str) -> list[str]:
 
 
 def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str]:
-    """The same of options that are none of a group's, each with the reason."""
+    """Return descriptions of options that a group may not have, each with the reason.
+
+    Args:
+        group: The group.
+        strange: The reasons, by the name of the option.
+        place: The index of the group.
+    """
     return [f"'{n}' of group {place} is {told(group[n])}, {why}" for n, why in strange.items()]
 
 
 def of_state(
     own: object, wanted: Mapping[str, Want], title: object, others: Container[object] | None = None
 ) -> list[str]:
-    """Why a step could not be taken with the state of a parameter.
+    """Return descriptions of the entries of a parameter's state with which a step cannot be taken.
 
     Args:
         own: The state.
-        wanted: What it has to hold.
-        title: What the parameter is called.
-        others: What else it may hold; anything if None.
+        wanted: The requirements of its entries, by their keys.
+        title: The name of the parameter.
+        others: The other keys that the state may have; any if None.
     """
     if not isinstance(own, Mapping):
         return [f"the state of '{title}' is {told(own)}, no dict"]
@@ -224,7 +232,7 @@ def of_state(
 
 
 def sum_of(param: Tensor) -> Want:
-    """What is wanted of a sum of gradients of a parameter."""
+    """Return the requirements of a sum of gradients of a parameter."""
     return Want(param, has_rows=True, is_optional=True)
 
 
@@ -271,7 +279,9 @@ def _why_rows_unfit(value: Tensor, what: str) -> str | None:
 
 
 def is_before_steps(own: Mapping[str, object]) -> bool:
-    """Whether a parameter with this state had no step yet, and so nothing that steps make."""
+    """Return True if a parameter with this state had no step yet, and so has no entry that steps
+    make.
+    """
     if own.keys() <= {SUM}:
         return True
     step = own.get(STEP)
@@ -279,11 +289,11 @@ def is_before_steps(own: Mapping[str, object]) -> bool:
 
 
 def lacking_message(title: str, names: Iterable[str]) -> str:
-    """What is said of that which a state does not have, because it is an option's.
+    """Return the message about entries of options that a loaded state lacks.
 
     Args:
         title: The optimizer and the options.
-        names: What there is none of.
+        names: The names of the missing entries.
     """
     lacking = list(dict.fromkeys(names))
     kept = " and ".join(map(repr, lacking))
@@ -295,12 +305,12 @@ def lacking_message(title: str, names: Iterable[str]) -> str:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """A tensor's dtype and shape."""
+    """Return a tensor's dtype and shape."""
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number, or a tensor of one."""
+    """Return True if a value is a real number, or a tensor or an array of one that is in memory."""
     if isinstance(value, Tensor):
         is_none = value.is_complex() or value.dtype == torch.bool
         is_there = is_on_mesh(value) or flaw(value) is None

@@ -1,4 +1,4 @@
-"""Which random bits parameters draw."""
+"""Places of the random bits of parameters, for stochastic rounding."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _placements(param: Any) -> str:
 
 
 def _is_cut_in_order(param: Any) -> bool:
-    """Whether what lies here of a DTensor is a run of the elements of the whole one."""
+    """Return whether what lies here of a DTensor is a run of the elements of the whole one."""
     from torch.distributed.tensor import Replicate, Shard
 
     # By their very types: others cut rows in another order than ranks have.

@@ -1,4 +1,4 @@
-"""What states of optimizers tell of their random bits."""
+"""Entries of state dicts about random bits: written when saved, compared when loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tell_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
 
 
 def fit_rounding(optimizer: Any, given: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """A state whose groups say nothing of that.
+    """Return a state whose groups say nothing of that.
 
     Args:
         optimizer: The optimizer.

@@ -35,7 +35,7 @@ Storage = dict[str, str]  # codecs by the names of slots
 
 
 def storage_of(rule: Rule) -> Storage:
-    """The slots of a rule that are kept in codecs."""
+    """Return the slots of a rule that are kept in codecs."""
     return {slot.name: slot.storage for slot in rule.element_slots if slot.storage}
 
 
@@ -232,7 +232,7 @@ def _members_of(optimizer: Any, group: Group, saved: Group) -> list[tuple[Tensor
 
 
 def _told(group: Mapping[str, Any], place: int) -> Storage:
-    """What a group of a state says of codecs."""
+    """Return the codecs that a group of a state names."""
     told = group.get(STORAGE)
     if told is None:
         return {}
@@ -304,9 +304,9 @@ def _rest_converted(
     ours: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """What a state has of a weight beside the parameter, as an optimizer keeps it.
+    """Return the state entries of a weight beside the parameter, as an optimizer keeps them.
 
-    What does not fit stays as it is, for others to refuse.
+    Entries that do not fit stay unchanged; the loader raises for them.
     """
     rests = {name: own[name] for name in _RESTS if name in own}
     if (CORRECTION in theirs) == (CORRECTION in ours) or not own:
@@ -326,7 +326,7 @@ def _rest_converted(
 
 
 def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
-    """Why a value is no slot of a parameter that is kept in a codec, or as numbers."""
+    """Return the reason why a value is not a slot of a parameter in a codec, or as numbers."""
     wanted = tuple(param.shape)
     if codec is not None and value.dtype == torch.uint8:
         wanted = (CODECS[codec].bytes_of(param.numel()),)
@@ -338,7 +338,7 @@ def _why_unfit(value: Tensor, param: Tensor, codec: str | None) -> str:
 
 
 def decoded(value: Tensor, param: Tensor, codec: str | None) -> Tensor:
-    """The numbers of a slot that fits."""
+    """Return the numbers of a slot that fits."""
     if codec is None or value.dtype != torch.uint8:
         return value.detach().float()
     return decode_tensor(CODECS[codec], value, param)

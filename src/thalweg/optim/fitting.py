@@ -1,4 +1,4 @@
-"""Which steps of `torch.optim` are taken here, and which by torch."""
+"""Decides whether the engines or torch take a step of a `torch.optim` optimizer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def fits(
     anywhere: bool = False,
     coded: Container[str] = (),
 ) -> bool:
-    """Whether gradients, parameters and their state are such as engines here compute.
+    """Return True if the engines compute steps of these gradients, parameters and states.
 
     Args:
         pairs: Gradients and parameters.
-        state: That of parameters.
-        names: What a step reads of it; all else is the user's.
+        state: The states of the parameters.
+        names: The keys that a step reads from a state; all other entries belong to the user.
         wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
-        anywhere: Whether they may be on a device without an engine.
+        anywhere: Whether tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
     once = {id(param) for _, param in pairs}
@@ -72,7 +72,7 @@ def _fits(
 def in_common(
     params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """A number that two parameters have in one tensor, and these.
+    """Return a number that two parameters have in one tensor, and these.
 
     Torch's loop raises it for one after the other, and a step here for all at once.
     """
@@ -96,7 +96,9 @@ def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
 
 
 def has_plain_dispatch(tensor: Tensor) -> bool:
-    """Whether a tensor's elements are where torch says; a class may keep them elsewhere."""
+    """Return True if a tensor's class has torch's dispatch; other classes may keep elements
+    elsewhere.
+    """
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
 
 
@@ -106,7 +108,9 @@ def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
 
 
 def device_of(params: Sequence[Tensor]) -> torch.device | None:
-    """The GPU on which an engine updates these parameters; None if they are not all there."""
+    """Return the GPU on which an engine updates these parameters; None if they are not all
+    there.
+    """
     if is_host(params):
         return None
     device = params[0].device
@@ -117,10 +121,12 @@ def device_of(params: Sequence[Tensor]) -> torch.device | None:
 
 
 def is_host(params: Sequence[Tensor]) -> bool:
-    """Whether parameters are certainly not all on a GPU; asked in every step."""
+    """Return True if parameters are certainly not all on a GPU; called in every step."""
     return not params or is_on_host(params[0])
 
 
 def _has_engine(device: torch.device) -> bool:
-    """Whether an engine here computes what lies on a device, and is not ruled out by name."""
+    """Return whether an engine here computes what lies on a device, and is not ruled out by
+    name.
+    """
     return device.type == "cpu" or takes_device(device, current().name)

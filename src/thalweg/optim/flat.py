@@ -49,11 +49,11 @@ class FlatGradients:
         run(self._attached)
 
     def lie(self) -> bool:
-        """Whether all gradients are those that lie here."""
+        """Return True if the gradients of all parameters are the views of the buffers."""
         return all(map(is_, map(_grad, self.params), self.views))
 
     def stands(self) -> bool:
-        """Whether the same parameters are frozen."""
+        """Return True if the frozen parameters are those that were frozen at construction."""
         return [param.requires_grad for param in self._all] == self._flags
 
     def clear(self) -> None:

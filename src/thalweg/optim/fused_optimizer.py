@@ -47,6 +47,7 @@ from thalweg._core.rows import is_sparse, summed
 from thalweg._core.section import Call, run
 from thalweg._core.state.entries import is_cut
 from thalweg._core.step import repeat
+from thalweg._engines.guards import is_recorded
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
 from thalweg.optim.columns import STEP, Blocks
@@ -68,7 +69,7 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
-from thalweg.optim.watched import is_watched
+from thalweg.optim.watched import has_hooks
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ class SetChanges:
 
 
 class StepCache:
-    """What an optimizer keeps that no state has; one that was copied or loaded begins anew."""
+    """Caches and counters of an optimizer outside its state; a copied or loaded optimizer starts a
+    new one.
+    """
 
     def __init__(self, optimizer: object) -> None:
         self._lock = Guard(self)
@@ -170,7 +173,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """How many steps were taken, those in one call each among them."""
+        """Number of steps taken, including those taken in one call."""
         return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
 
     def settle(self) -> None:
@@ -182,14 +185,14 @@ class StepCache:
                 self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
 
     def forget_quick(self) -> None:
-        """Something is not as it was: the next step is looked at carefully."""
+        """Drop the step that is taken in one call, so that the next step checks everything."""
         self.settle()
         if self.quick is not None:
             self.changes.note_end(self.quick.taken)
         self.quick, self.due = None, ()
 
     def _is_quick(self, shares: Sequence[Repeated]) -> bool:
-        """Whether the step in one call is that of these plans."""
+        """Return whether `quick` repeats exactly the plans that the parts in `shares` ran last."""
         plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
         now = [each.part.kept.last for each in shares]
         return len(plans) == len(now) and all(map(is_, plans, now))
@@ -206,18 +209,19 @@ class StepCache:
 
     @lazy
     def norm(self) -> CommonNorm:
-        """Of the gradients of several rules."""
+        """Common norm of the gradients of several rules."""
         with importing:
             from thalweg.optim.common_norm import CommonNorm
         return CommonNorm()
 
 
 class FusedOptimizer(Scaled):
-    """What takes the steps of a subclass of `torch.optim.Optimizer`; all else is that one's.
+    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
+    rest.
 
     Args:
-        *args: What that class takes.
-        **keywords: The same, and what is done around an update; see `StepOptions`.
+        *args: The arguments of that class.
+        **keywords: Its keyword arguments, and the options around an update; see `StepOptions`.
     """
 
     state: Any
@@ -267,11 +271,15 @@ class FusedOptimizer(Scaled):
         self._own.is_built = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, all of it or nothing.
+        """Add a group of parameters, as `torch.optim.Optimizer.add_param_group` does, or change
+        nothing.
+
+        Args:
+            param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: It is no group, or an option is no number or is for all groups;
-                nothing was added.
+            TypeError, ValueError: The argument is not a group, or an option is not a number or is
+            one for all groups; nothing was added.
         """
         check_no_step(self._own, type(self).__name__, "add_param_group")
         given = cast("object", param_group)
@@ -295,7 +303,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _encodes(self) -> bool:
-        """Whether slots of some group are kept in 8 bits."""
+        """Return whether slots of some group are kept in 8 bits."""
         return any(map(self._encodes_group, self.param_groups))
 
     def _encodes_group(self, group: Group) -> bool:
@@ -452,7 +460,7 @@ class FusedOptimizer(Scaled):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Why a step could not be taken with the options of a group."""
+        """Return the reasons why a step cannot be taken with the options of a group."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -472,10 +480,10 @@ class FusedOptimizer(Scaled):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Why options of a group choose no rule.
+        """Return the reasons why the options of a group choose no rule.
 
         Raises:
-            KeyError: One is missing; its name.
+            KeyError: An option is missing; its name.
         """
         return []
 
@@ -488,7 +496,7 @@ class FusedOptimizer(Scaled):
         }
 
     def _kind_of(self, group: Group) -> Any:
-        """What says which options a group has: a class, or an optimizer."""
+        """Return the class or optimizer that defines the options of a group."""
         return type(self)
 
     def _wanted_options(self, group: Group) -> Sequence[str]:
@@ -546,10 +554,10 @@ class FusedOptimizer(Scaled):
         return {**super().__getstate__(), **own}  # pyright: ignore
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's.
+        """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        Groups say in what codecs their slots are, as `state_storage`, and of random bits `round`
-        and `seed`.
+        Groups also name the codecs of their slots, as `state_storage`, and the random bits, as
+        `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -582,13 +590,16 @@ class FusedOptimizer(Scaled):
             FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
                 `swapped()`.
         """
-        if is_dynamo_compiling() or (is_watched(self) and type(self).step is FusedOptimizer.step):
+        has_own_step = (
+            type(self).step is FusedOptimizer.step
+        )  # else torch has wrapped the other one
+        if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
         quick = self._own.quick if closure is None else None
-        if quick is not None and quick.take(self):
+        if quick is not None and quick.take(self, False, has_own_step):
             return None
-        return self._step(closure)
+        return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
 
     # Schedules of torch's set `_opt_called` by a wrapper, which Dynamo does not look into.
     step._wrapped_by_lr_sched = True  # pyright: ignore
@@ -648,7 +659,13 @@ class FusedOptimizer(Scaled):
                     self._end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; with `gradients="flat"` gradients become 0 and stay where they are."""
+        """Set all gradients to None, or to 0 in place.
+
+        With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
+
+        Args:
+            set_to_none: Whether gradients become None.
+        """
         flat = self._own.flat
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self._own.operands)
@@ -744,7 +761,7 @@ class FusedOptimizer(Scaled):
         raise NotImplementedError
 
     def _is_of(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Whether a part still updates all groups, given these gradients."""
+        """Return whether a part still updates all groups, given these gradients."""
         return True
 
     def _keep_steady(self, part: ParamState, places: Sequence[int]) -> None:
@@ -786,7 +803,7 @@ class FusedOptimizer(Scaled):
 
     @property
     def last_step(self) -> LastStep | None:
-        """What has become of the last step; None before the first."""
+        """Report of the last step as a `LastStep`; None before the first step."""
         own = self._own
         own.settle()
         if own.last is None or not own.last.taken:
@@ -847,7 +864,7 @@ class FusedOptimizer(Scaled):
         return bool(own.sums)
 
     def _waiting(self, count: int) -> Call:
-        """What tells of so many gradients in the sums."""
+        """Return a call that records the number of gradients in the sums."""
         reason = f"{count} of {self._around.accumulate} gradients are summed up"
         last = LastStep(False, reason, self._own.count)
         return partial(vars(self._own).update, {"last": last, "is_folded": True})
@@ -884,7 +901,9 @@ class FusedOptimizer(Scaled):
                 error.add_note(_FOLDED)
 
     def _ending(self, seen: GradientReport) -> list[Call]:
-        """What is written with a step: that it was taken, or that a device has decided on it."""
+        """Return calls that record, with a step, that it was taken or that a device has decided on
+        it.
+        """
         own = self._own
         told: dict[str, Any] = {"seen": seen, "decided": own.taken, "applied": False}
         calls: list[Call] = []
@@ -905,12 +924,12 @@ class FusedOptimizer(Scaled):
         return [*calls, partial(vars(own).update, told)]
 
     def _clearing_sums(self) -> list[Call]:
-        """What is written with a step that takes sums: they are forgotten."""
+        """Return calls that clear the sums, with a step that uses them."""
         begins = clearing_sums(self.param_groups, self.state)
         return [*begins, partial(vars(self._own).update, {"sums": None})]
 
     def _ending_alone(self, param: Tensor) -> list[Call]:
-        """The same of one parameter in the course of the backward pass."""
+        """Return calls that end the step of one parameter in the course of the backward pass."""
         applied = partial(vars(self._own).__setitem__, "applied", True)
         return [applied, partial(setattr, param, "grad", None)]
 

@@ -48,7 +48,7 @@ NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Share(NamedTuple):
-    """What one rule updates in a step."""
+    """Gradients and parameters that one rule updates in a step."""
 
     pairs: list[tuple[Tensor, Tensor]]
     places: list[int]
@@ -63,11 +63,11 @@ class _SubStep(NamedTuple):
 
 
 class FusedTorchOptimizer(FusedOptimizer):
-    """What stands before a class of `torch.optim` and takes its steps.
+    """Base class that replaces `step` of a class of `torch.optim`.
 
-    All but the step is that class's own. What no engine here computes (parameters on a device
-    without one, `differentiable=True`, subclasses of tensors with a dispatch of their own) is left
-    to its step.
+    All other methods are those of that class. Its own `step` runs where the engines do not compute:
+    parameters on a device without an engine, `differentiable=True`, subclasses of tensors with
+    their own dispatch.
     """
 
     _torch: ClassVar[Any]  # the class
@@ -103,7 +103,7 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """What is taken beside options."""
+        """Return the signature of torch's class, without options."""
         return inspect.signature(cls._torch, eval_str=True)
 
     def __init__(self, *args: Any, **keywords: object) -> None:
@@ -217,7 +217,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return self._choose_rule(group) if choose is None else choose(group, param)
 
     def _rule_around(self, group: Group, param: Tensor) -> Rule:
-        """The same with what lies around it."""
+        """Return the rule of a parameter with the options around it."""
         return self._around.rule(self._own_rule(group, param))
 
     def _rule_of(self, group: Group) -> Rule:
@@ -230,7 +230,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {self._own_rule(group, param) for param in group["params"]}
 
     def _rules_around(self, group: Group) -> set[Rule]:
-        """The same with what lies around them."""
+        """Return the rules of a group with the options around them."""
         return set(map(self._around.rule, self._rules_of(group)))
 
     def _kind_of(self, group: Group) -> type[FusedTorchOptimizer]:
@@ -238,16 +238,16 @@ class FusedTorchOptimizer(FusedOptimizer):
         return type(self)
 
     def _starts_of(self, group: Group) -> Own:
-        """What the state of a group's parameters starts from, where the rule cannot say."""
+        """Return the initial state of a group's parameters, where the rule cannot define it."""
         return {}
 
     @staticmethod
     def _starts_beside(param: Tensor) -> Own:
-        """The same of a single parameter, where that depends on its shape."""
+        """Return the initial state of a single parameter, where it depends on its shape."""
         return {}
 
     def _starts(self, params: Sequence[Tensor], places: Sequence[int]) -> dict[int, Own]:
-        """The same by `id` of parameters, each with the place of its group."""
+        """Return the initial states by `id` of parameters, each with the place of its group."""
         self._tell_of_zeros(params, places)
         starts = list(map(self._starts_of, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
@@ -304,7 +304,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return None
 
     def _sub_step(self, rule: Rule, share: _Share, parts: dict[Rule, ParamState]) -> _SubStep:
-        """What a step has of a rule, whose part is made if there is none."""
+        """Return the part of a step for one rule, whose state is made if there is none."""
         if rule not in parts:
             own = self._rules()
             for gone in [each for each in parts if each not in own]:  # options have chosen others
@@ -319,7 +319,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
-        """Whether everything is computed here, and nothing by torch."""
+        """Return whether everything is computed here, and nothing by torch."""
         anew = [each for each in steps if not each.hooks.repeats]
         return not anew or (self._all_fit(anew) and not self._counts_in_common(steps))
 
@@ -394,14 +394,14 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
-        """Whether a plan that was made for such gradients says that they are taken here.
+        """Return whether a plan that was made for such gradients says that they are taken here.
 
         Options of groups decide on those with rows; all else that `_fits` looks at plans look at.
         """
         return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
 
     def _is_torchs_group(self, group: Group) -> bool:
-        """Whether a group's options ask for what torch's own step alone does, or refuses."""
+        """Return whether a group's options ask for what torch's own step alone does, or refuses."""
         if group.get("capturable"):
             params = self._params()
             if self._around.kinds.device or device_of(params) is None:
@@ -443,7 +443,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         )
 
     def _fits(self, share: _Share) -> bool:
-        """Whether a share is computed here.
+        """Return whether a share is computed here.
 
         Raises:
             RuntimeError: The class takes no such gradients.
@@ -469,7 +469,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return fits(share.pairs, self.state, names, wide, away, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
-        """Whether parameters have a number in one tensor, which torch counts in turn.
+        """Return whether parameters have a number in one tensor, which torch counts in turn.
 
         Raises:
             NotImplementedError: They have, and options ask for what torch does not do.
@@ -487,7 +487,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         return found is not None
 
     def _has_kind(self, group: Group, param: Tensor) -> bool:
-        """Whether slots have their parameter's dtype: torch alone knows what becomes of others."""
+        """Return whether slots have their parameter's dtype: torch alone knows what becomes of
+        others.
+        """
         own = self.state.get(param, {})
         slots = [slot for slot in self._own_rule(group, param).slots if slot.shape is None]
         names = [slot.name for slot in slots if not slot.scalar and slot.name in own]
@@ -495,12 +497,12 @@ class FusedTorchOptimizer(FusedOptimizer):
 
     @staticmethod
     def _computes(param: Tensor) -> bool:
-        """Whether a parameter that engines compute is computed by the class's rules."""
+        """Return whether a parameter that engines compute is computed by the class's rules."""
         return True
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
-        """Whether sparse gradients of a group are computed here."""
+        """Return whether sparse gradients of a group are computed here."""
         return True
 
     def _shares(self, absent: Mapping[int, Tensor] = NO_GRADIENTS) -> dict[Rule, _Share]:
@@ -536,7 +538,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         return found.items()
 
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
-        """The same of one parameter."""
+        """Return the share of one parameter, by its rule."""
         with importing:
             from thalweg.optim.in_backward import place_of
         place = cast("int", place_of(self, param))
@@ -558,24 +560,26 @@ class FusedTorchOptimizer(FusedOptimizer):
         return {**step, **own} if self._keeps_step(kind) else own
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
-        """Whether parameters have a step number, for the class of their group or for an option."""
+        """Return whether parameters have a step number, for the class of their group or for an
+        option.
+        """
         return kind._counts or self._around.counts
 
     def load_state_dict(self, state_dict: dict[str, Any], *, convert: bool = False) -> None:
-        """As torch's, all of it or nothing.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
 
-        What options keep beside torch's state keeps its dtype. Averages and masters that are not
-        there begin at the parameters, of which a warning tells.
+        Entries of options beside torch's state keep their dtype. Averages and masters that the
+        state lacks begin at the parameters, with a warning.
 
         Args:
-            state_dict: As `state_dict` returns it.
-            convert: Whether slots that are kept in another codec than here, or as numbers, are
-                converted, or refused; and whether a state of other random bits goes on with those
-                of here.
+            state_dict: A dict from `state_dict`.
+            convert: If True, slots in another codec than here, or stored as numbers, are converted,
+                and a state with other random bits continues with the optimizer's own. If False,
+                they raise.
 
         Raises:
-            CheckpointMismatchError: A step could not be taken with it, such as with that of another
-                class. Lists up to ten differences; nothing was loaded.
+            CheckpointMismatchError: A step cannot be taken with the state, such as with one of
+                another class. Lists up to ten differences; nothing was loaded.
         """
         with self._own._lock:
             check_no_step(self._own, type(self).__name__, "load_state_dict")

@@ -63,7 +63,7 @@ class Options:
         self.entries = _number_entries(group, self._hypers)
 
     def hold(self, group: Group) -> bool:
-        """Whether they are those of the group still."""
+        """Return True if a group still has these options."""
         seen = self._seen
         if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
             return False
@@ -74,7 +74,7 @@ class Options:
 
     @property
     def moves(self) -> bool:
-        """Whether a hyperparameter is a tensor or an array, which others may write to."""
+        """True if a hyperparameter is a tensor or an array, which other code may write to."""
         return bool(self._moving)
 
     @property
@@ -85,7 +85,7 @@ class Options:
         return rate if is_plain and self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Whether all are those of the group still but `lr`, which a schedule sets."""
+        """Return True if a group still has these options, whatever its `lr`."""
         names, seen = self._names, self._seen
         return (
             list(group) == names
@@ -127,7 +127,9 @@ class Options:
         return dict(self._hypers)
 
     def given_to_prepare(self, beside: Mapping[str, object]) -> dict[str, Any]:
-        """What `prepare` of the rule is given: hyperparameters, and of these what it asks for."""
+        """Return the arguments of the rule's `prepare` by name: those in `beside`, else
+        hyperparameters.
+        """
         hypers = self._hypers
         return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
 
@@ -156,7 +158,7 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """A rule's hyperparameters out of a group.
+    """Return a rule's hyperparameters out of a group.
 
     Raises:
         InvalidTypeError: One is no number; names it.
@@ -170,13 +172,13 @@ def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
 
 
 def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
-    """The hyperparameters that stand in a group as one option, of a rule that has these."""
+    """Return the hyperparameters that stand in a group as one option, of a rule that has these."""
     own = PAIRS[key]
     return (*own, LAST_BETA) if key == "betas" and LAST_BETA in hypers else own
 
 
 def number(value: Any) -> float:
-    """A number out of a tensor of one element, too.
+    """Return a number out of a tensor of one element, too.
 
     Raises:
         LayoutError: Its storage was cut.
@@ -211,7 +213,7 @@ def check_options_held(options: Mapping[str, object]) -> None:
 
 
 def title_of(name: str) -> str:
-    """What groups call a hyperparameter."""
+    """Return the name that groups use for a hyperparameter, such as `lr` for `learning_rate`."""
     return next((key for key, other in _NAMES.items() if other == name), name)
 
 

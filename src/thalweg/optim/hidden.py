@@ -22,7 +22,7 @@ def hidden_matrices(
     allow: Iterable[str] | str = (),
     leave: Iterable[str] | str = (),
 ) -> tuple[str, ...]:
-    """The names of the weights of linear and convolutional layers between input and output.
+    """Return the names of the weights of linear and convolutional layers between input and output.
 
     It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
     layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two

@@ -1,4 +1,4 @@
-"""What an optimizer of torch has to say about a step: its groups, its state, its words."""
+"""Adapters between torch-style optimizers and the core step: groups, state and messages."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class GroupHooks(Hooks):
         return self._part.rule
 
     def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        """The parameters that variables stand for."""
+        """Return the parameters that variables stand for."""
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
@@ -271,7 +271,7 @@ class GroupHooks(Hooks):
         return place, numbers
 
     def _stays(self, value: Any) -> bool:
-        """Whether a number is a tensor of the device that keeps those of the step."""
+        """Return whether a number is a tensor of the device that keeps those of the step."""
         return self.there is not None and isinstance(value, Tensor) and value.device == self.there
 
     def detach(self) -> None:
@@ -331,11 +331,11 @@ class TorchHooks(GroupHooks):
 
 
 class Repeated(NamedTuple):
-    """What a rule has updated in a step that was repeated.
+    """Update of one rule in a step that is repeated.
 
     Attributes:
-        part: What is kept of its parameters.
-        hooks: What was said about that step.
+        part: The state of the rule's parameters.
+        hooks: The adapter of the step.
         places: The index of the group of each parameter.
     """
 

@@ -45,7 +45,7 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 
 def place_of(optimizer: Any, param: Tensor) -> int | None:
-    """The index of a parameter's group; None if it is in none any more."""
+    """Return the index of a parameter's group; None if it is in none any more."""
     places = optimizer._own.places
     if not places:
         for index, group in enumerate(optimizer.param_groups):

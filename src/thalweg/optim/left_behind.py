@@ -1,4 +1,4 @@
-"""What options have kept in a state, and an optimizer without them leaves behind."""
+"""Removal of option entries from a state that the target optimizer does not use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUMS = (
 
 
 def leave_behind(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A state as an optimizer takes it, and what is to be said of what is left behind.
+    """Return a state as an optimizer takes it, and what is to be said of what is left behind.
 
     What no step moves would still be there, as it was, when a later state is loaded with the
     option. Of 16 bits is what has been with an optimizer that does not know it: torch's own make

@@ -20,13 +20,13 @@ _SPARSE = "Lion does not support sparse gradients"
 
 
 class PlainLion(torch.optim.Optimizer):
-    """What `Lion` stands before, and which takes the steps that no engine takes.
+    """Lion in tensor operations; base class of `Lion` for steps that the engines do not take.
 
     Args:
         params, lr, betas, weight_decay: As those of `Lion`.
 
     Raises:
-        ValueError: One is not what it can be.
+        ValueError: A number is out of range.
     """
 
     def __init__(

@@ -72,11 +72,11 @@ def load(
 def as_torch(
     optimizer: Any, given: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """What sets a state as torch does.
+    """Return the plan that loads a state as torch's own loader does.
 
     Torch's loader replaces the state and the groups in several steps, in which it may fail or be
-    interrupted. So it loads into a twin, over the same parameters; then the optimizer is given what
-    the twin has.
+    interrupted. So it loads into a twin, over the same parameters; then the optimizer takes over
+    the state of the twin.
 
     Args:
         optimizer: A `FusedTorchOptimizer`.
@@ -84,6 +84,7 @@ def as_torch(
         load: Torch's `load_state_dict`, of the class.
 
     Raises:
+        CheckpointMismatchError: A step cannot be taken with the state.
         ValueError: Torch's own, where groups have other numbers of parameters.
     """
     found: list[str] = []
@@ -134,8 +135,9 @@ def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 
 
 def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A state without what only options keep that an optimizer lacks, and what is to be said of it;
-    see `left_behind.leave_behind`."""
+    """Return a state without what only options keep that an optimizer lacks, and what is to be said
+    of it; see `left_behind.leave_behind`.
+    """
     names = {name for _, own in of_params(given) for name in own}
     if not (SUM in names or names & KEPT.keys() or any(COUNT in x for x in given["param_groups"])):
         return given, []
@@ -192,7 +194,7 @@ def _twin(optimizer: Any) -> Any:
 
 
 def _handing_over(twin: Any, optimizer: Any) -> list[Call]:
-    """What makes all that was loaded into a twin the optimizer's, as functions in C."""
+    """Return calls of C functions that move everything loaded into a twin to the optimizer."""
     # `_own` has the lock that is held, and what was listened to: its plans are made anew by
     # whoever finds another state.
     apart = ("_own", "_around", "defaults", *_HOOKS)
@@ -260,7 +262,9 @@ def _give_back_dtypes(
 
 
 def _is_kept(value: Tensor) -> bool:
-    """Whether a tensor of a state has its dtype for a reason: numbers, and bytes of codecs."""
+    """Return whether a tensor of a state has its dtype for a reason: numbers, and bytes of
+    codecs.
+    """
     return value.is_floating_point() or value.dtype == torch.uint8
 
 
@@ -329,7 +333,11 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
-    """What writes a state to the tensors of a `RuleOptimizer`."""
+    """Return the plan that writes a state to the tensors of a `RuleOptimizer`.
+
+    Raises:
+        CheckpointMismatchError: A step cannot be taken with the state.
+    """
     what = type(optimizer).__name__
     groups, saved = optimizer.param_groups, deepcopy(given["param_groups"])
     ours, theirs = differing.sizes(groups), differing.sizes(saved)
@@ -391,20 +399,21 @@ def setting(
     names: Collection[str] | None = None,
     begins: Collection[str] = (),
 ) -> list[Call]:
-    """What sets the state of one parameter, beside pairs; these, and differences, are added.
+    """Return calls that set the state of one parameter, and append pairs and differences.
 
-    Sums of gradients are there, where the next gradients are added to them.
+    Sums of gradients move to the device of the parameter, where the next gradients are added to
+    them.
 
     Args:
-        own: What there is.
-        given: The state.
-        title: What the parameter is called.
-        found: The differences.
-        pairs: Tensors that are written where they lie, and what they are set to.
+        own: The state of the parameter, which the calls change.
+        given: The state to load.
+        title: The name of the parameter.
+        found: Differences are appended here; if there are any, no calls are returned.
+        pairs: Tensors that are written in place, with their new values, are appended here.
         param: The parameter.
-        names: Optional. What the optimizer keeps; all else in `own` is the user's, and is replaced
-            where the state has it.
-        begins: What is none of the differences where it is missing: it begins at the parameter.
+        names: Optional. The keys of the optimizer's own entries; all others in `own` belong to the
+            user, and are replaced if the state has them.
+        begins: The keys that may be missing: their entries begin at the parameter.
     """
     wanted = _wanted(own, given, param, names, begins)
     problems = differing.of_state(given, wanted, title, () if names is None else own)
@@ -432,7 +441,7 @@ def _wanted(
     names: Collection[str] | None,
     begins: Collection[str],
 ) -> dict[str, Want]:
-    """What `setting` takes."""
+    """Return the requirements of the entries that `setting` accepts, by their keys."""
     widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
     wanted = {
         name: Want(value, _dtypes(value, widens), is_optional=name in begins)

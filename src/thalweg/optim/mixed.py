@@ -25,7 +25,7 @@ from thalweg.optim.step_options import KEYWORDS
 
 
 class MixedArguments(Arguments):
-    """What `Mixed` is given."""
+    """Base class of `Mixed` that checks its arguments."""
 
     def __init__(self, params: Iterable[Mapping[str, object]]) -> None:
         super().__init__(params)
@@ -75,7 +75,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     _named: Mapping[str, Rule] = {}  # rules of the user's own
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, all of it or nothing; the group has a `rule`.
+        """Add a group that has a `rule`, or change nothing.
+
+        Args:
+            param_group: The parameters under `params`, the rule or its name under `rule`, and
+                options.
 
         Raises:
             NotFoundError, TypeError, ValueError: As the class.

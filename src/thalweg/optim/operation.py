@@ -30,7 +30,7 @@ _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Operands:
-    """What the operation is given of an optimizer, as Dynamo sees it.
+    """Operands of the step operation of an optimizer, as Dynamo sees them.
 
     The lists change only while nothing runs: an operation has to find those that its graph was
     called with.
@@ -39,12 +39,12 @@ class Operands:
         optimizer: The optimizer.
 
     Attributes:
-        handle: By what the operation finds the optimizer: a number, as text, because Dynamo makes
-            numbers that differ from one optimizer to the next variables of a graph.
-        parameters: Those of all groups.
+        handle: Key with which the operation finds the optimizer: a number, as text, because Dynamo
+            makes numbers that differ from one optimizer to the next variables of a graph.
+        parameters: The parameters of all groups.
         slots: The tensors of the state that a step writes element by element, or, where these are
             views, the blocks that they lie in.
-        is_stale: Whether a step has left others than these.
+        is_stale: Whether a step has replaced one of them.
     """
 
     def __init__(self, optimizer: object) -> None:
@@ -61,16 +61,16 @@ class Operands:
         self.is_stale = False
 
     def read_again(self, optimizer: object) -> None:
-        """The same after a change, if they were read before."""
+        """Read the operands again after a change, if they were read before."""
         if self.parameters:
             self.read(optimizer)
 
     def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
-        """The same as functions in C.
+        """Return calls of C functions that replace the operands, or none if they were never read.
 
         Args:
-            optimizer: The optimizer, or one that has what it will have.
-            but: Slots by `id` that it will not have.
+            optimizer: The optimizer, or an object that has its future state.
+            but: The `id` of slots that it will not have.
         """
         if not self.parameters:
             return []
@@ -103,9 +103,9 @@ def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def can_be_taken(handle: str) -> bool:
-    """Whether the steps of an optimizer may be operations; looks at it anew.
+    """Read the operands of an optimizer again and return True if its steps may be operations.
 
-    Dynamo calls this while it traces, and takes the answer for a constant.
+    Dynamo calls this while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
     operands, around = optimizer._own.operands, optimizer._around
@@ -130,10 +130,10 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def put_in_graph(operands: Operands) -> bool:
-    """What Dynamo is shown in place of a step.
+    """Add the step operation to a graph; Dynamo traces this in place of a step.
 
     Returns:
-        Whether it is one; else nothing was done.
+        True if the operation was added; False if the step cannot be one, and nothing was done.
     """
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False
@@ -149,7 +149,9 @@ def put_in_graph(operands: Operands) -> bool:
 
 
 def forget_gradients(operands: Operands) -> None:
-    """What Dynamo is shown in place of `zero_grad`."""
+    """Set the gradients to None unless the operands are stale; Dynamo traces this in place of
+    `zero_grad`.
+    """
     can_be_taken(operands.handle)
     if not operands.is_stale:
         for param in operands.parameters:

@@ -20,7 +20,7 @@ from thalweg.optim.step_options import check_hypers
 
 
 class OwnArguments(Arguments):
-    """What the classes below are given: parameters, and hyperparameters of the rule."""
+    """Base class of constructors with parameters and the hyperparameters of a user's rule."""
 
     _given: ClassVar[Rule]
     _torch: ClassVar[Any]
@@ -37,7 +37,7 @@ OwnArguments.__signature__ = Signature([Parameter("params", Parameter.POSITIONAL
 
 
 class OwnRule(FusedTorchOptimizer, OwnArguments):
-    """What takes the steps of a rule of the user's own, with numbers as for torch's classes."""
+    """Optimizer of a user's rule, with the numbers of torch's classes."""
 
     _torch = OwnArguments
     _number_dtype = torch.float32
@@ -55,7 +55,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
 @cache
 def class_of(rule: Rule) -> type[OwnRule]:
-    """A class for a rule, by whose name groups call it.
+    """Return a class for a rule, by whose name groups call it.
 
     Raises:
         RuleError: The rule could not take a step, or a hyperparameter is called as what all groups

@@ -130,7 +130,7 @@ class ParamState:
         self._known: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Own], params: Sequence[Tensor]) -> bool:
-        """Whether the state of these parameters is what the step before left."""
+        """Return True if the state of these parameters is the one that the step before left."""
         known = self._known
         return (
             known is not None
@@ -144,7 +144,7 @@ class ParamState:
         )
 
     def _have(self, known: Sequence[object]) -> bool:
-        """Whether this is what the states hold, beside sums of gradients."""
+        """Return whether this is what the states hold, beside sums of gradients."""
         owners: Sequence[Own] = self._owners
         if self._kinds.sums:
             owners = [{k: each for k, each in own.items() if k != SUM} for own in owners]
@@ -234,7 +234,11 @@ class ParamState:
             self._fresh[id(param)][slot.name] = made
 
     def _beginning(self, param: Tensor) -> Tensor:
-        """What a step begins at."""
+        """Return the tensor that slots named in `StateStorage.beginning` are copied from.
+
+        It is the parameter or its stand-in. For a master on the parameter's device it is a new
+        tensor: the master, or the parameter where other code wrote to the parameter.
+        """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
@@ -270,7 +274,17 @@ class ParamState:
         return Column(name, found, block)
 
     def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
-        """A number of each parameter, which is checked."""
+        """Return the value of one number for each parameter: of its state, or else of its start.
+
+        Args:
+            name: The key of the number in states and `starts`.
+            kind: Provides the common start, and whether a state may lack the number.
+            starts: Other starts, by `id` of the parameter.
+
+        Raises:
+            NotFoundError: A state has other entries, but not this number, and may not lack it.
+            InvalidArgumentError, InvalidTypeError, LayoutError: See `check_number`.
+        """
         found: list[Any] = []
         for param, own in zip(self._params, self._owners, strict=True):
             if name not in own and own.keys() - {SUM} and not kind.may_lack:
@@ -330,12 +344,15 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Own], params: Sequence[Tensor], stands: bool
     ) -> Sequence[Tensor]:
-        """What a step updates in place of parameters, where something stands for them.
+        """Return the tensors that a step updates: the parameters, or their stand-ins.
 
         Args:
-            state: The optimizer's.
+            state: The state of the optimizer.
             params: The parameters.
-            stands: Whether these are those of the step before, with the state that it left.
+            stands: Whether the parameters and their state are those that the step before left.
+
+        Raises:
+            NotImplementedError: A complex parameter would need a master or an offloaded state.
         """
         if not self._kinds.stand_in:
             return params
@@ -351,14 +368,14 @@ class ParamState:
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
-        """Whether all groups have the options that they had."""
+        """Return True if all groups have the options that they had when they were read."""
         known = self._options
         return len(groups) == len(known) and all(
             place in known and known[place].hold(group) for place, group in enumerate(groups)
         )
 
     def options(self, place: int, optimizer: Any) -> Options:
-        """The options of the group of an optimizer at this place."""
+        """Return the options of the group of an optimizer at this place."""
         known, group = self._options.get(place), optimizer.param_groups[place]
         if known is None or not known.hold(group):
             known = self._options[place] = self._read_options(known, place, optimizer)
@@ -375,13 +392,13 @@ class ParamState:
         return Options(group, self.rule, optimizer._kind_of(group)._fixed)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:
-        """The slots of a parameter of the step, those of the rule's scalars among them."""
+        """Return the slots of a parameter of the step, those of the rule's scalars among them."""
         own = {**self._owner_of[id(param)], **self._fresh[id(param)]}
         found = [own[slot.name] for slot in self.rule.slots]
         return found if self.locals is None else list(map(self.locals.part, found))
 
     def made_of(self, param: Tensor) -> Own:
-        """What was made for a parameter, and is no part of its state yet."""
+        """Return new entries of a parameter that are not in its state yet."""
         return self._fresh.get(id(param), {})
 
     @property
@@ -395,7 +412,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """What makes all that was made the optimizer's, as functions in C."""
+        """Return calls of C functions that add the new entries to the state of the optimizer."""
         if not self._fresh:
             return []
         owned = zip(self._params, self._owners, strict=True)

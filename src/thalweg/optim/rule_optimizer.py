@@ -138,7 +138,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     @property
     def _title(self) -> str:
-        """What users call the rule."""
+        """Name of the rule for users."""
         return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
@@ -162,7 +162,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             part.settle(self.state)
 
     def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
-        """What is kept of all parameters, these, and the indices of their groups."""
+        """Return the state of all parameters, the parameters, and the indices of their groups."""
         parts, rule = self._own.parts, self._around.rule(self.rule)
         if rule not in parts:
             kinds, blocks = self._around.kinds, self._own.blocks
@@ -183,7 +183,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
-        """What the state of parameters starts from: numbers of an optimizer go on."""
+        """Return the initial states of parameters: numbers of an optimizer go on."""
         self._tell_of_zeros(params, places)
         known = next((own for param in params if (own := self.state.get(param))), {})
         going: dict[str, object] = {}
@@ -261,12 +261,12 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self._numbers()
 
     def _state_names(self) -> set[str]:
-        """What the state of a parameter may hold."""
+        """Return the keys that the state of a parameter may have."""
         kept = {slot.name for slot in self._around.rule(self.rule).slots} | {*self._numbers(), SUM}
         return kept | {MASTER} if self._around.kinds.masters else kept
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Why a step could not be taken with the options of a group."""
+        """Return the reasons why a step cannot be taken with the options of a group."""
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]

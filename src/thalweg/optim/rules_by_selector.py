@@ -1,4 +1,4 @@
-"""Which rule updates which parameter: each is chosen exactly once."""
+"""Choice of a rule for each parameter by selectors: each parameter gets exactly one rule."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _REST = 10**6  # comes last
 
 
 class RulesBySelector:
-    """What `groups` is given as `rules`.
+    """The argument `rules` of `groups`, checked.
 
     Args:
-        rules: As there.
+        rules: As in `groups`.
 
     Attributes:
-        options: For each selector, in their order, what its groups have: the rule's name, or a rule
-            of the user's own, and options of it.
+        options: For each selector, in their order, the options of its groups: the rule's name, or a
+            user's rule, and options of it.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: It has no selectors, or a rule is none.
+        InvalidTypeError, InvalidArgumentError: There is no selector, or a rule is not one.
     """
 
     def __init__(self, rules: Mapping[Any, Any]) -> None:
@@ -60,15 +60,15 @@ class RulesBySelector:
             self.options.append({"rule": rule, **own})
 
     def takes(self, place: int, name: str) -> bool:
-        """Whether the rule of a selector has such an option."""
+        """Return True if the rule of the selector at an index has an option of this name."""
         return name in self._kinds[place]._accepted.parameters
 
     def all_have(self, name: str) -> bool:
-        """Whether each selector gives an option itself."""
+        """Return True if each selector sets an option itself."""
         return all(name in own for own in self.options)
 
     def choose(self, params: ModuleParams, left_out: Container[int]) -> list[int]:
-        """The place of the selector of each parameter that is not left out.
+        """Return the place of the selector of each parameter that is not left out.
 
         Args:
             params: The parameters.
@@ -207,7 +207,7 @@ def _row(group: Group) -> tuple[str, ...]:
 
 
 def _title(selector: object) -> str:
-    """What a selector is called in messages."""
+    """Return the name of a selector in messages."""
     if isinstance(selector, tuple):
         names = cast("tuple[str, ...]", selector)
         return f"the tuple ({', '.join(map(repr, names[:2]))}{', ...' if len(names) > 2 else ''})"

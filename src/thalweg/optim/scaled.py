@@ -1,4 +1,4 @@
-"""What `torch.amp.GradScaler` says of a step, and who is to know: the host, or a device."""
+"""Support of `torch.amp.GradScaler`, with overflow handled on the host or on a device."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ class Scaled:
         return device_of(params), CPU
 
     def _counts_there(self) -> bool:
-        """Whether a GPU alone knows the numbers of its parameters."""
+        """Return whether a GPU alone knows the numbers of its parameters."""
         return self._around.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Whether `torch.amp.GradScaler` has the step taken, where a device is to decide on it.
+        """Return whether `torch.amp.GradScaler` has the step taken, where a device is to decide on
+        it.
 
         None leaves it to the host: where nothing is to be decided, and where a step makes state,
         has constraints, or adds up gradients.
@@ -60,7 +61,7 @@ class Scaled:
         return found.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Whether parameters of a group have all their state."""
+        """Return whether parameters of a group have all their state."""
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
@@ -75,7 +76,7 @@ class Scaled:
         return True
 
     def _unscaling(self) -> float | Tensor | None:
-        """What gradients are multiplied by before all else, for `torch.amp.GradScaler`.
+        """Return the first factor of gradients, for `torch.amp.GradScaler`.
 
         A tensor where a device decides on the step.
         """
@@ -94,7 +95,8 @@ def forget_scale(optimizer: object) -> None:
 
 
 def said_once(step: Callable[..., object]) -> Callable[..., Any]:
-    """A step that says what has become of it, and forgets what a scaler said of it, if it fails.
+    """Return a step that says what has become of it, and forgets what a scaler said of it, if it
+    fails.
 
     `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
     that it finds by its own.

@@ -1,4 +1,4 @@
-"""Which parameters of a module are meant: by name, class of module or number of dimensions."""
+"""Selection of parameters by name, class of module or number of dimensions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class ModuleParams:
         self._known = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
-        """Whether one of a parameter's names is this, has it as a part, or matches it.
+        """Return True if a name of a parameter equals a selector, has it as a component, or matches
+        it.
 
-        What is the name of a parameter is no pattern: "a[0]" is not "a0".
+        A selector that is the name of a parameter is not a pattern: "a[0]" does not match "a0".
         """
         names = self.names[id(param)]
         if selector in names or any(selector in name.split(".") for name in names):
@@ -49,7 +50,12 @@ class ModuleParams:
         return selector not in self._known and any(fnmatchcase(each, selector) for each in names)
 
     def selects(self, selector: object, param: Tensor, what: str) -> bool:
-        """Whether a parameter is selected.
+        """Return True if a selector selects a parameter.
+
+        Args:
+            selector: A name or a pattern, a class of modules, or a largest number of dimensions.
+            param: The parameter.
+            what: The name of the argument, for the error.
 
         Raises:
             InvalidTypeError: The selector is of another type.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
-    """What tells the local parts of parameters, if there are DTensors among them."""
+    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
     from thalweg.distribute.sharding.dtensor_step import LocalShards
@@ -68,14 +68,26 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
 def placed(
     pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
-    """Return the pairs with gradients cut as their parameters are; all ranks call this."""
+    """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
+
+    All ranks call this.
+
+    Args:
+        pairs: Gradients and parameters. Gradients that are no DTensors stay as they are.
+        team: Optional. The ranks, which synchronize if a gradient has to be redistributed.
+
+    Raises:
+        FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
+    """
     from thalweg.distribute.sharding import dtensor_step
 
     return dtensor_step.place_on_mesh(pairs, team)
 
 
 def entry_of(name: str, own: Tensor) -> Entry:
-    """A tensor that a state sets; of a DTensor this rank's part, given the whole or a DTensor."""
+    """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
+    DTensor.
+    """
     parts = locals_of([own])
     if parts is None:
         return Entry(name, own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from thalweg._base.execution_context import replicas
+from thalweg._base.execution_context import replicas, thread
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.outcome import TAKEN, say
 from thalweg._core.plan_cache import Planned
@@ -28,7 +28,9 @@ from thalweg._core.steady import (
 )
 from thalweg._core.steady_gradients import SteadyGradients, is_clipped_in_call
 from thalweg._engines import current
+from thalweg._engines.guards import is_recorded
 from thalweg._engines.layout import joined
+from thalweg._engines.selection import choices
 from thalweg.optim.groups import Options, number
 from thalweg.optim.hooks import Repeated
 from thalweg.optim.scalars_in_call import ScalarsInCall
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from thalweg._core.steady_gradients import Scalars
 
 _params_of = itemgetter("params")
+# Reasons for which a step is not taken, although the next one may be.
+_STEADY = (look.NOTHING, look.TRACED)
 
 
 class SteadyStep:
@@ -65,6 +69,7 @@ class SteadyStep:
         self.state = optimizer.state
         self.shares = list(map(SteadyShare, repeated))
         self.selection = self.shares[0].hooks.selection
+        self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for each in self.shares for owner in each.owners]
         self._absent = absent  # until the step is planned
         self.may_lack = bool(absent)  # gradients
@@ -184,6 +189,7 @@ class SteadyStep:
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(found.gradient_switches)
         self.snapshot = found
+        self._has_guards = found.is_guarded
         self._is_plain = in_call is not None and self._gradients is None and not self._has_sums
         self._has_threads = launches.may_have_threads
 
@@ -213,7 +219,7 @@ class SteadyStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Whether parameters are in the groups in which the last step found them."""
+        """Return whether parameters are in the groups in which the last step found them."""
         found = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [found.get(id(param)) for param in owners] == [*places]
 
@@ -241,23 +247,24 @@ class SteadyStep:
 
     @property
     def taken(self) -> int:
-        """How many steps it has taken."""
+        """Number of steps that were taken in one call."""
         return self.snapshot.taken
 
     @property
     def seen(self) -> GradientReport:
-        """What the last of them tells of its gradients."""
+        """Report of the gradients of the last step."""
         taken = self.taken
         if self._gradients is not None and (told := self._gradients.told(taken)) is not None:
             return GradientReport(*told)
         return next((each for k, each in self._reports if k == taken), GradientReport())
 
-    def take(self, optimizer: Any, has_sums: bool = False) -> bool:
+    def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """Take it, if everything is as it was.
 
         Args:
             optimizer: The optimizer.
             has_sums: Whether gradients were added up, and their sums are to be taken.
+            unrecorded: Whether it is left to the caller while a profiler records operations.
 
         Returns:
             Whether it was taken; if not, nothing has changed.
@@ -268,7 +275,8 @@ class SteadyStep:
         try:
             with cache._lock:
                 try:
-                    return self._take(optimizer, vars(optimizer), cache)
+                    flags = look.UNRECORDED if unrecorded else 0
+                    return self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:  # what is kept may be half of one step, half of another
                     cache.forget_quick()
                     forget_scale(optimizer)
@@ -277,25 +285,25 @@ class SteadyStep:
             say(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
             raise
 
-    def _take(self, optimizer: Any, own: dict[str, Any], cache: Any) -> bool:
+    def _take(self, optimizer: Any, own: dict[str, Any], cache: Any, flags: int) -> bool:
         if (
             type(optimizer) is not self._class
             or cache.quick is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
             or own.get("state") is not self.state
-            or is_traced()
-            or replicas() > 1
+            or not (self._has_guards or not (is_traced() or (flags and is_recorded())))
+            or (thread.strategies and replicas() > 1)
             or cache.is_swapped
             or (cache.stepping is not None and not self._has_sums)
-            or current(self.selection) != self.selection
+            or not (choices() is self._choices or current(self.selection) == self.selection)
         ):
             return False
         if self._is_plain and "found_inf" not in own and "grad_scale" not in own:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
-            if other := self.snapshot.take():
-                if other != look.NOTHING:
+            if other := self.snapshot.take(None, look.ANY_STEP, look.WHOLE, (), flags):
+                if other not in _STEADY:
                     cache.forget_quick()
                 return False
             own["_opt_called"] = True
@@ -306,7 +314,7 @@ class SteadyStep:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
-        given = self.snapshot.taken, pairs, then
+        given = self.snapshot.taken, pairs, then, flags
         if self._in_call is None and not all(share.read() for share in self.shares):
             return False
         following = self._take_by(optimizer, given)
@@ -318,16 +326,17 @@ class SteadyStep:
         return True
 
     def _take_by(
-        self, optimizer: Any, given: tuple[int, Any, Any], is_beyond: bool = False
+        self, optimizer: Any, given: tuple[int, Any, Any, int], is_beyond: bool = False
     ) -> list[Following] | None:
         """Take the step; the numbers that followed, or None if it was not taken.
 
         Args:
             optimizer: The optimizer.
-            given: How many steps were taken, pairs, and what is done with this one.
+            given: How many steps were taken, pairs, what is done with this one, and flags of
+                `Snapshot.take`.
             is_beyond: Whether the step was found to be `look.BEYOND`.
         """
-        snapshot, (begun, pairs, then) = self.snapshot, given
+        snapshot, (begun, pairs, then, flags) = self.snapshot, given
         try:
             following = self._prepare(optimizer, begun, pairs, is_beyond)
             if following is None:
@@ -338,11 +347,11 @@ class SteadyStep:
             return None
         self.launches.set_threads(snapshot)
         part = look.WHOLE if self._gradients is None else self._gradients.part
-        other = snapshot.take(pairs, begun, part, then)
+        other = snapshot.take(pairs, begun, part, then, flags)
         # Sums of gradients that are not there would be among those that are left to others.
         if other == look.BEYOND and not (is_beyond or self._gradients is None or self.may_lack):
             return self._take_by(optimizer, given, is_beyond=True)
-        if other and other != look.NOTHING:
+        if other and other not in _STEADY:
             optimizer._own.forget_quick()
         return None if other else following
 
@@ -388,7 +397,9 @@ class SteadyStep:
             self._shared = scalars
 
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
-        """What happens to gradients; None if a scaler leaves the step out or a device decides."""
+        """Return the transforms of gradients; None if a scaler skips the step or a device
+        decides.
+        """
         if optimizer._own.taken is not None:  # whoever asked what it is would wait for the device
             return None
         found = vars(optimizer).get("found_inf")
@@ -402,7 +413,7 @@ class SteadyStep:
 
 
 def _with_present(following: Following) -> Iterable[tuple[Any, Any]]:
-    """What numbers become, each with what it is now."""
+    """Return pairs of the next and the present value of numbers."""
     column, values = following
     now = column.values if column.common is None else [column.common] * len(values)
     return zip(values, now, strict=True)

@@ -44,7 +44,9 @@ class GroupScalars:
         self._is_made_anew = has_more or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Whether a group has the options that it had, or another rate, which is read."""
+        """Return True if a group has the options that it had; another rate is read and accepted,
+        too.
+        """
         known = self.options
         if known.hold(group):
             return True
@@ -57,12 +59,12 @@ class GroupScalars:
         self.options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
 
     def _moves(self) -> bool:
-        """Whether others may write to what is kept of the options."""
+        """Return whether others may write to what is kept of the options."""
         return self.options.moves
 
 
 class TorchScalars(GroupScalars):
-    """The same with torch's numbers, as `TorchHooks.scalars_of` makes them."""
+    """Scalars of a group, computed as `TorchHooks.scalars_of` computes them."""
 
     def _read_options(self) -> None:
         super()._read_options()
@@ -77,7 +79,7 @@ class TorchScalars(GroupScalars):
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """The scalars of the step that follows."""
+        """Return the scalars of the step that follows."""
         if self._is_made_anew:
             return self._hooks._prepared(self._key())
         if self._rate is None:
@@ -160,13 +162,13 @@ class TorchScalars(GroupScalars):
         return {name: _as_symbol(each, number) for name, each in made.items()}
 
     def _key(self) -> Hashable:
-        """What careful steps call these parameters now."""
+        """Return the present key of these parameters in careful steps."""
         columns = self._hooks._part.columns
         own = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *own) if own else self.place
 
     def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
-        """The same with a rate that is a tensor, as torch computes with it."""
+        """Return the scalars for a rate that is a tensor, as torch computes with it."""
         check_number(tensor)
         rate = self._given["learning_rate"] = TensorRate.of(tensor)
         made = self._made(columns)
@@ -195,7 +197,7 @@ class TorchScalars(GroupScalars):
 
 
 class TensorFlowScalars(GroupScalars):
-    """The same with TensorFlow's numbers, as `TensorFlowHooks.scalars_of` makes them."""
+    """Scalars of a group, computed as `TensorFlowHooks.scalars_of` computes them."""
 
     def __init__(self, hooks: Any, place: int, first: int) -> None:
         self._hypers: dict[Dtype, dict[str, Any]] = {}
@@ -212,7 +214,15 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**own, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """What `RuleScalars.made` takes for the step that follows, of a compute dtype."""
+        """Return the arguments of `RuleScalars.made` for the next step.
+
+        Args:
+            columns: The columns of per-parameter numbers.
+            dtype: The compute dtype.
+
+        Returns:
+            The scalars by name, and the number of the step, or None if the scalars are final.
+        """
         if self._is_made_anew:
             return self._hooks.scalars_of(dtype, self.place), None
         if dtype not in self._hypers:
@@ -227,7 +237,7 @@ class TensorFlowScalars(GroupScalars):
         return values, step + 1
 
     def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
-        """The scalars themselves."""
+        """Return the scalars themselves."""
         values, step = self.numbers(columns, dtype)
         return values if step is None else derived(self._rule, {**values}, dtype, step)
 
@@ -244,7 +254,9 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(known: Options | None, group: Group) -> bool:
-    """Whether a group has the options that it had, or another number for its rate."""
+    """Return True if a group has the options that it had, or differs in the number of its rate
+    alone.
+    """
     if known is None or known.hold(group):
         return known is not None
     rate: Any = group.get("lr")

@@ -1,4 +1,4 @@
-"""What one rule updates in a step of torch's kind that is taken again."""
+"""Update of one rule in a torch-style step that is taken again."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or
 
 
 class SteadyShare:
-    """The same.
+    """Update of one rule in a step that is taken again.
 
     Args:
-        repeated: What was repeated.
+        repeated: The update in the step that was repeated.
 
     Attributes:
-        owners: The parameters that have its gradients.
-        places: For each of these the index of its group.
-        keys: For each of these what those have in common that are alike: group and numbers.
-        is_torchs: Whether its numbers are torch's, or TensorFlow's.
+        owners: The parameters that have the gradients of the update.
+        places: The index of the group of each owner.
+        keys: For each owner, a key that is equal for owners of the same group and numbers.
+        is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
     """
 
     def __init__(self, repeated: Repeated) -> None:
@@ -63,16 +63,18 @@ class SteadyShare:
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
     def _is_usual(self, column: Any) -> bool:
-        """Whether numbers lie in a block, those of TensorFlow the same for all parameters."""
+        """Return whether numbers lie in a block, those of TensorFlow the same for all
+        parameters.
+        """
         if type(column) is not Column or column.dtype not in KINDS:
             return False
         return self.is_torchs or (column._places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Whether it is the update of a rule, and no more.
+        """Return True if the step consists of the update of a rule alone.
 
         Args:
-            stages: What is done to gradients.
+            stages: The transforms of gradients.
         """
         params = self.part._params
         own = set(map(id, params))
@@ -120,11 +122,11 @@ class SteadyShare:
         return hold_tensors(found, [*tensors, *self.written()])
 
     def written(self) -> list[Tensor]:
-        """What it writes, as far as versions tell."""
+        """Return one tensor for each version counter that the update raises."""
         return [*written_of(self.planned), *(column._views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Where the numbers of parameters are, how many, and of which kind."""
+        """Yield the address, count and kind of each run of per-parameter numbers."""
         for column, is_one in zip(self.columns, self._are_one, strict=True):
             kind = KINDS[column.dtype]
             if is_one:
@@ -234,7 +236,7 @@ class SteadyShare:
         return own
 
     def _following(self) -> list[Following] | None:
-        """What the numbers of parameters become; None if one is no longer one for all."""
+        """Return the next numbers of parameters; None if one is no longer shared by all."""
         found: list[Following] = []
         following = self.hooks._next
         for column, is_one in zip(self.columns, self._are_one, strict=True):

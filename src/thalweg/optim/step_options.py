@@ -1,4 +1,4 @@
-"""What is done around the update of a step: the options of optimizers of torch's kind."""
+"""Options around the update of a step, for torch-style optimizers."""
 
 from __future__ import annotations
 
@@ -45,16 +45,23 @@ if TYPE_CHECKING:
 FOUND_INF = "GradScaler found a gradient that is not finite"
 EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
 
-# One row each, in the order in which rules are wrapped and messages name them.
+# The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
+# are applied in it, from the rule outwards, and messages name options in it.
 OPTIONS: tuple[type[Option], ...] = (
+    # gradients
     Clipping,
     Unscaling,
+    Accumulation,
+    InBackward,
+    Flat,
+    # changes to the update
     CautiousDecay,
     RowFloor,
     Cautious,
     TrustRatio,
     Sphere,
     RadialBrake,
+    # state and precision
     StateCodec,
     Lookahead,
     Average,
@@ -62,10 +69,8 @@ OPTIONS: tuple[type[Option], ...] = (
     StateDtype,
     SplitWeights,
     Rounding,
-    Accumulation,
-    InBackward,
-    Flat,
     Offload,
+    # diagnostics
     Diagnosed,
 )
 KEYWORDS = tuple(each.name for kind in OPTIONS for each in kind.keywords())
@@ -77,15 +82,15 @@ Kind = TypeVar("Kind", bound=Option)
 
 
 class LastStep(NamedTuple):
-    """What has become of a step.
+    """Report of a step.
 
     Args:
-        taken: Whether it was taken.
-        reason: Why not; "" if it was.
-        count: How many steps were taken, by this optimizer since it was made or loaded.
+        taken: Whether the step was taken.
+        reason: The reason if it was not; "" if it was.
+        count: The number of steps that this optimizer has taken since it was made or loaded.
         grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
-            nothing asked for it.
-        clip_factor: What they were multiplied by; 1 if their norm was small enough.
+            no option needs it.
+        clip_factor: The factor that gradients were multiplied by; 1 if their norm was small enough.
     """
 
     taken: bool
@@ -151,29 +156,29 @@ class StepOptions:
         )
 
     def of(self, kind: type[Kind]) -> Kind:
-        """The option of a kind; one that is off, if it was not asked for."""
+        """Return the option of a kind; one that is off, if it was not asked for."""
         return cast("Kind", self._of[kind])
 
     def __bool__(self) -> bool:
-        """Whether anything happens that a step of torch's would not do."""
+        """Return whether anything happens that a step of torch's would not do."""
         return self._are_ours
 
     @property
     def is_lossless(self) -> bool:
-        """Whether torch's own loader would keep all dtypes."""
+        """True if torch's own loader keeps all dtypes of the state."""
         return self.keeps_as_torch and not self.of(Accumulation).wide_sums
 
     @property
     def begins(self) -> list[str]:
-        """What begins at the parameters, where a state does not have it."""
+        """Keys of the entries that begin at the parameters if a state lacks them."""
         return [name for each in self._begin for name in each.begins]
 
     def keys(self, param: Tensor) -> list[str]:
-        """What the state of a parameter holds beside torch's own."""
+        """Return the keys of a parameter's state that torch's own state lacks."""
         return [name for each in self._begin if each.keeps(param) for name in each.begins]
 
     def rule(self, rule: Rule) -> Rule:
-        """A rule with all that is done beside it."""
+        """Return a rule with all that is done beside it."""
         for each in self.wrapping:
             rule = each.rule(rule)
         return rule
@@ -196,11 +201,11 @@ class StepOptions:
             rule = made
 
     def named(self) -> str:
-        """What is on, for messages."""
+        """Return the names of the options that are on, for messages."""
         return ", ".join(self.on)
 
     def value(self, name: str) -> Any:
-        """What the constructor decides by a keyword."""
+        """Return the value of a keyword of the constructor, or its default."""
         return self.on.get(name, _DEFAULTS[name])
 
     def others(self, group: Mapping[str, object]) -> list[str]:
@@ -277,7 +282,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
 
 
 class GradientReport:
-    """What a step tells of its gradients: numbers, or tensors of their device until asked for."""
+    """Norm and clip factor of gradients; tensors stay on their device until they are read."""
 
     def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
         self.grad_norm, self.clip_factor = grad_norm, clip_factor
@@ -294,15 +299,15 @@ def gradient_transforms(
     is_torchs: bool,
     factor: Factor | None = None,
 ) -> GradientTransforms:
-    """What happens to the gradients of a step.
+    """Return the transforms of the gradients of a step.
 
     Args:
-        around: What is on.
-        unscaling: What gradients are multiplied by first, or None; a tensor stays one.
-        count: How many gradients there are.
-        seen: Is told of them where they are measured.
-        is_torchs: Whether torch's factor clips a common norm, or TensorFlow's.
-        factor: What clips them by a common norm, where that is known; see `CommonNorm`.
+        around: The options.
+        unscaling: The first factor of gradients, or None; a tensor stays one.
+        count: The number of gradients.
+        seen: Receives the norm and factor where gradients are measured.
+        is_torchs: Whether a common norm clips with torch's factor, not with TensorFlow's.
+        factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
     """
     if not around.clips and unscaling is None:
         return around.beside

@@ -46,7 +46,8 @@ def _ema_of(param: Tensor, own: Mapping[str, Any]) -> Tensor | None:
 
 
 def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSetting:
-    """A block in which the parameters of an optimizer are their averages.
+    """Return a context manager for a block in which the parameters of an optimizer are their
+    averages.
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.

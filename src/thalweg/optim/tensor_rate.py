@@ -34,10 +34,13 @@ class TensorRate:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorRate:
-        """That of a tensor as it is now.
+        """Return the rate that a tensor holds now.
+
+        Args:
+            tensor: A tensor of one number.
 
         Raises:
-            TypeError: It is unusual.
+            TypeError: The tensor is not on the CPU, or its dtype is not supported.
         """
         kind = _KINDS.get(tensor.dtype)
         if kind is None or not tensor.is_cpu:

@@ -39,6 +39,10 @@ class SGD(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -54,10 +58,6 @@ class SGD(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -74,13 +74,22 @@ class SGD(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -125,15 +134,6 @@ class SGD(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -155,6 +155,10 @@ class Momentum(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -170,10 +174,6 @@ class Momentum(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -191,13 +191,22 @@ class Momentum(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -242,15 +251,6 @@ class Momentum(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -273,6 +273,10 @@ class MomentumW(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -288,10 +292,6 @@ class MomentumW(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -310,13 +310,22 @@ class MomentumW(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -361,15 +370,6 @@ class MomentumW(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -392,6 +392,10 @@ class Adam(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -407,10 +411,6 @@ class Adam(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -429,13 +429,22 @@ class Adam(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -480,15 +489,6 @@ class Adam(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -510,6 +510,10 @@ class LazyAdam(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -525,10 +529,6 @@ class LazyAdam(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -546,13 +546,22 @@ class LazyAdam(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -597,15 +606,6 @@ class LazyAdam(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -628,6 +628,10 @@ class AdamW(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -643,10 +647,6 @@ class AdamW(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -665,13 +665,22 @@ class AdamW(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -716,15 +725,6 @@ class AdamW(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -746,6 +746,10 @@ class Adamax(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -761,10 +765,6 @@ class Adamax(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -782,13 +782,22 @@ class Adamax(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -833,15 +842,6 @@ class Adamax(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -864,6 +864,10 @@ class Nadam(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -879,10 +883,6 @@ class Nadam(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -901,13 +901,22 @@ class Nadam(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -952,15 +961,6 @@ class Nadam(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -982,6 +982,10 @@ class Adagrad(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -997,10 +1001,6 @@ class Adagrad(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1018,13 +1018,22 @@ class Adagrad(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1069,15 +1078,6 @@ class Adagrad(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1100,6 +1100,10 @@ class AdagradDA(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1115,10 +1119,6 @@ class AdagradDA(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1137,13 +1137,22 @@ class AdagradDA(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1188,15 +1197,6 @@ class AdagradDA(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1218,6 +1218,10 @@ class Adadelta(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1233,10 +1237,6 @@ class Adadelta(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1254,13 +1254,22 @@ class Adadelta(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1305,15 +1314,6 @@ class Adadelta(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1337,6 +1337,10 @@ class RMSprop(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1352,10 +1356,6 @@ class RMSprop(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1374,13 +1374,22 @@ class RMSprop(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1425,15 +1434,6 @@ class RMSprop(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1459,6 +1459,10 @@ class Ftrl(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1474,10 +1478,6 @@ class Ftrl(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1499,13 +1499,22 @@ class Ftrl(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1550,15 +1559,6 @@ class Ftrl(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1581,6 +1581,10 @@ class ProximalAdagrad(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1596,10 +1600,6 @@ class ProximalAdagrad(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1618,13 +1618,22 @@ class ProximalAdagrad(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1669,15 +1678,6 @@ class ProximalAdagrad(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -1699,6 +1699,10 @@ class ProximalGradientDescent(RuleOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -1714,10 +1718,6 @@ class ProximalGradientDescent(RuleOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -1735,13 +1735,22 @@ class ProximalGradientDescent(RuleOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -1786,15 +1795,6 @@ class ProximalGradientDescent(RuleOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.

@@ -26,14 +26,14 @@ from thalweg.optim.param_state import AnyColumn, ParamState
 
 
 class TensorFlowHooks(GroupHooks):
-    """One step of a `RuleOptimizer`.
+    """Adapter of one step of a `RuleOptimizer`.
 
     TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
     parameters move, also of those that have no gradient.
 
     Args:
         optimizer, part, params, places: As in `GroupHooks`, for all parameters.
-        members: Positions of those that have a gradient.
+        members: Positions of the parameters that have a gradient.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TensorFlowHooks(GroupHooks):
         }
 
     def _of_all(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """The same of all parameters, also of those that have no gradient."""
+        """Return the scalars of all parameters, also of those that have no gradient."""
         if (dtype, group) not in self._made:
             self._made[dtype, group] = self._prepared(dtype, group)
         return self._made[dtype, group]

@@ -1,7 +1,7 @@
-"""What modules of `torch.optim` are under the names of this package: `thalweg.optim.adamw`.
+"""Modules under the names of those of `torch.optim`, such as `thalweg.optim.adamw`.
 
-In them the classes of this package stand in place of torch's; all else is torch's own. A module
-that has no such class, as `lr_scheduler`, is torch's itself.
+Each has the classes of this package in place of torch's; all other names are torch's own. A
+module without such a class, such as `lr_scheduler`, is torch's itself.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _is_plain(option: object, is_share: bool = False) -> bool:
 
 
 def _putting_back(optimizer: Any, param: Tensor) -> list[Call]:
-    """What gives a parameter and its state the values that they have now, as functions in C."""
+    """Return calls of C functions that restore the present values of a parameter and its state."""
     own: dict[str, Any] = optimizer.state.get(param) or {}
     tensors = [param, *(each for each in own.values() if isinstance(each, Tensor))]
     plain = [_each_once(tensor) for tensor in tensors]

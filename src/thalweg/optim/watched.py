@@ -1,45 +1,24 @@
-"""Whether anybody watches the steps of optimizers: hooks of torch's, or a profiler.
+"""Detection of hooks and profilers that observe steps of optimizers.
 
 Torch wraps `step` of every class in a record for profilers, which takes as long as all else in a
-step of few parameters. Here a step enters it where it is read.
+step of few parameters. Here a step makes that record only while a profiler reads it.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
     _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
 )
 
-_SYMBOL = "_ZN2at12hasCallbacksEv"  # at::hasCallbacks(): of profilers, of this thread or of all
 
-
-@cache
-def _has_callbacks() -> Callable[[], object]:
-    """What says whether operations are recorded; where torch has it elsewhere, they may be."""
-    for path in Path(torch.__file__).with_name("lib").glob("*torch_cpu*"):
-        try:
-            function = ctypes.PyDLL(str(path))[_SYMBOL]
-        except (OSError, AttributeError):
-            continue
-        function.restype = ctypes.c_bool
-        return function
-    return lambda: True
-
-
-def is_watched(optimizer: Any) -> bool:
-    """Whether somebody is to be told of a step of an optimizer."""
+def has_hooks(optimizer: Any) -> bool:
+    """Return whether torch's hooks are called around a step of an optimizer."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
-        or _has_callbacks()()
     )

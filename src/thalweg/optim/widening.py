@@ -19,7 +19,7 @@ from thalweg.variable import REDUCED
 
 
 def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
-    """The state of an optimizer with slots of float32 in place of those in 8 or 16 bits.
+    """Return the state of an optimizer with slots of float32 in place of those in 8 or 16 bits.
 
     An optimizer of the class without `state_storage`, `weights` and `round` loads it, torch's own,
     too; and one with them by `load_state_dict(state, convert=True)`. What other options keep, such

@@ -1,4 +1,4 @@
-"""What becomes of gradients as formulas, applied inside the update's pass, in this order."""
+"""Gradient transforms as formulas, applied inside the update's pass, in this order."""
 
 from thalweg.formula import maximum, minimum
 
@@ -24,7 +24,7 @@ def clip_by_global_norm(grad, *, clip_scale):
 
 
 def clip_by_common_norm(grad, *, clip_scale, clip_unit):
-    """The same with a factor that may be below the normal numbers: the product of both."""
+    """Scale a gradient by a factor that may be subnormal, given as the product of two numbers."""
     return grad * clip_scale * clip_unit
 
 

@@ -12,17 +12,17 @@ def prepare(*, learning_rate, l2, beta):
 
 
 def shrink(grad, var, l2_shrinkage):
-    """The gradient with the decay that the accumulator does not see."""
+    """Return the gradient with the decay that the accumulator does not see."""
     return where(l2_shrinkage > 0, grad + 2 * l2_shrinkage * var, grad)
 
 
 def thresholded(linear, quadratic, l1):
-    """The variable of the dense kernels, in which NaN becomes 0."""
+    """Return the variable of the dense kernels, in which NaN becomes 0."""
     return where(absolute(linear) > l1, (sign(linear) * l1 - linear) / quadratic, 0.0)
 
 
 def clipped(linear, quadratic, l1):
-    """The variable of the sparse kernels, in which NaN stays NaN."""
+    """Return the variable of the sparse kernels, in which NaN stays NaN."""
     return (minimum(maximum(linear, -l1), l1) - linear) / quadratic
 
 

@@ -30,7 +30,7 @@ def per_variable(*, variable_squares, gradient_squares, eeta, weight_decay, epsi
 
 
 def scaled(var, grad, learning_rate, weight_decay, trust_ratio):
-    """The gradient with the decay of the variable, times the variable's own rate."""
+    """Return the gradient with the decay of the variable, times the variable's own rate."""
     decaying = where(weight_decay > 0, grad + weight_decay * var, grad)
     return decaying * (learning_rate * trust_ratio)
 

@@ -4,7 +4,7 @@ from thalweg.formula import Hyper, Rule, absolute, maximum, narrow, where, wide
 
 
 def shrunk(value, width):
-    """The value, moved toward 0 by `width` and at most to it; -0 becomes 0."""
+    """Return the value, moved toward 0 by `width` and at most to it; -0 becomes 0."""
     size = maximum(absolute(value) - width, 0)
     return where(value < 0, -size, size)
 
@@ -17,7 +17,7 @@ def update(var, grad, *, learning_rate, l1, l2):
 
 
 def update_single(var, grad, *, learning_rate, l1, l2):
-    """Rows of one element named by a sparse gradient; the kernel divides in double precision."""
+    """Return the new var of a row of one element under a sparse gradient; divides in float64."""
     var = var - grad * learning_rate
     var = where(l1 > 0, shrunk(var, learning_rate * l1), var)
     return (narrow(var / (1 + wide(l2 * learning_rate)), var),)

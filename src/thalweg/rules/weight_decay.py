@@ -7,7 +7,7 @@ from thalweg.formula import Hyper, Rule, where
 
 
 def decayed(var, weight_decay):
-    """The variable after the decay; its bits are its own where the decay is 0."""
+    """Return the variable after the decay; its bits are its own where the decay is 0."""
     return where(weight_decay != 0, var - weight_decay * var, var)
 
 

@@ -1,4 +1,4 @@
-"""What a learning-rate schedule is: a function of the step that can be written to a config."""
+"""Base class of learning-rate schedules: functions of the step that can be written to a config."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LearningRateSchedule:
         )
 
     def value(self, step: Step) -> Scalar:
-        """The learning rate at `step` as a NumPy scalar; what an optimizer asks for.
+        """Return the learning rate at `step` as a NumPy scalar; what an optimizer asks for.
 
         `__call__` is given a tensor with the step, and may return a number or a tensor.
 
@@ -82,7 +82,7 @@ class LearningRateSchedule:
             ) from error
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, by name."""
+        """Return the arguments of the constructor, by name."""
         raise NotImplementedError(
             f"Learning rate schedule '{type(self).__name__}' must override `get_config()` "
             "in order to be serializable."
@@ -90,7 +90,7 @@ class LearningRateSchedule:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """A schedule constructed with the arguments in `config`."""
+        """Return a schedule constructed with the arguments in `config`."""
         return cls(**config)
 
 
@@ -111,7 +111,7 @@ class FormulaSchedule(LearningRateSchedule):
             )
 
     def formula(self, step: Step) -> Scalar:
-        """The learning rate at `step`, in TensorFlow's order of operations."""
+        """Return the learning rate at `step`, in TensorFlow's order of operations."""
         raise NotImplementedError(f"'{type(self).__name__}' must override `formula(self, step)`.")
 
     def _kind(self) -> ScalarType:
@@ -134,18 +134,20 @@ class FormulaSchedule(LearningRateSchedule):
 
     @untraced
     def value(self, step: Step) -> Scalar:
-        """The learning rate at `step` as a NumPy scalar; no tensor is made."""
+        """Return the learning rate at `step` as a NumPy scalar; no tensor is made."""
         if type(self).__call__ is not FormulaSchedule.__call__:
             return super().value(step)
         with np.errstate(all="ignore"):
             return self.formula(step)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, by name."""
+        """Return the arguments of the constructor, by name."""
         return self._own()
 
     def having(self, fields: Mapping[str, object]) -> Self:
-        """A copy with other fields, which draws from the same random numbers if it draws any."""
+        """Return a copy with other fields, which draws from the same random numbers if it draws
+        any.
+        """
         made = copy.copy(self)
         vars(made).update(fields)
         return made

@@ -32,7 +32,9 @@ def exponential(
 
 
 def natural_base(decay_rate: Scalar) -> Scalar:
-    """The `decay_rate` of `exponential` for a natural one: e^-decay_rate, rounded by itself."""
+    """Return the `decay_rate` of `exponential` for a natural one: e^-decay_rate, rounded by
+    itself.
+    """
     return exp(-decay_rate)
 
 
@@ -78,13 +80,15 @@ def inverse_polynomial(rate: Scalar, step: Scalar, slope: Scalar, degree: float)
 
 
 def inverse_polynomial_slope(rate: float, end: float, span: float, degree: float) -> float:
-    """The slope with which `inverse_polynomial` reaches `end` at `span`, in Python's floats."""
+    """Return the slope with which `inverse_polynomial` reaches `end` at `span`, in Python's
+    floats.
+    """
     end = min(max(end, _SMALLEST), rate)
     return (math.pow(rate / end, 1.0 / degree) - 1.0) / span
 
 
 def piecewise_constant(step: Scalar, boundaries: Sequence[Any], values: Sequence[Any]) -> Scalar:
-    """The value after the last boundary below the step; the first value for NaN."""
+    """Return the value after the last boundary below the step; the first value for NaN."""
     return values[bisect_left(boundaries, step)]
 
 
@@ -156,7 +160,10 @@ def warm_up(rate: Scalar, step: Scalar, warmup_steps: Scalar | int, folded: bool
 def transformer(
     rate: Scalar, step: Scalar, warmup_steps: Any, width: Any, coefficient: Any
 ) -> Scalar:
-    """Return rate coefficient width^-0.5 min(t warmup_steps^-1.5, t^-0.5), t = step + 1, folded."""
+    """Return rate * coefficient * width^-0.5 * min(t * warmup_steps^-1.5, t^-0.5), t = step + 1.
+
+    The order of operations is that of a TensorFlow session after constant folding.
+    """
     # Python computes this product in float64; it is rounded once.
     scale = rate.dtype.type(coefficient * width**-0.5)
     rising = (step + 1) * raised(warmup_steps, -1.5)

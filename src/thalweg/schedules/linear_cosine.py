@@ -111,7 +111,7 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         self._generator = np.random.default_rng(self.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sequence of random numbers is, as strings and integers."""
+        """Return the position in the sequence of random numbers, as strings and integers."""
         return copy.deepcopy(dict(self._generator.bit_generator.state))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:

@@ -30,7 +30,7 @@ _SCHEDULES: dict[str, type[LearningRateSchedule]] = {
 
 
 def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
-    """The schedule as a dict of its class name and its config.
+    """Return the schedule as a dict of its class name and its config.
 
     Example:
         >>> serialize(ExponentialDecay(0.1, 10, 0.9))["class_name"]
@@ -49,7 +49,7 @@ def deserialize(
     config: Mapping[str, Any],
     custom_objects: Mapping[str, type[LearningRateSchedule]] | None = None,
 ) -> LearningRateSchedule:
-    """The schedule that a dict from `serialize` describes.
+    """Return the schedule that a dict from `serialize` describes.
 
     Args:
         config: `{"class_name": ..., "config": ...}`; `module` and `registered_name` may be there.

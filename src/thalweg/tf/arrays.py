@@ -55,7 +55,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 def constant(
     value: object, dtype: object = None, shape: object = None, name: str | None = "Const"
 ) -> Tensor:
-    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     Raises:
         InvalidTypeError: The value is not numeric, or does not fit the shape.
@@ -73,8 +73,8 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """A tensor from anything that one can be made of; a tensor is returned as it is, and of a
-    variable the present value.
+    """Return a tensor from anything that one can be made of; a tensor is returned as it is, and of
+    a variable the present value.
 
     Raises:
         InvalidTypeError: It is a tensor of another dtype.
@@ -89,22 +89,22 @@ def convert_to_tensor(
 
 
 def identity(input: object, name: str | None = None) -> Tensor:
-    """The same values in a new tensor."""
+    """Return a new tensor with the values of another one."""
     return call(torch.Tensor.clone, tensor(input), name=name or "Identity")
 
 
 def zeros(shape: object, dtype: object = torch.float32, name: str | None = "zeros") -> Any:
-    """A tensor of zeros."""
+    """Return a tensor of zeros."""
     return _graph.zeros(shape, dtype, name)
 
 
 def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones") -> Any:
-    """A tensor of ones."""
+    """Return a tensor of ones."""
     return _graph.ones(shape, dtype, name)
 
 
 def fill(dims: object, value: object, name: str | None = None) -> Tensor:
-    """A tensor of one number."""
+    """Return a tensor of one number."""
     filling = tensor(value)
     filled = call(lambda one, size: one.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
     return told(filled, filling.dtype, lambda: known_sizes(dims))
@@ -240,13 +240,13 @@ def one_hot(
 
 
 def tensor_or_value(given: object, dtype: object = None) -> Tensor:
-    """A tensor, which is no node of a graph if it was none before."""
+    """Return a tensor, which is no node of a graph if it was none before."""
     return tensor(given) if is_tensor(given) else to_tensor(given, dtype)
 
 
 @named_in_graphs(1, "name")
 def shape(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
-    """The sizes of a tensor as a tensor."""
+    """Return the sizes of a tensor as a tensor."""
     kind, given = as_dtype(out_type), tensor(input)
 
     def measure(value: Tensor) -> Tensor:
@@ -263,12 +263,12 @@ def shape(input: object, out_type: object = torch.int32, name: str | None = None
 
 @named_in_graphs(1, "name")
 def size(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
-    """The number of elements as a tensor."""
+    """Return the number of elements as a tensor."""
     return call(lambda sizes: sizes.prod(dtype=as_dtype(out_type)), shape(input), name=name)
 
 
 def rank(input: object, name: str | None = None) -> Tensor:
-    """The number of dimensions as a tensor."""
+    """Return the number of dimensions as a tensor."""
     given: object = tensor(input)
     if given.shape is UNKNOWN:
         output = _graph.Output(torch.int32, (), ())
@@ -282,7 +282,7 @@ def _rank_of(given: Tensor) -> Tensor:
 
 
 def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
-    """The same elements in another shape; one size may be -1."""
+    """Return the elements of a tensor in another shape; one size may be -1."""
     given, wanted = as_tensor(tensor), sizes_of(shape)
 
     def static_shape() -> list[int | None] | None:
@@ -317,7 +317,7 @@ def expand_dims(
 def squeeze(
     input: object, axis: object = None, name: str | None = None, squeeze_dims: object = None
 ) -> Tensor:
-    """The tensor without its dimensions of size 1: all, or the named ones.
+    """Return the tensor without its dimensions of size 1: all, or the named ones.
 
     `squeeze_dims` is the old name of `axis`.
 
@@ -329,7 +329,7 @@ def squeeze(
     given = tensor(input)
 
     def remaining_sizes(shape: Any) -> list[int | None]:
-        """The sizes that stay."""
+        """Return the sizes that stay."""
         rank = len(shape)
         if any(not -rank <= each < rank or shape[each] not in (1, None) for each in axes):
             raise InvalidArgumentError(
@@ -350,7 +350,7 @@ def squeeze(
 
 
 def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
-    """The tensor repeated along each dimension, a number of times for each."""
+    """Return the tensor repeated along each dimension, a number of times for each."""
     given, times = tensor(input), sizes_of(multiples)
 
     def static_shape() -> list[int | None] | None:
@@ -373,7 +373,7 @@ def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
 
 
 def broadcast_to(input: object, shape: object, name: str | None = None) -> Tensor:
-    """The tensor repeated along dimensions of size 1, up to a shape."""
+    """Return the tensor repeated along dimensions of size 1, up to a shape."""
     given, wanted = tensor(input), sizes_of(shape)
     made = call(lambda x, size: x.expand(sizes(size)), given, wanted, name=name or "BroadcastTo")
     return told(made, given.dtype, lambda: known_sizes(wanted))
@@ -388,7 +388,7 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Tensor:
-    """What indices name along an axis; along the first axis of a variable the gradient is slices.
+    """Gather slices along an axis; along the first axis of a variable the gradient is slices.
 
     Args:
         params: A tensor.

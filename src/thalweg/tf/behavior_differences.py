@@ -1,6 +1,6 @@
-"""What the facade has, but with another behaviour than TensorFlow's, in a few words.
+"""Names whose behaviour differs from TensorFlow's, with a short description of the difference.
 
-`thalweg scan` says so of scripts; what is Keras' it knows by itself.
+`thalweg scan` prints these for scripts; it knows the differences of Keras without this table.
 """
 
 _NUMBERS = "random numbers are torch's: they repeat with a seed, but are not TensorFlow's"

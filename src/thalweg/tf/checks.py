@@ -197,7 +197,7 @@ def assert_rank_in(
 
 
 def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Tensor:
-    """The tensor; InvalidArgumentError unless it has no dimensions."""
+    """Return the tensor; InvalidArgumentError unless it has no dimensions."""
     found = as_tensor(tensor)
     checked = _check_rank(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
     return _wait_for_check(checked, found)
@@ -226,7 +226,7 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
-    """The tensor, which must have a shape; None in it stands for any size.
+    """Return the tensor, which must have a shape; None in it stands for any size.
 
     Raises:
         InvalidArgumentError: It has another, at the latest when it runs.
@@ -253,7 +253,7 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
 
 
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
-    """The tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
+    """Return the tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
 
     def check(value: Tensor) -> Tensor:
         if value.device.type == "meta":
@@ -268,8 +268,8 @@ def check_numerics(tensor: object, message: str, name: str | None = None) -> Ten
 
 
 def add_check_numerics_ops() -> Any:
-    """An operation that checks all floating-point tensors that the default graph has by now, but
-    for those in branches and loops; None in eager mode.
+    """Return an operation that checks all floating-point tensors that the default graph has by now,
+    but for those in branches and loops; None in eager mode.
     """
     if _graph.executing_eagerly():
         return None

@@ -26,8 +26,8 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 
 
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
-    """A tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each part
-    along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
+    """Return a tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each
+    part along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
 
     Raises:
         InvalidArgumentError: `clip_norm` has more elements than there is room for in the tensor.
@@ -48,8 +48,8 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
 
 
 def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
-    """The common norm of tensors and slices; None is left out, and where
-    nothing else is there, the norm is None.
+    """Return the common norm of tensors and slices; None is left out, and where nothing else is
+    there, the norm is None.
     """
     _check_list(t_list)
     parts = [_values_of(item) for item in t_list if item is not None]

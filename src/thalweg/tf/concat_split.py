@@ -36,7 +36,7 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Tensor]:
-    """The tensors along an axis, in a list; `num` says how many, where that is not known.
+    """Return the tensors along an axis, in a list; `num` says how many, where that is not known.
 
     Raises:
         InvalidArgumentError: Their number is not known, or is not `num`.
@@ -69,7 +69,7 @@ def split(
     num: int | None = None,
     name: str | None = "split",
 ) -> list[Tensor]:
-    """A number of equal parts along an axis, or parts of the given sizes.
+    """Return a number of equal parts along an axis, or parts of the given sizes.
 
     Args:
         value: The tensor.
@@ -104,7 +104,7 @@ def split(
 
 
 def _are_sizes(given: object) -> bool:
-    """Whether it is a list, not a number."""
+    """Return whether it is a list, not a number."""
     if isinstance(given, Sequence | np.ndarray):
         return np.ndim(given) > 0  # pyright: ignore[reportArgumentType]
     return is_tensor(given) and tensor(given).shape != ()
@@ -164,7 +164,7 @@ def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
 
 
 def place_of(axis: object) -> int:
-    """An axis, or another number, which may be a tensor whose value is known."""
+    """Return an axis, or another number, which may be a tensor whose value is known."""
     place = axis if isinstance(axis, int) else known_size(axis)
     if place is None:
         raise InvalidArgumentError(

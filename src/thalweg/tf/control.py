@@ -55,19 +55,19 @@ def function(
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """An operation that is done when all inputs are; None in eager mode, where they are."""
+    """Return an operation that is done when all inputs are; None in eager mode, where they are."""
     return None if _graph.executing_eagerly() else _graph.group(*inputs, name=name)
 
 
 def no_op(name: str | None = None) -> Any:
-    """An operation that does nothing; None in eager mode."""
+    """Return an operation that does nothing; None in eager mode."""
     return None if _graph.executing_eagerly() else _graph.no_op(name or "NoOp")
 
 
 def name_scope(
     name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
-    """A prefix for the names of nodes, by default `default_name`; no effect in eager mode.
+    """Enter a prefix for the names of nodes, by default `default_name`; no effect in eager mode.
 
     `values` is ignored.
     """
@@ -77,7 +77,7 @@ def name_scope(
 
 
 def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManager[None]:
-    """What is made inside waits for these operations; no effect in eager mode."""
+    """Make operations of a `with` block wait for these operations; no effect in eager mode."""
     if _graph.executing_eagerly():
         return contextlib.nullcontext()
     return _graph.control_dependencies(control_inputs)
@@ -86,7 +86,9 @@ def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManag
 def colocate_with(
     op: object, ignore_existing: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """A block that changes nothing: operations run where their tensors are."""
+    """Return a context manager for a block that changes nothing: operations run where their tensors
+    are.
+    """
     return contextlib.nullcontext()
 
 

@@ -27,10 +27,10 @@ _MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows move.
+    """Settings of windows over a tensor.
 
     Attributes:
-        stride: By how much, for each size.
+        stride: The distance of two windows, for each size.
         padding: "SAME", "VALID", or a number before and one after for each size.
         dilation: The distance of a filter's elements, for each size.
         channels_first: Whether channels come before the sizes.
@@ -45,7 +45,7 @@ class Windows:
     def of(
         strides: object, padding: object, dilations: object, data_format: str | None, count: int
     ) -> Windows:
-        """From the arguments of TensorFlow's functions.
+        """Return the windows for the arguments of TensorFlow's functions.
 
         Args:
             strides: A number, one for each size, or one for each dimension.
@@ -55,7 +55,7 @@ class Windows:
             count: The number of sizes.
 
         Raises:
-            InvalidArgumentError: One of them is none of these.
+            InvalidArgumentError: An argument is not one of these.
         """
         first = is_first(data_format)
         stride = spatial(strides, count, first, "strides")
@@ -63,7 +63,7 @@ class Windows:
         return Windows(stride, _parse_padding(padding, count, first), dilation, first)
 
     def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-        """How much is padded before and after each of `sizes`."""
+        """Return the padding before and after each of `sizes`."""
         if not isinstance(self.padding, str):
             return list(self.padding)
         if self.padding == "VALID":
@@ -77,10 +77,10 @@ class Windows:
 
 
 def is_first(data_format: str | None) -> bool:
-    """Whether channels come before the sizes.
+    """Return True if a data format has channels before the sizes.
 
     Raises:
-        InvalidArgumentError: It is no format.
+        InvalidArgumentError: The text is not a data format.
     """
     text = data_format or "channels_last"
     if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
@@ -91,10 +91,11 @@ def is_first(data_format: str | None) -> bool:
 
 
 def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[int, ...]:
-    """One number for each size, given one, one for each, or one for each dimension.
+    """Return one number for each size, from one, one for each, or one for each dimension.
 
     Raises:
-        InvalidArgumentError: It is none of these, or moves along the batch or the channels.
+        InvalidArgumentError: The value is none of these, or is not 1 along the batch or the
+            channels.
     """
     given = list(value) if isinstance(value, Sequence | torch.Size) else [value]
     if len(given) == count + 2:
@@ -128,7 +129,7 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
 
 
 def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None = None) -> Tensor:
-    """The convolution of data by filters; by default in as many groups as filters leave."""
+    """Return the convolution of data by filters; by default in as many groups as filters leave."""
     data = data if windows.channels_first else data.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(data, filters) if groups is None else groups
@@ -151,13 +152,15 @@ def _group_count(data: Tensor, filters: Tensor) -> int:
 
 
 def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
-    """The convolution of each channel by filters of its own, of shape (*sizes, inputs, each)."""
+    """Return the convolution of each channel by filters of its own, of shape (*sizes, inputs,
+    each).
+    """
     *kernel, inputs, each = filters.shape
     return convolve(data, filters.reshape(*kernel, 1, inputs * each), windows, groups=inputs)
 
 
 def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
-    """What `convolve`, given data of `sizes`, has as gradient; filters are (*sizes, outputs,
+    """Compute the gradient of `convolve` for data of `sizes`; filters are (*sizes, outputs,
     inputs).
 
     Raises:
@@ -187,7 +190,7 @@ def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: 
 
 
 def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) -> tuple[int, ...]:
-    """The sizes that `spread` gives if it is not asked for others."""
+    """Return the sizes that `spread` gives if it is not asked for others."""
     free = windows.padding == "VALID"
     return tuple(
         size * step + (max(span - step, 0) if free else 0)
@@ -196,7 +199,7 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
 
 
 def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """The largest element in each window."""
+    """Return the largest element in each window."""
 
     def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
@@ -206,7 +209,7 @@ def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
 
 
 def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """The mean of the elements in each window; what was padded does not count."""
+    """Return the mean of the elements in each window; what was padded does not count."""
 
     def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(

@@ -1,6 +1,6 @@
-"""From what TensorFlow code passes around to torch tensors, or symbolic tensors in graph mode.
+"""Conversion of values of TensorFlow code to torch tensors, or to symbolic tensors in graph mode.
 
-Annotations of `thalweg.tf` say Tensor where graph mode has a symbolic tensor, which stands for one.
+Annotations of `thalweg.tf` say Tensor where graph mode has a symbolic tensor in its place.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor or variable, of torch, of a graph or of Keras."""
+    """Return True if a value is a tensor or variable of torch, of a graph or of Keras."""
     return isinstance(tensor_of(value), Tensor | _graph.SymbolicTensor) or has_symbol(value)
 
 
 def tensor(value: object, dtype: object = None, name: str | None = None) -> Tensor:
-    """A tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
+    """Return a tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
 
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
@@ -93,7 +93,7 @@ def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -
 
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Two operands; one that is not a tensor takes the other's dtype."""
+    """Convert two operands to tensors; one that is not a tensor takes the other's dtype."""
     if is_tensor(x):
         x = tensor(x)
         return x, tensor(y, x.dtype)
@@ -152,7 +152,7 @@ def told(
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """A result, of which this much is known in graph mode besides what its node finds."""
+    """Return a result, of which this much is known in graph mode besides what its node finds."""
     if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
         known = shape()

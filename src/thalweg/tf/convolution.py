@@ -42,7 +42,7 @@ def convolution(
     name: str,
     function: Callable[..., Tensor] = conv_windows.convolve,
 ) -> Tensor:
-    """A convolution by filters, as an operation."""
+    """Return a convolution by filters, as an operation."""
     input, filters = pair(input, filters)
     if filters.shape is UNKNOWN:
         raise InvalidArgumentError(f"{name} needs filters whose number of dimensions is known.")
@@ -63,7 +63,7 @@ def conv2d(
     filter: object = None,
     use_cudnn_on_gpu: object = None,
 ) -> Tensor:
-    """The convolution of images (batch, height, width, channels) by filters (height, width,
+    """Return the convolution of images (batch, height, width, channels) by filters (height, width,
     channels, outputs).
 
     Args:
@@ -91,8 +91,8 @@ def conv1d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """The convolution of sequences (batch, width, channels) by filters (width, channels, outputs);
-    otherwise as `conv2d`.
+    """Return the convolution of sequences (batch, width, channels) by filters (width, channels,
+    outputs); otherwise as `conv2d`.
     """
     return convolution(input, filters, stride, padding, data_format, dilations, name or "conv1d")
 
@@ -106,7 +106,7 @@ def conv3d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """The convolution of volumes; otherwise as `conv2d`."""
+    """Return the convolution of volumes; otherwise as `conv2d`."""
     return convolution(input, filters, strides, padding, data_format, dilations, name or "Conv3D")
 
 
@@ -169,7 +169,7 @@ def conv2d_transpose(
     filter: object = None,
     value: object = None,
 ) -> Tensor:
-    """The gradient of `conv2d` by its input, given that of its output.
+    """Return the gradient of `conv2d` by its input, given that of its output.
 
     Args:
         input: As what `conv2d` makes; `value` is its older name.
@@ -242,7 +242,7 @@ def pool(
     name: str,
     count: int = 2,
 ) -> Tensor:
-    """A pool over windows of `count` sizes, as an operation."""
+    """Return a pool over windows of `count` sizes, as an operation."""
     how = Windows.of(strides, padding, None, data_format, count)
     kernel = conv_windows.spatial(ksize, count, how.channels_first, "ksize")
     return call(function, tensor(input), kernel, how, name=name)

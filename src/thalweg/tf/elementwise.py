@@ -174,7 +174,7 @@ subtract = binary(torch.sub, "subtract")
 
 
 def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
-    """The sum of tensors of one shape.
+    """Return the sum of tensors of one shape.
 
     Raises:
         InvalidArgumentError: There are none, or their shapes differ.
@@ -213,10 +213,10 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
 
 
 def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
-    """What a tensor was clipped to, which a bound must not have given another shape.
+    """Return a clipped tensor if the bound has not changed its shape.
 
     Raises:
-        InvalidArgumentError: It has.
+        InvalidArgumentError: The shapes differ.
     """
     if clipped.shape != given.shape:
         raise InvalidArgumentError(
@@ -227,7 +227,7 @@ def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
 
 
 def cast(x: object, dtype: object, name: str | None = None) -> Tensor:
-    """The elements in another dtype."""
+    """Return the elements in another dtype."""
     return call(torch.Tensor.to, tensor(x), as_dtype(dtype), name=name or "Cast")
 
 
@@ -256,7 +256,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
 
 
 def stop_gradient(input: object, name: str | None = None) -> Tensor:
-    """The same values, through which no gradient flows."""
+    """Return a tensor with the same values, through which no gradient flows."""
     return call(torch.Tensor.detach, tensor(input), name=name or "StopGradient")
 
 

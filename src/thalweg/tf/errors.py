@@ -17,15 +17,15 @@ OpError = ThalwegError
 
 
 class UnknownError(OpError):
-    """Something failed of which nothing is known."""
+    """Error with an unknown cause."""
 
 
 class DeadlineExceededError(OpError):
-    """Something took too long."""
+    """Error of an operation that took too long."""
 
 
 class AlreadyExistsError(OpError):
-    """What was to be made exists."""
+    """Error of an operation that would make an existing object."""
 
 
 class PermissionDeniedError(OpError):
@@ -41,19 +41,19 @@ class ResourceExhaustedError(OpError):
 
 
 class AbortedError(OpError):
-    """Something was ended, and may be tried again."""
+    """Error of an operation that was ended, and may be tried again."""
 
 
 class UnimplementedError(OpError):
-    """Something has not been written."""
+    """Error of a feature that is not implemented."""
 
 
 class InternalError(OpError):
-    """Something that must hold does not."""
+    """Error of a broken invariant."""
 
 
 class UnavailableError(OpError):
-    """Something is not there at present."""
+    """Error of a service that is not available at present."""
 
 
 OK = 0

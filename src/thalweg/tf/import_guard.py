@@ -36,7 +36,8 @@ _ASKS_KERAS = "keras.src.utils.module_utils"
 
 
 def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
-    """The spec of a module of OpenSeq2Seq that shows the one of thalweg; None if it is installed.
+    """Return the spec of a module of OpenSeq2Seq that shows the one of thalweg; None if it is
+    installed.
 
     Args:
         fullname: The module that is imported.
@@ -63,12 +64,12 @@ def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
 
 
 def is_neighbour(module: str) -> bool:
-    """Whether a module, given by its name, is of such a package."""
+    """Return True if a module, given by its name, belongs to one of the listed packages."""
     return module.partition(".")[0] in _PACKAGES
 
 
 def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
-    """The spec of a module by which one of them learns that there is no TensorFlow, or None.
+    """Return the spec of a module by which one of them learns that there is no TensorFlow, or None.
 
     Args:
         fullname: The module that is imported.

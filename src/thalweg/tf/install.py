@@ -109,7 +109,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
         return View(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: a view has no code."""
+        """Do nothing: a view has no code."""
 
 
 def _importer_of() -> tuple[str, bool]:

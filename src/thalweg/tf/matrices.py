@@ -43,7 +43,7 @@ trace = _of_one(lambda x: x.diagonal(0, -2, -1).sum(-1), "trace", "The sum of th
 
 
 def eigh(tensor: object, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """The eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
+    """Return the eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
     found = call(lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh")
     return found[0], found[1]
 
@@ -51,7 +51,7 @@ def eigh(tensor: object, name: str | None = None) -> tuple[Tensor, Tensor]:
 def svd(
     tensor: object, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
 ) -> Any:
-    """The singular values s, and u and v: the matrix is `u @ diag(s) @ v.T`; s alone without
+    """Return the singular values s, and u and v: the matrix is `u @ diag(s) @ v.T`; s alone without
     `compute_uv`.
     """
     given, title = as_tensor(tensor), name or "svd"
@@ -66,7 +66,7 @@ def svd(
 
 
 def inv(input: object, adjoint: bool = False, name: str | None = None) -> Tensor:
-    """The inverse of a matrix, or of its adjoint."""
+    """Return the inverse of a matrix, or of its adjoint."""
 
     def invert(x: Tensor) -> Tensor:
         return torch.linalg.inv(x.mH if adjoint else x)
@@ -75,7 +75,7 @@ def inv(input: object, adjoint: bool = False, name: str | None = None) -> Tensor
 
 
 def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None = None) -> Tensor:
-    """The solutions of linear equations, one in each column."""
+    """Return the solutions of linear equations, one in each column."""
 
     def find(a: Tensor, b: Tensor) -> Tensor:
         return torch.linalg.solve(a.mH if adjoint else a, b)
@@ -84,7 +84,9 @@ def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None =
 
 
 def band_part(input: object, num_lower: int, num_upper: int, name: str | None = None) -> Tensor:
-    """A matrix with zeros but for so many diagonals below and above the middle one; -1 for all."""
+    """Return a matrix with zeros but for so many diagonals below and above the middle one; -1 for
+    all.
+    """
 
     def keep(x: Tensor) -> Tensor:
         x = torch.triu(x, -int(num_lower)) if num_lower >= 0 else x

@@ -24,8 +24,8 @@ def matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """The matrix product, in batches if there are more dimensions; an adjoint is the conjugate of
-    the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
+    """Return the matrix product, in batches if there are more dimensions; an adjoint is the
+    conjugate of the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
 
     Raises:
         InvalidArgumentError: One of the two is no matrix, or is to be transposed in both ways.
@@ -44,8 +44,8 @@ def matmul(
 
 
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
-    """The sum of products over pairs of axes: a number of last and first ones, or two lists, or one
-    of each.
+    """Return the sum of products over pairs of axes: a number of last and first ones, or two lists,
+    or one of each.
     """
     if not isinstance(axes, int):
         axes = [[each] if isinstance(each, int) else [*map(int, each)] for each in axes]

@@ -1,4 +1,4 @@
-"""What the facade does not have, and what to use instead."""
+"""Names of TensorFlow that the facade lacks, with their replacements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ = "read the file in Python, and use Dataset.from_generator"
 
 INSTEAD = {
     "Module": "use torch.nn.Module",
-    "TensorArray": "use a Python list and tf.stack, or tf.map_fn and tf.scan",
+    "TensorArray": "use a Python list and tf.stack in eager mode, tf.map_fn or tf.scan in a graph",
     "audio": "use torchaudio",
     "autograph": "nothing is traced: Python runs as it is written",
     "config": "use torch.cuda and torch.set_num_threads",
@@ -61,7 +61,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
 
     Args:
         module: The name of the module below `tf`, "" for `tf` itself.
@@ -74,7 +74,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 
 
 def not_provided(module: str, name: str) -> AttributeError:
-    """The error for a name that is not there."""
+    """Return the error for a name that is not there."""
     path = f"{module}.{name}" if module else name
     full = f"thalweg.tf.{module}" if module else "thalweg.tf"
     names = set(vars(sys.modules[full]))

@@ -16,13 +16,17 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Whether it is a sequence other than text, a mapping, or the keys, values or items of one."""
+    """Return True for a sequence other than text, a mapping, or the keys, values or items of
+    one.
+    """
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
 
 def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
-    """What a nest holds, in a list; that of no nest is itself. `expand_composites` is ignored."""
+    """Return the leaves of a nest in a list; a value that is not a nest is a leaf.
+    `expand_composites` is ignored.
+    """
     if not is_nested(structure):
         return [structure]
     return [leaf for item in _items_of(structure) for leaf in flatten(item)]
@@ -31,7 +35,7 @@ def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
 def pack_sequence_as(
     structure: object, flat_sequence: Iterable[object], expand_composites: bool = False
 ) -> Any:
-    """A nest like `structure` of other things.
+    """Return a nest like `structure` of other things.
 
     Raises:
         ValueError: There are more or fewer of them.
@@ -43,8 +47,8 @@ def pack_sequence_as(
 
 
 def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
-    """A nest of what `func` returns for each element, or for those at the same place of several
-    nests.
+    """Return a nest of what `func` returns for each element, or for those at the same place of
+    several nests.
 
     Args:
         func: The function.

@@ -68,12 +68,14 @@ softsign = unary(functional.softsign, "softsign")
 
 
 def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) -> Tensor:
-    """The elements that are positive, `alpha` times the others."""
+    """Return the elements that are positive, `alpha` times the others."""
     return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
 
 
 def crelu(features: object, axis: int = -1, name: str | None = None) -> Tensor:
-    """The positive part of the elements, and beside it along an axis that of their negatives."""
+    """Return the positive part of the elements, and beside it along an axis that of their
+    negatives.
+    """
 
     def both(given: Tensor) -> Tensor:
         return torch.cat([torch.relu(given), torch.relu(-given)], axis)
@@ -82,7 +84,7 @@ def crelu(features: object, axis: int = -1, name: str | None = None) -> Tensor:
 
 
 def gelu(features: object, approximate: bool = False, name: str | None = None) -> Tensor:
-    """The Gaussian error linear unit, or its approximation by tanh."""
+    """Return the Gaussian error linear unit, or its approximation by tanh."""
     kind = "tanh" if approximate else "none"
     return call(
         lambda x: functional.gelu(x, approximate=kind), tensor(features), name=name or "Gelu"
@@ -95,14 +97,14 @@ def softmax(logits: object, axis: int = -1, name: str | None = None) -> Tensor:
 
 
 def log_softmax(logits: object, axis: int = -1, name: str | None = None) -> Tensor:
-    """The logarithms of `softmax`."""
+    """Return the logarithms of `softmax`."""
     return call(torch.log_softmax, tensor(logits), axis, name=name or "LogSoftmax")
 
 
 def softmax_cross_entropy_with_logits(
     labels: object, logits: object, axis: int = -1, name: str | None = None
 ) -> Tensor:
-    """The cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
+    """Return the cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
 
     Raises:
         InvalidArgumentError: In graph mode the labels depend on variables that are trained.
@@ -125,8 +127,9 @@ def cross_entropy(
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
-    """That of TensorFlow 2, whose gradient flows into the labels, too; `dim` is an older name of
-    `axis`.
+    """Compute the cross entropy of TensorFlow 2, whose gradient flows into the labels, too.
+
+    `dim` is an older name of `axis`.
     """
     along = dim if dim is not None else -1 if axis is None else axis
 
@@ -140,7 +143,7 @@ softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
 def _is_trained(target: _graph.SymbolicTensor) -> bool:
-    """Whether a gradient of the tensor reaches a variable that is trained."""
+    """Return whether a gradient of the tensor reaches a variable that is trained."""
     pending, seen = [target], {target}
     while pending:
         found = pending.pop()
@@ -155,7 +158,7 @@ def _is_trained(target: _graph.SymbolicTensor) -> bool:
 def sparse_softmax_cross_entropy_with_logits(
     labels: object, logits: object, name: str | None = None
 ) -> Tensor:
-    """The cross entropy of class numbers `labels` and `softmax(logits)`, for each row.
+    """Return the cross entropy of class numbers `labels` and `softmax(logits)`, for each row.
 
     Args:
         labels: Integers of the shape of `logits` without its last dimension.
@@ -197,7 +200,9 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
 def sigmoid_cross_entropy_with_logits(
     labels: object, logits: object, name: str | None = None
 ) -> Tensor:
-    """The cross entropy of probabilities `labels` and `sigmoid(logits)`, for each element."""
+    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, for each
+    element.
+    """
 
     def entropy(given: Tensor, wanted: Tensor) -> Tensor:
         loss = torch.nn.functional.binary_cross_entropy_with_logits
@@ -214,7 +219,7 @@ def l2_loss(t: object, name: str | None = None) -> Tensor:
 def l2_normalize(
     x: object, axis: object = None, epsilon: float = 1e-12, name: str | None = None
 ) -> Tensor:
-    """The tensor divided by its Euclidean norm, along axes or of all elements."""
+    """Return the tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
     def scale(given: Tensor) -> Tensor:
@@ -227,7 +232,7 @@ def l2_normalize(
 def bias_add(
     value: object, bias: object, data_format: str | None = None, name: str | None = None
 ) -> Tensor:
-    """A bias added along the last dimension, or with "NC..." along the second.
+    """Return a bias added along the last dimension, or with "NC..." along the second.
 
     Raises:
         InvalidArgumentError: The bias is no vector of as many elements.
@@ -248,14 +253,14 @@ def bias_add(
 
 
 def xw_plus_b(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:
-    """The product of two matrices, plus a bias."""
+    """Return the product of two matrices, plus a bias."""
     x, weights = pair(x, weights)
     parts = (x, weights, pair(x, biases)[1])
     return call(lambda given, by, shift: given @ by + shift, *parts, name=name or "xw_plus_b")
 
 
 def zero_fraction(value: object, name: str | None = None) -> Tensor:
-    """The share of the elements that are 0, as float32."""
+    """Return the share of the elements that are 0, as float32."""
     return call(lambda given: (given == 0).float().mean(), tensor(value), name=name or "fraction")
 
 

@@ -35,14 +35,14 @@ __all__ = [
 def softmax(
     logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Tensor:
-    """As `tf.nn.softmax`; `dim` is an older name of `axis`."""
+    """Compute `tf.nn.softmax`; `dim` is an older name of `axis`."""
     return newer.softmax(logits, _axis_given(axis, dim, -1), name)
 
 
 def log_softmax(
     logits: object, axis: int | None = None, name: str | None = None, dim: int | None = None
 ) -> Tensor:
-    """As `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
+    """Compute `tf.nn.log_softmax`; `dim` is an older name of `axis`."""
     return newer.log_softmax(logits, _axis_given(axis, dim, -1), name)
 
 
@@ -53,7 +53,7 @@ def l2_normalize(
     name: str | None = None,
     dim: object = None,
 ) -> Tensor:
-    """As `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
+    """Compute `tf.nn.l2_normalize`; `dim` is an older name of `axis`."""
     return newer.l2_normalize(x, _axis_given(axis, dim, None), epsilon, name)
 
 
@@ -62,7 +62,7 @@ def _axis_given(axis: object, dim: object, otherwise: object) -> Any:
 
 
 def crelu(features: object, name: str | None = None, axis: int = -1) -> Tensor:
-    """As `tf.nn.crelu`."""
+    """Compute `tf.nn.crelu`."""
     return newer.crelu(features, axis, name)
 
 
@@ -77,7 +77,7 @@ def conv2d(
     name: str | None = None,
     filters: object = None,
 ) -> Tensor:
-    """As `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
+    """Compute `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
     by = filter if filters is None else filters
     return newer.conv2d(
         input, by, strides, padding, data_format=data_format, dilations=dilations, name=name
@@ -95,7 +95,7 @@ def conv1d(
     input: object = None,
     dilations: object = None,
 ) -> Tensor:
-    """As `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
+    """Compute `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
     given = value if input is None else input
     title = name or "conv1d"
     return convolution.convolution(given, filters, stride, padding, data_format, dilations, title)
@@ -112,7 +112,7 @@ def conv2d_transpose(
     input: object = None,
     filters: object = None,
 ) -> Tensor:
-    """As `tf.nn.conv2d_transpose`."""
+    """Compute `tf.nn.conv2d_transpose`."""
     given, by = (value if input is None else input), (filter if filters is None else filters)
     return newer.conv2d_transpose(given, by, output_shape, strides, padding, data_format, name)
 
@@ -127,7 +127,7 @@ def depthwise_conv2d(
     data_format: str | None = None,
     dilations: object = None,
 ) -> Tensor:
-    """As `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
+    """Compute `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
     apart = rate if dilations is None else dilations
     return newer.depthwise_conv2d(input, filter, strides, padding, data_format, apart, name)
 
@@ -146,7 +146,7 @@ def separable_conv2d(
     data_format: str | None = None,
     dilations: object = None,
 ) -> Tensor:
-    """As `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
+    """Compute `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
     by, apart = (depthwise_filter, pointwise_filter), rate if dilations is None else dilations
     return newer.separable_conv2d(input, *by, strides, padding, data_format, apart, name)
 
@@ -159,7 +159,7 @@ def moments(
     keep_dims: bool | None = None,
     keepdims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `tf.nn.moments`."""
+    """Compute `tf.nn.moments`."""
     return newer.moments(x, axes, keepdims=bool(keepdims or keep_dims), name=name)
 
 
@@ -199,7 +199,7 @@ def fused_batch_norm(
 
 
 def in_top_k(predictions: object, targets: object, k: int, name: str | None = None) -> Tensor:
-    """As `tf.nn.in_top_k`, with the predictions first."""
+    """Compute `tf.nn.in_top_k`, with the predictions first."""
     return newer.in_top_k(targets, predictions, k, name)
 
 
@@ -210,7 +210,9 @@ def weighted_cross_entropy_with_logits(
     name: str | None = None,
     targets: object = None,
 ) -> Tensor:
-    """As `tf.nn.weighted_cross_entropy_with_logits`; `targets` is an older name of `labels`."""
+    """Compute `tf.nn.weighted_cross_entropy_with_logits`; `targets` is an older name of
+    `labels`.
+    """
     labels = targets if labels is None else labels
     return newer.weighted_cross_entropy_with_logits(labels, logits, pos_weight, name)
 

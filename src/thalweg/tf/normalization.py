@@ -28,7 +28,7 @@ def moments(
     *,
     keep_dims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the variance, the mean square of what is left, along axes.
+    """Return the mean and the variance, the mean square of what is left, along axes.
 
     `shift` is ignored, as in TensorFlow; `keep_dims` is an older name of `keepdims`.
     """
@@ -128,7 +128,7 @@ def normalized(
 
 
 def batch_moments(data: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """The mean and the variance along all axes but one, outside of gradients."""
+    """Return the mean and the variance along all axes but one, outside of gradients."""
     data = data.detach()
     over = [each for each in range(data.dim()) if each != axis % data.dim()]
     variance, mean = torch.var_mean(data, over, correction=0)

@@ -11,7 +11,7 @@ from thalweg.tf.convert import call, pair, tensor
 
 
 def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Tensor]:
-    """A function `(x, name=None)`, element by element."""
+    """Return a function `(x, name=None)`, element by element."""
 
     def apply(x: object, name: str | None = None) -> Tensor:
         return call(function, tensor(x), name=name or title)
@@ -20,7 +20,7 @@ def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Ten
 
 
 def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable[..., Tensor]:
-    """A function `(x, y, name=None)`, element by element, with broadcasting."""
+    """Return a function `(x, y, name=None)`, element by element, with broadcasting."""
 
     def apply(x: object, y: object, name: str | None = None) -> Tensor:
         return call(function, *pair(x, y), name=name or title)

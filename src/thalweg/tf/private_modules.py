@@ -226,12 +226,12 @@ _PACKAGES = {"", *(name[:at] for name in _NAMES for at, sign in enumerate(name) 
 
 
 def has(fullname: str) -> bool:
-    """Whether there is a module of that name, below `tensorflow.python`."""
+    """Return True if there is a module of that name, below `tensorflow.python`."""
     return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
 
 
 def module(fullname: str) -> MergedModules:
-    """What the module of that name, below `tensorflow`, shows.
+    """Return the module of that name, below `tensorflow`.
 
     Raises:
         AttributeError: There is none.

@@ -129,7 +129,7 @@ def categorical(
 
 
 def shuffle(value: object, seed: int | None = None, name: str | None = None) -> Tensor:
-    """The rows in random order, another one in each run."""
+    """Return the rows in random order, another one in each run."""
     generator = _graph.numbers_of(seed)
 
     def mix(given: Tensor) -> Tensor:

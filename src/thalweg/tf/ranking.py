@@ -24,7 +24,8 @@ class TopK(NamedTuple):
 
 
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopK:
-    """The `k` largest elements of each row, the largest first; of equal ones the first is first.
+    """Return the `k` largest elements of each row, the largest first; of equal ones the first is
+    first.
 
     They are sorted even where `sorted` is False, which leaves the order open.
 
@@ -59,7 +60,8 @@ def _check_k(k: int, shape: Any) -> None:
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Whether the prediction of each target is among the `k` largest of its row, as bools.
+    """Return bools that are true where the prediction of a target is among the `k` largest of its
+    row.
 
     Predictions that are equal to the k-th are among them. The two tensors may change places, as
     TensorFlow 1 and 2 have them.

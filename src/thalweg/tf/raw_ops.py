@@ -36,7 +36,7 @@ def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -
 
 
 def ReadVariableOp(*, resource: object, dtype: object, name: str | None = None) -> Any:
-    """The value of a variable; `dtype` is its own."""
+    """Return the value of a variable; `dtype` is its own."""
     return identity(resource, name)
 
 
@@ -49,7 +49,7 @@ def ResourceGather(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Any:
-    """The rows of a variable that `indices` names; `dtype` is its own.
+    """Return the rows of a variable that `indices` names; `dtype` is its own.
 
     Raises:
         ValueError: `batch_dims` is not 0.

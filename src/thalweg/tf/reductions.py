@@ -184,7 +184,7 @@ reduce_all = _reduction_function(_one_by_one(lambda x, axis, keep: x.all(axis, k
 def argmax(
     input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
 ) -> Tensor:
-    """The index of the largest element along an axis."""
+    """Return the index of the largest element along an axis."""
     return _find_index(torch.argmax, input, axis, output_type, name or "ArgMax")
 
 
@@ -192,7 +192,7 @@ def argmax(
 def argmin(
     input: object, axis: int = 0, output_type: object = torch.int64, name: str | None = None
 ) -> Tensor:
-    """The index of the smallest element along an axis."""
+    """Return the index of the smallest element along an axis."""
     return _find_index(torch.argmin, input, axis, output_type, name or "ArgMin")
 
 
@@ -212,7 +212,7 @@ def count_nonzero(
     dtype: object = torch.int64,
     name: str | None = None,
 ) -> Tensor:
-    """How many elements are not 0, along an axis, several, or all."""
+    """Count the elements that are not 0, along an axis, several, or all."""
 
     def count(given: Tensor) -> Tensor:
         return reduce_sum((given != 0).to(as_dtype(dtype)), axis, keepdims)
@@ -227,7 +227,8 @@ def norm(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """The norm of vectors along an axis, or of all elements, or, along two axes, of matrices.
+    """Return the norm of vectors along an axis, or of all elements, or, along two axes, of
+    matrices.
 
     Args:
         tensor: Real or complex numbers.

@@ -181,7 +181,7 @@ def nce_loss(
     *,
     partition_strategy: str | None = None,
 ) -> Tensor:
-    """The noise-contrastive estimation loss of each example.
+    """Return the noise-contrastive estimation loss of each example.
 
     Args:
         weights: A row for each class. The gradient is slices: of the true and the sampled rows.
@@ -224,7 +224,7 @@ def sampled_softmax_loss(
     *,
     partition_strategy: str | None = None,
 ) -> Tensor:
-    """The cross entropy of each example over its true and the sampled classes.
+    """Return the cross entropy of each example over its true and the sampled classes.
 
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
     """

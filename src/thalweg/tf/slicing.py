@@ -41,7 +41,7 @@ __all__ = [
 
 
 def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:
-    """The part of the given size that begins at a place; a size of -1 reaches to the end.
+    """Return the part of the given size that begins at a place; a size of -1 reaches to the end.
 
     Raises:
         InvalidArgumentError: The part is not inside of the tensor.
@@ -122,7 +122,7 @@ def pad(
     constant_values: Any = 0,
     name: str | None = None,
 ) -> Tensor:
-    """The tensor with elements added before and after each dimension.
+    """Return the tensor with elements added before and after each dimension.
 
     Args:
         tensor: The tensor.
@@ -159,14 +159,14 @@ def pad(
 
 
 def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
-    """The elements in reverse order along axes."""
+    """Return the elements in reverse order along axes."""
     return call(lambda x: x.flip(sizes(axis)), as_tensor(tensor), name=name or "ReverseV2")
 
 
 def repeat(
     input: object, repeats: object, axis: int | None = None, name: str | None = None
 ) -> Tensor:
-    """Each element, or each part along an axis, repeated a number of times."""
+    """Repeat each element, or each part along an axis, a number of times."""
     times = tensor(repeats)
     return call(
         lambda x, many: torch.repeat_interleave(x, many.long(), axis), tensor(input), times,
@@ -186,7 +186,9 @@ def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> li
 def boolean_mask(
     tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
 ) -> Tensor:
-    """The parts of a tensor where a mask holds, in one dimension in place of those of the mask."""
+    """Return the parts of a tensor where a mask holds, in one dimension in place of those of the
+    mask.
+    """
 
     def choose(x: Tensor, chosen: Tensor) -> Tensor:
         first = (axis or 0) % max(x.dim(), 1)
@@ -212,7 +214,7 @@ def boolean_mask(
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """The elements or parts of `params` whose places are the last dimension of `indices`."""
+    """Return the elements or parts of `params` whose places are the last dimension of `indices`."""
 
     def pick(x: Tensor, places: Tensor) -> Tensor:
         if batch_dims:
@@ -229,7 +231,7 @@ def _pick_elements(x: Tensor, places: Tensor) -> Tensor:
 
 
 def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The last dimension of `places` as indices of a tensor of this shape.
+    """Return the last dimension of `places` as indices of a tensor of this shape.
 
     Raises:
         InvalidArgumentError: On the CPU, if one is out of range.
@@ -293,8 +295,8 @@ class UniqueWithCounts(NamedTuple):
 
 
 def unique(x: object, out_idx: object = torch.int32, name: str | None = None) -> Unique:
-    """The elements of a vector in the order of their first places, and for each element of the
-    vector its place among them.
+    """Return the elements of a vector in the order of their first places, and for each element of
+    the vector its place among them.
     """
     return Unique(*unique_with_counts(x, out_idx, name or "Unique")[:2])
 
@@ -302,7 +304,7 @@ def unique(x: object, out_idx: object = torch.int32, name: str | None = None) ->
 def unique_with_counts(
     x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
-    """What `unique` gives, and how often each element occurs."""
+    """Return the results of `unique`, and how often each element occurs."""
     kind, given = as_dtype(out_idx), tensor(x)
 
     def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -344,7 +346,7 @@ def invert_permutation(x: object, name: str | None = None) -> Tensor:
 def random_crop(
     value: object, size: object, seed: int | None = None, name: str | None = None
 ) -> Tensor:
-    """A part of the given size from a random place."""
+    """Return a part of the given size from a random place."""
     whole, wanted = shape_of(tensor(value)), tensor(size)
     share = uniform(shape_of(wanted), dtype=torch.float64, seed=seed)
     begin = cast(share * (whole - wanted + 1), torch.int32)

@@ -1,4 +1,4 @@
-"""What `tf.compat.v1` had and `thalweg.v1` has not, and what to use instead."""
+"""Names of `tf.compat.v1` that `thalweg.v1` lacks, with their replacements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "use thalweg.tf.layers, or call a torch.nn layer on the symbolic tensor"
-_BUILT_ANEW = "build the graph anew: it is Python"
+_BUILT_ANEW = (
+    "a graph holds Python functions, which no file can: build it by the same Python code, and"
+    " restore its variables with train.Saver"
+)
 _NO_REWRITE = (
     "no graph is rewritten: cast what is to be of 16 bits, or use torch.autocast, and put"
     " train.experimental.MixedPrecisionLossScaleOptimizer around the optimizer"
@@ -129,7 +132,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
 
     Args:
         module: The name of the module below `thalweg.v1`, "" for that itself.
@@ -149,7 +152,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 def not_provided(
     facade: str, path: str, instead: Mapping[str, str], names: Iterable[str], rest: str
 ) -> AttributeError:
-    """The error for a name that is not there.
+    """Return the error for a name that is not there.
 
     Args:
         facade: The module that people import.

@@ -24,5 +24,7 @@ def check_seconds(name: str, value: object, *, is_at_least_0: bool = False) -> N
 
 
 def wait_seconds(seconds: float) -> float:
-    """So many seconds as Python waits for them: none below 0, and never as many as overflow."""
+    """Return a time as Python can wait for it, in seconds: at least 0, and not so long that it
+    overflows.
+    """
     return float(min(max(seconds, 0.0), LONGEST))

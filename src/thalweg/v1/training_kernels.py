@@ -1,4 +1,4 @@
-"""What stands behind each function of `training_ops`: arguments in TensorFlow's order, and a rule.
+"""Implementation of the functions of `training_ops`: arguments in TensorFlow's order, and a rule.
 
 A kernel is one update of one variable. Its scalars are the caller's, converted once to the dtype of
 the variable; its slots are any tensors of the variable's shape.
@@ -69,11 +69,11 @@ class Kernel:
     check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
 
     def function(self, name: str) -> Callable[..., Any]:
-        """The public function of this name, such as "resource_sparse_apply_momentum"."""
+        """Return the public function of this name, such as "resource_sparse_apply_momentum"."""
         return _kernel_function(self, name)
 
     def names(self, sparse: bool) -> list[str]:
-        """The arguments that have no default."""
+        """Return the arguments that have no default."""
         names = self.inputs.split()
         if not sparse:
             return names

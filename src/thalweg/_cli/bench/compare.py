@@ -1,4 +1,4 @@
-"""One comparison: a rule on a set of shapes, its peers and the machine, as rows of figures."""
+"""Comparison of a rule on a set of shapes with its peers and the machine, as rows of figures."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ OURS = ("thalweg", "torch")  # whose step is measured
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One contender's figures for one rule.
+    """Figures of a contender for a rule.
 
     Attributes:
         rule: The rule's name.
         contender: thalweg, a peer, or the roofline.
         ms: Milliseconds of a step.
-        ratio: The same in units of torch's fused Adam in the same rounds; below 1 is faster.
+        ratio: The time in units of torch's fused Adam in the same rounds; below 1 is faster.
         gbps: GB/s, counting each stream the rule needs once.
         of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
-        extra_bytes: The most memory that a step takes beyond what lies between steps.
+        extra_bytes: The most memory that a step takes beyond the memory in use between steps.
         state_bytes: Bytes of the state, per parameter; None of peers beside torch.
-        disturbance: How many cores other processes used meanwhile.
+        disturbance: The number of cores that other processes used meanwhile.
         verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
-        quiet_rounds: How many of these were not disturbed.
-        spread: How wide the middle half of the ratios is, as a share of their median.
+        quiet_rounds: The number of rounds that were not disturbed.
+        spread: The width of the middle half of the ratios, as a share of their median.
     """
 
     rule: str
@@ -55,7 +55,7 @@ class BenchmarkRow:
     spread: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
+        """Return a dictionary of plain values."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""What a step allocates, and what the machine has."""
+"""Memory that a step allocates, and memory of the machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def torch_peak(step: Step) -> int:
 
 
 def extra_bytes(step: Step) -> int:
-    """The most memory that a steady step needs beyond what lies between steps."""
+    """Return the most memory that a steady step needs beyond what lies between steps."""
     step()
     return python_peak(step) + torch_peak(step)
 

@@ -29,7 +29,7 @@ PEERS = ("torch-fused", "torch-foreach", "torch-forloop", "optax", "keras", "ten
 
 
 def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | None:
-    """A step of `torch.optim`; None where it has no such rule or form."""
+    """Return a step of `torch.optim`; None where it has no such rule or form."""
     if entry.torch is None or (form == "fused" and not entry.fused):
         return None
     make = getattr(torch.optim, entry.torch)
@@ -38,7 +38,7 @@ def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | N
 
 
 def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """A compiled step of optax."""
+    """Return a compiled step of optax."""
     if entry.optax is None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
@@ -61,7 +61,7 @@ def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
 
 
 def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """A step of Keras 3 on the backend it is configured for."""
+    """Return a step of Keras 3 on the backend it is configured for."""
     if entry.named is None or entry.keras is None:
         return None
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
@@ -83,7 +83,7 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
 
 
 def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """A step of TensorFlow's own fused kernels, through `tf.compat.v1.train`."""
+    """Return a step of TensorFlow's own fused kernels, through `tf.compat.v1.train`."""
     names = {
         "Adam": "AdamOptimizer", "Adagrad": "AdagradOptimizer", "Adadelta": "AdadeltaOptimizer",
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
@@ -111,7 +111,7 @@ _OTHERS: dict[str, tuple[str, Callable[[BenchmarkedRule, Workload], Step | None]
 
 
 def installed_peers() -> tuple[str, ...]:
-    """The peers that can be imported here, without importing them."""
+    """Return the peers that can be imported here, without importing them."""
     return tuple(
         name for name in PEERS if name not in _OTHERS or find_spec(_OTHERS[name][0]) is not None
     )
@@ -120,7 +120,7 @@ def installed_peers() -> tuple[str, ...]:
 def make_contenders(
     entry: BenchmarkedRule, problem: Workload, wanted: tuple[str, ...]
 ) -> Iterator[Contender]:
-    """Those of the wanted peers that have the rule."""
+    """Yield contenders for the wanted peers that have the rule."""
     for name in wanted:
         if name.startswith("torch-"):
             step = torch_step(entry, problem, name.removeprefix("torch-"))

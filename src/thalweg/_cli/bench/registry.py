@@ -17,17 +17,17 @@ from thalweg.rules import KERAS_RULES
 
 @dataclass(frozen=True)
 class BenchmarkedRule:
-    """One rule.
+    """Rule to measure, with its peers.
 
     Attributes:
         rule: The rule.
-        named: The optimizer that runs it; None for a rule of the user's, which no peer has.
+        named: The optimizer that runs it; None for a user's rule, which no peer has.
         torch: Class name in `torch.optim`, None where it has no such rule.
         fused: Whether `torch.optim` has a fused version.
         torch_options: Its arguments beyond the defaults.
         optax: Name of the function in optax, None where it has no such rule.
         optax_options: Its arguments beyond the learning rate.
-        norms: How many streams a step reads once more, for what it measures of them.
+        norms: The number of streams that a step reads once more, for measures of them.
     """
 
     rule: Rule
@@ -41,13 +41,13 @@ class BenchmarkedRule:
 
     @property
     def label(self) -> str:
-        """Whose step it is."""
+        """Name of the library whose step it is: "torch" or "thalweg"."""
         of = "" if self.named is None else self.named.of
         return "torch" if of.startswith(TORCH) else "thalweg"
 
     @property
     def slots(self) -> int:
-        """How many slots of its own shape a variable has."""
+        """Number of slots of a variable that have its shape."""
         return len(self.rule.element_slots)
 
     @property
@@ -122,7 +122,7 @@ V1 = {name: entry for name, entry in KNOWN.items() if entry.keras is None}
 
 
 def entry(name: str) -> BenchmarkedRule:
-    """The rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
+    """Return the rule of that name, in any case, or that of an optimizer, as `v1:AdamOptimizer`.
 
     Raises:
         NotFoundError: If there is none; lists names near it.
@@ -134,5 +134,5 @@ def entry(name: str) -> BenchmarkedRule:
 
 
 def own(rule: Rule) -> BenchmarkedRule:
-    """The entry of a rule of the user's."""
+    """Return the entry of a rule of the user's."""
     return BenchmarkedRule(rule, norms=count_read_streams(rule))

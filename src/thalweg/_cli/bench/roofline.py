@@ -1,7 +1,7 @@
-"""What this machine's memory allows: one add over the streams that a rule reads and writes.
+"""Limit of this machine's memory: one add over the streams that a rule reads and writes.
 
 The roofline is itself a rule, run by the same engine, over the same tensors, on the same threads:
-what an update takes beyond it is arithmetic and host work.
+the additional time of an update is arithmetic and host work.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def roofline(
     gradients: Sequence[Tensor],
     copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """A step that adds over the streams of a rule with `slots` slots.
+    """Return a step that adds over the streams of a rule with `slots` slots.
 
     Args:
         slots: How many slots the rule has, each of its variable's shape and dtype.

@@ -37,7 +37,7 @@ class ShapeSet:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the variables hold."""
+        """Number of elements of all variables."""
         return sum(map(prod, self.shapes))
 
     @property
@@ -50,7 +50,7 @@ class ShapeSet:
 
 
 def of(name: str, shapes: Iterable[Shape], dtype: torch.dtype = torch.float32) -> ShapeSet:
-    """A set of one dtype."""
+    """Return a set of one dtype."""
     shapes = tuple(shapes)
     return ShapeSet(name, shapes, (dtype,) * len(shapes))
 
@@ -105,7 +105,8 @@ ACCEPTED = (
 
 
 def load(name: str) -> ShapeSet:
-    """A named set, or the shapes in a file: `.safetensors`, or a state_dict saved with torch.save.
+    """Return a named set, or the shapes in a file: `.safetensors`, or a state_dict saved with
+    torch.save.
 
     Raises:
         ValueError: There is no such set or file, it cannot be read, or it holds no floating

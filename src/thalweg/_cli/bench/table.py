@@ -31,7 +31,7 @@ def format_size(count: float) -> str:
 
 
 def title_of(shapes: ShapeSet) -> str:
-    """What was measured, on one line."""
+    """Return a description of the measured shapes, on one line."""
     return (
         f"{shapes.name}: {len(shapes.shapes):,} tensors, {shapes.parameters:,} parameters, "
         f"{torch.get_num_threads()} threads"
@@ -53,8 +53,8 @@ DROPPED = ("GB/s", "extra memory", "state bytes", "of roofline", "ms")
 
 
 def table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], width: int) -> Table:
-    """The rows as a table, the fastest of each rule first, the roofline last; with as many columns
-    as fit into the width of a terminal.
+    """Return the rows as a table, the fastest of each rule first, the roofline last; with as many
+    columns as fit into the width of a terminal.
     """
     return fitted(partial(_lay_out_table, shapes, rows), HEADINGS, DROPPED, width)
 
@@ -85,7 +85,7 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: lis
 
 
 def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """Whether the figures can be trusted: "quiet", "busy" or "unsteady", and what was seen.
+    """Return the verdict on the figures, "quiet", "busy" or "unsteady", with the numbers behind it.
 
     The message is for people; it is empty where the verdict is "quiet".
     """
@@ -123,7 +123,7 @@ def _noise_message(verdict: Verdict, rows: Sequence[BenchmarkRow]) -> str:
 
 
 def explain_delay(timings: Timings) -> str:
-    """Why a measurement takes longer than its rounds."""
+    """Return the reason why a measurement takes longer than its rounds."""
     others = median(timings.others)
     reason = (
         f"Other processes use {others:.1f} cores"
@@ -136,7 +136,7 @@ def explain_delay(timings: Timings) -> str:
 def report(
     shapes: ShapeSet, rows: Sequence[BenchmarkRow], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """The rows with what is needed to judge them, as plain values."""
+    """Return the rows with what is needed to judge them, as plain values."""
     return {
         "shapes": {
             "name": shapes.name,
@@ -159,7 +159,7 @@ def report(
 
 
 def processor_name() -> str:
-    """The processor's name, as Linux tells it."""
+    """Return the processor's name, as Linux tells it."""
     try:
         with open("/proc/cpuinfo") as file:
             named = [

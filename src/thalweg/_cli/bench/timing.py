@@ -29,10 +29,10 @@ SPREAD = 0.25  # ratios whose middle half is wider than this share of their medi
 
 @dataclass(frozen=True)
 class Contender:
-    """Something whose step is timed.
+    """Named step that is timed.
 
     Attributes:
-        name: What tables call it.
+        name: The name in tables.
         step: The timed call.
         before: Called before each step, not timed: the rest of a training loop.
     """
@@ -44,18 +44,18 @@ class Contender:
 
 @dataclass
 class Timings:
-    """What was measured.
+    """Times of all rounds.
 
     Attributes:
         seconds: For each contender the seconds of a step, one median for each round.
-        others: For each round, how many cores other processes used; 0 where that is not known.
+        others: For each round, the number of cores that other processes used; 0 if it is not known.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """The rounds in which nothing was disturbed."""
+        """Return the rounds in which nothing was disturbed."""
         limits = {
             name: QUIET * _low_percentile(times) for name, times in self.seconds.items() if times
         }
@@ -67,16 +67,16 @@ class Timings:
         ]
 
     def counted(self) -> list[int]:
-        """The rounds that count: the quiet ones, or all if those are too few."""
+        """Return the rounds that count: the quiet ones, or all if those are too few."""
         quiet = self.quiet()
         return quiet if len(quiet) >= FEWEST else list(range(len(self.others)))
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the rounds that count can be trusted, and what is the matter if not.
+        """Verdict on the rounds that count.
 
-        "busy": other processes used the cores. "unsteady": times jump though none did; a shared or
-        throttled machine does that.
+        "quiet": they can be trusted. "busy": other processes used the cores. "unsteady": times jump
+        though none did; a shared or throttled machine does that.
         """
         quiet = len(self.quiet())
         if quiet >= FEWEST or quiet == len(self.others):
@@ -85,13 +85,13 @@ class Timings:
 
     @property
     def disturbance(self) -> float:
-        """How many cores other processes used in the rounds that count."""
+        """Median number of cores that other processes used in the rounds that count."""
         return median(self.others[index] for index in self.counted())
 
     def spread(self, name: str, anchor: str) -> float:
-        """How wide the middle half of the ratios is that count, as a share of their median.
+        """Return the width of the middle half of the ratios that count, as a share of their median.
 
-        What shares the memory with a step but not its cores shows here, and nowhere else.
+        Processes that share the memory with a step but not its cores show here, and nowhere else.
         """
         ratios = self._ratios(name, anchor)
         if len(ratios) < 2:
@@ -104,7 +104,9 @@ class Timings:
         return median(self.seconds[name][index] for index in self.counted())
 
     def ratio(self, name: str, anchor: str) -> float:
-        """How long a step of `name` takes in units of the anchor's, in the same rounds."""
+        """Return the median time of a step of `name` in units of the anchor's, in the same
+        rounds.
+        """
         return median(self._ratios(name, anchor))
 
     def _ratios(self, name: str, anchor: str) -> list[float]:

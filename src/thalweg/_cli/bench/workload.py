@@ -43,7 +43,7 @@ def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
 
 
 def make_optimizer(entry: BenchmarkedRule, options: Mapping[str, Any] | None = None) -> Any:
-    """The rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
+    """Return the rule's optimizer from `thalweg.keras.optimizers` or from `thalweg.v1`."""
     given: dict[str, Any] = {"learning_rate": RATE, **(options or {})}
     if entry.named is None:
         return RuleOptimizer(entry.rule, **given)
@@ -68,12 +68,12 @@ def try_options(
 def thalweg_step(
     entry: BenchmarkedRule, problem: Workload, options: Mapping[str, object] | None = None
 ) -> Callable[[], object]:
-    """A step through the public call, as a training loop makes it."""
+    """Return a step through the public call, as a training loop makes it."""
     return step_of(make_optimizer(entry, options), problem)
 
 
 def step_of(optimizer: object, problem: Workload) -> Callable[[], object]:
-    """A step of an optimizer of ours, likewise."""
+    """Return a step of an optimizer of ours, likewise."""
     apply = applied(optimizer)
     variables, gradients = problem.variables, problem.gradients
     return lambda: apply(zip(gradients, variables))

@@ -37,7 +37,9 @@ BATCHES = {"lm": 16}  # where they are smaller than the most ranks
 
 
 class Rates(NamedTuple):
-    """What --lr asks for: a rate for all, rates by name, or that each contestant tries several."""
+    """Value of --lr: a rate for all, rates by name, or a sweep in which each contestant tries
+    several.
+    """
 
     shared: float | None
     named: dict[str, float]
@@ -289,7 +291,7 @@ def race(
 
 
 class Chosen(NamedTuple):
-    """What the command line asks for."""
+    """Options of the command line."""
 
     optimizers: str | None
     lr: Rates

@@ -112,7 +112,7 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 
 def sweep_words(rule: Rule) -> str:
-    """How often a step goes over memory, and what for."""
+    """Return a description of the sweeps of a step over memory, with the purpose of each."""
     from thalweg._engines.spread import sweeps_in_order
 
     *before, _ = sweeps_in_order(rule)
@@ -142,8 +142,8 @@ def _made_by(each: Any) -> tuple[str, ...]:
 
 
 def formula_source(rule: Rule) -> str:
-    """The source text of everything that the rule computes, with the functions that this calls;
-    for functions without, a note.
+    """Return the source text of everything that the rule computes, with the functions that this
+    calls; for functions without, a note.
     """
     from thalweg.formula import FORMULAS
 
@@ -187,7 +187,7 @@ def _helpers_of(functions: list[object]) -> list[Any]:
 
 
 def _is_known(function: object) -> bool:
-    """Whether a formula may take the function for granted."""
+    """Return whether a formula may take the function for granted."""
     room, *below = function.__module__.split(".")
     if room == "thalweg":
         return below[:1] != ["rules"]

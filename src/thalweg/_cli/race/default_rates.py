@@ -14,7 +14,7 @@ _LIKE = {
 
 
 def default_rate(problem: str, name: str, of: str) -> float:
-    """The rate of an optimizer.
+    """Return the rate of an optimizer.
 
     Args:
         problem: Name of the problem.

@@ -1,4 +1,4 @@
-"""What can go wrong with a race before it runs."""
+"""Errors of a race before it runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from thalweg._cli.race.run import Lane
 
 @contextmanager
 def folder(logdir: Path, problem: str) -> Iterator[Path]:
-    """A new folder for one race: `logdir/<problem>`, or `<problem>-2`, `-3` ... after others.
+    """Make a new folder for one race: `logdir/<problem>`, or `<problem>-2`, `-3` ... after others.
 
     It is made before the race, so that a folder that cannot be made is found out then, and no other
     race takes it. A race that fails leaves none.

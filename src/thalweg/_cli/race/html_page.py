@@ -25,7 +25,7 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 
 def text(outcome: RaceOutcome) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     race = outcome.race
     others = f", the first of {outcome.seeds} seeds" if outcome.seeds > 1 else ""
     ended = f"; stopped at step {race.step:,}" if race.stopped else ""

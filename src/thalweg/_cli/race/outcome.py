@@ -1,4 +1,4 @@
-"""All that was raced: a race for each seed, the first perhaps with several learning rates."""
+"""Outcome of a race for each seed, the first perhaps with several learning rates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from thalweg.distribute import Strategy
 
 @dataclass
 class RaceOutcome:
-    """What was raced.
+    """Races of all seeds.
 
     Attributes:
         races: One for each seed.
-        seeds: How many there were to be.
+        seeds: The number of seeds planned.
         swept: The sweep, if there was one; its best lanes are the race of the first seed.
         stopped: Whether Ctrl-C ended it early.
     """
@@ -36,7 +36,7 @@ class RaceOutcome:
 
     @property
     def seconds(self) -> float:
-        """What all of it has taken."""
+        """Total time of all races, in seconds."""
         return sum(race.seconds for race in self.races)
 
 
@@ -57,7 +57,7 @@ class Fraction:
     searching: bool = False
 
     def done(self, race: Race) -> float:
-        """The share of the whole that is done when this part is as far as `race`."""
+        """Return the share of the whole that is done when this part is as far as `race`."""
         return self.begins + self.share * race.step / race.steps
 
 

@@ -29,7 +29,9 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 
 def figure(races: Sequence[Race]) -> Any:
-    """The picture, as matplotlib's `Figure`: of several seeds the means, and from least to most."""
+    """Return the picture, as matplotlib's `Figure`: of several seeds the means, and from least to
+    most.
+    """
     # Figure instead of pyplot: no global state, no backend, no window.
     from matplotlib.figure import Figure
 
@@ -108,7 +110,7 @@ def _finite_losses(losses: Sequence[float]) -> np.ndarray:
 
 
 def smooth_losses(losses: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the last `window` losses, fewer at the beginning."""
+    """Return the mean of the last `window` losses, fewer at the beginning."""
     total = np.concatenate([[0.0], np.cumsum(losses)])
     last = np.arange(1, len(losses) + 1)
     first = np.maximum(last - window, 0)

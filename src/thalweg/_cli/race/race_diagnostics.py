@@ -14,7 +14,7 @@ from thalweg.diagnostics.jsonl_reader import UNMEASURED, LogHeader, Record
 
 
 def is_measurable(optimizer: object) -> bool:
-    """Whether an optimizer measures its steps; others have the losses of theirs alone."""
+    """Return True if an optimizer measures its steps; of others only losses are recorded."""
     return isinstance(optimizer, ApplyGradientsAdapter) and optimizer.is_measurable
 
 

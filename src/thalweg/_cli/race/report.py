@@ -1,4 +1,4 @@
-"""What a race leaves behind: a ranked table for people, JSON for machines."""
+"""Results of a race: a ranked table for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DROPPED = ("seconds", "us/step", "train loss", "lr", "#")
 
 
 def table(races: Sequence[Race], width: int) -> Table:
-    """The ranking as a table, with as many columns as fit into the width of a terminal."""
+    """Return the ranking as a table, with as many columns as fit into the width of a terminal."""
     found = rank_contestants(races)
     rows: list[dict[str, Any]] = []
     for each in found:
@@ -92,7 +92,7 @@ def cells_of(standing: Standing) -> list[str]:
 
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
-    """How the table ranks, and what it cannot tell."""
+    """Return notes on how the table ranks, and on its limits."""
     measured = [] if races[0].measured_every is None else [_MEASURED]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
@@ -126,7 +126,7 @@ def _compare_baseline(races: Sequence[Race]) -> list[str]:
 
 
 def sweep_table(swept: Race, width: int) -> Table:
-    """The train loss with each learning rate, the rate that won, and a mark at the edges."""
+    """Return the train loss with each learning rate, the rate that won, and a mark at the edges."""
     from rich.text import Text
 
     rows: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def sweep_table(swept: Race, width: int) -> Table:
 
 
 def sweep_note(swept: Race) -> str:
-    """What the table of a sweep shows."""
+    """Return a note on the table of a sweep."""
     note = (
         f"Train loss with {len(sweep.FACTORS)} learning rates each, from"
         f" {sweep.FACTORS[0]:g} to {sweep.FACTORS[-1]:g} times the usual one, seed {swept.seed};"
@@ -158,20 +158,20 @@ def sweep_note(swept: Race) -> str:
 
 
 def format_seeds(races: Sequence[Race]) -> str:
-    """The seeds, as one writes them."""
+    """Return the seeds, as one writes them."""
     first, last = races[0].seed, races[-1].seed
     return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
 def format_epochs(race: Race) -> str:
-    """The number of epochs, as one writes it."""
+    """Return the number of epochs, as one writes it."""
     return f"{race.epochs} epoch{'' if race.epochs == 1 else 's'}"
 
 
 def report(outcome: RaceOutcome) -> dict[str, Any]:
-    """Everything that was raced, as JSON holds it; numbers that are not finite are null.
+    """Return everything that was raced as JSON values; numbers that are not finite are null.
 
-    Of one seed the results have all losses; of several they have means, and "races" all the rest.
+    With one seed the results have all losses; with several they have means, and "races" the rest.
     """
     race, problem = outcome.race, outcome.race.problem
     several = len(outcome.races) > 1
@@ -279,7 +279,7 @@ def _make_result(rank: int, lane: Lane) -> dict[str, Any]:
 
 
 def list_versions() -> dict[str, str]:
-    """The versions of what computes."""
+    """Return the versions of what computes."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -300,7 +300,7 @@ def _finite(value: object) -> Any:
 
 
 def text(outcome: RaceOutcome) -> str:
-    """The report as JSON."""
+    """Return the report as JSON."""
     return json.dumps(report(outcome), indent=2, allow_nan=False)
 
 
@@ -312,7 +312,7 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that is never left half written: it comes into being at the end.
+    """Open a file that is never left half written: it comes into being at the end of the block.
 
     It is closed to whom the file that it replaces was, and to whom the umask is.
     """

@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
 
 
 def rate_of(contestant: Contestant, optimizer: object) -> float | None:
-    """The learning rate that a contestant races with, if it is a number."""
+    """Return the learning rate that a contestant races with, if it is a number."""
     if contestant.learning_rate is not None:
         return contestant.learning_rate
     try:
@@ -48,9 +48,9 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 
 @dataclass
 class Lane:
-    """One contestant's model, optimizer and history. Times are in seconds, one for each step.
+    """Model, optimizer and history of a contestant. Times are in seconds, one for each step.
 
-    What was `measured` of its steps takes a part of these times.
+    These times include the measurements in `measured`.
     """
 
     contestant: Contestant

@@ -1,4 +1,4 @@
-"""Who is ahead, over one seed or several, and what the seeds cannot tell apart."""
+"""Ranking of contestants over one seed or several, with ranks that the seeds leave open."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Standing:
 
     @property
     def diverged(self) -> int:
-        """In how many of its lanes the loss stopped being a number."""
+        """Number of lanes in which the loss stopped being a number."""
         return sum(lane.diverged_at is not None for lane in self.lanes)
 
     @property
     def is_scored(self) -> bool:
-        """Whether it has scores of all seeds."""
+        """True if there are scores for all seeds."""
         return not self.diverged and all(lane.evaluations for lane in self.lanes)
 
     @property
@@ -70,7 +70,7 @@ class Standing:
 
     @property
     def seconds(self) -> float:
-        """Of all steps but the first, the mean."""
+        """Mean time of all steps but the first, in seconds."""
         return _mean_of([lane.seconds for lane in self.lanes])
 
     @property
@@ -100,7 +100,7 @@ def rank_contestants(races: Sequence[Race]) -> list[Standing]:
 
 
 def open_ranks(values: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """The best and the worst rank that pairs of values leave open, from 1.
+    """Return the best and the worst rank that pairs of values leave open, from 1.
 
     Args:
         values: Those of each contestant, one for each seed, more being better; the contestants by

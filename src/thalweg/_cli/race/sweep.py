@@ -14,10 +14,10 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """Each contestant once for each factor.
+    """Return each contestant once for each factor of its learning rate.
 
     Raises:
-        RaceError: A learning rate is no number, or cannot be set.
+        RaceError: A learning rate is not a number, or cannot be set.
     """
     entered: list[Contestant] = []
     for each in contestants:
@@ -32,13 +32,16 @@ def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
 
 
 def lanes_by_rate(race: Race) -> list[list[Lane]]:
-    """The lanes of each contestant, by rising learning rate."""
+    """Split the lanes of a race between the contestants of `enter_rates`: one list for each.
+
+    Nothing is sorted: lanes keep their order, which is by rising learning rate.
+    """
     size = len(FACTORS)
     return [race.lanes[first : first + size] for first in range(0, len(race.lanes), size)]
 
 
 def best_lane(lanes: Sequence[Lane]) -> Lane:
-    """The lane with the lowest train loss; the test examples have no say."""
+    """Return the lane with the lowest train loss; the test examples have no say."""
 
     def key(lane: Lane) -> tuple[bool, float]:
         loss = lane.scores.train_loss
@@ -48,5 +51,5 @@ def best_lane(lanes: Sequence[Lane]) -> Lane:
 
 
 def is_at_the_edge(lanes: Sequence[Lane]) -> bool:
-    """Whether the best rate is the lowest or highest, so that one beyond may be better."""
+    """Return True if the best rate is the lowest or highest, so that one beyond may be better."""
     return best_lane(lanes) in (lanes[0], lanes[-1])

@@ -1,4 +1,4 @@
-"""Every optimizer by name: by the rule that it runs, or by its class.
+"""Catalogue of optimizers by name: by the rule that one runs, or by its class.
 
 Keras' eight classes have the names of their rules. `v1:AdamOptimizer` is that of `thalweg.v1`, and
 `openseq2seq:NovoGrad`, which derives from those, that of `thalweg.openseq2seq`. `optim:Adam` is
@@ -90,7 +90,7 @@ class RegistryEntry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, learning_rate: float, **options: object) -> Any:
-        """The optimizer, with its `options` and these.
+        """Return the optimizer, with its `options` and these.
 
         One that reads the number of the step gets a variable of its own for it; see `applied`.
         """
@@ -107,7 +107,7 @@ class RegistryEntry:
 
 @cache
 def by_class() -> dict[str, RegistryEntry]:
-    """Those of the classes that a learning rate alone makes, by their names."""
+    """Return the classes that can be made from a learning rate alone, by their names."""
     told = OPTIMIZERS.told()
     return {
         name: RegistryEntry(name, told[name], _ARGUMENTS.get(name, {}))
@@ -119,7 +119,9 @@ def by_class() -> dict[str, RegistryEntry]:
 
 @cache
 def by_rule() -> dict[str, RegistryEntry]:
-    """Those that run each of the library's rules, by its name; Keras' where both have it."""
+    """Return the optimizer that runs each of the library's rules, by its name; Keras' where several
+    do.
+    """
     known = by_class()
     variants = [
         RegistryEntry(name, known[name].cls, {**known[name].options, **options})
@@ -130,7 +132,9 @@ def by_rule() -> dict[str, RegistryEntry]:
 
 
 def torch_rules() -> dict[str, Rule]:
-    """The rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its classes."""
+    """Return the rules of `thalweg.optim`, "optim:Adam" and the others; importing none of its
+    classes.
+    """
     from thalweg.rules.modern import MODERN_RULES
     from thalweg.rules.torch import TORCH_RULES
 
@@ -159,12 +163,12 @@ def by_torch() -> dict[str, RegistryEntry]:
 
 
 def names() -> list[str]:
-    """All names: those of the rules, then those of the other classes."""
+    """Return all names: those of the rules, then those of the other classes."""
     return list(dict.fromkeys([*by_rule(), *by_class()]))
 
 
 def spelled(name: str, what: str = "rule") -> str:
-    """The name as `names` has it, from one in any case of letters.
+    """Return the name as `names` has it, from one in any case of letters.
 
     Args:
         name: A name.
@@ -190,7 +194,7 @@ def spelled(name: str, what: str = "rule") -> str:
 
 
 def named(name: str) -> RegistryEntry:
-    """The optimizer of one of the `names`."""
+    """Return the optimizer of one of the `names`."""
     if name.startswith((OPTIM, TORCH)):
         return by_torch()[name]
     return by_rule().get(name) or by_class()[name]
@@ -212,13 +216,13 @@ def applied(optimizer: Any) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """The tensors of its state."""
+    """Return the tensors of its state."""
     found = optimizer.variables
     return list(cast("list[Any]", found() if callable(found) else found))
 
 
 def rate_name(optimizer: object) -> str | None:
-    """The attribute that holds the learning rate; None where that is not known."""
+    """Return the attribute that holds the learning rate; None where that is not known."""
     if isinstance(optimizer, train.Optimizer):
         return getattr(optimizer, "HYPERS", {}).get("learning_rate")
     return "learning_rate"

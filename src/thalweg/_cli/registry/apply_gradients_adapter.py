@@ -91,7 +91,7 @@ class ApplyGradientsAdapter:
             yield
 
     def variables(self) -> list[torch.Tensor]:
-        """The tensors of its state."""
+        """Return the tensors of its state."""
         states = chain.from_iterable(made.state.values() for made in self._made)
         own = chain.from_iterable(state.values() for state in states)
         return [each for each in own if isinstance(each, torch.Tensor)]

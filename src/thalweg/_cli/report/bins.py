@@ -1,4 +1,4 @@
-"""Many steps in few columns: each bin keeps its largest number."""
+"""Reduction of many steps to few columns: each bin keeps its largest number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bins(NamedTuple):
     count: int
 
     def place(self, steps: np.ndarray) -> np.ndarray:
-        """The bin of each step."""
+        """Return the bin of each step."""
         return (steps - self.first) // self.width
 
 
@@ -40,7 +40,7 @@ def make_bins(first: int, last: int, every: int) -> Bins:
 
 
 def keep_largest(bins: Bins, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The largest number in each bin, of a row per step; NaN is larger than all."""
+    """Return the largest number in each bin, of a row per step; NaN is larger than all."""
     found = np.full((bins.count, values.shape[1]), -np.inf)
     if len(steps):
         places, begins = np.unique(bins.place(steps), return_index=True)

@@ -16,17 +16,16 @@ TOLD = 100  # records between two looks at how much was read
 
 
 class History:
-    """What was read so far.
+    """Records that were read so far.
 
     Attributes:
-        names: Of all parameters, in the order of the file.
+        names: The names of all parameters, in the order of the file.
         losses: By step, in the order of steps.
-        rows: By step and drawn column, a number per parameter in the order of `names` as it was
-            then.
-        warned: What is not usual.
+        rows: By step and drawn column, a number per parameter in the order of `names` at that step.
+        warned: The unusual numbers.
         resumed: The steps at which the training went on from an earlier one.
-        every: How many steps lie between records.
-        damaged: How many lines were skipped.
+        every: The number of steps between records.
+        damaged: The number of lines that were skipped.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,9 @@ class History:
         self.warned += self._spikes.feed(record.rows, header.names, step, record.loss, header.sizes)
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The steps that have a column, and its numbers: a row per step, a column per parameter."""
+        """Return the steps that have a column, and its numbers: a row per step, a column per
+        parameter.
+        """
         steps = [step for step, rows in self.rows.items() if name in rows]
         found = np.full((len(steps), len(self.names)), UNMEASURED)
         for place, step in enumerate(steps):
@@ -90,15 +91,15 @@ class History:
 
 
 def read_history(path: Path, tell: Callable[[float], object] = lambda share: None) -> History:
-    """All of a file.
+    """Read all records of a file.
 
     Args:
         path: The file.
-        tell: Called from time to time with the share that was read.
+        tell: Called from time to time with the fraction that was read.
 
     Raises:
         MissingFileError: There is no such file.
-        DataLossError: It is none of diagnostics.
+        DataLossError: It is not a file of diagnostics.
     """
     found = History()
     with JsonLinesReader(path, WANTED) as reader:

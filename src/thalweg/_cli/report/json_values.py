@@ -10,11 +10,13 @@ from thalweg.diagnostics.spikes import Warned
 
 
 def plain_number(value: float) -> float | str | None:
-    """A number of 4 digits; None for what was not measured, and a text for what JSON lacks."""
+    """Return a number of 4 digits; None for what was not measured, and a text for what JSON
+    lacks.
+    """
     return None if value == UNMEASURED else json_number(value)
 
 
 def plain_warned(warned: Warned) -> dict[str, Any]:
-    """A warning by the names of what it has."""
+    """Return a warning by the names of what it has."""
     numbers = {"number": plain_number(warned.number), "usual": plain_number(warned.usual)}
     return {**warned._asdict(), **numbers}

@@ -1,4 +1,6 @@
-"""One page that shows trainings: strips of layers by steps, the loss above, what went first."""
+"""Page that shows trainings: strips of layers by steps, the loss above, and the first unusual
+layers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ COLUMNS = (
 
 
 def draw(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> str:
-    """The page as HTML, which needs nothing beside it.
+    """Return the page as HTML, which needs nothing beside it.
 
     Args:
         trainings: One or several, over the same axis of steps.
@@ -80,7 +82,7 @@ def _as_text(value: object) -> str:
 
 
 def describe(trainings: Sequence[TrainingReport], title: str, facts: str = "") -> dict[str, Any]:
-    """What the page draws, as its script reads it."""
+    """Return the data of the page, as its script reads them."""
     steps = [step for each in trainings for step in _span(each.history)]
     first, last = min(steps, default=0), max(steps, default=0)
     bins = make_bins(first, last, min(_find_spacing(each.history) for each in trainings))
@@ -143,7 +145,7 @@ def _tell_facts(history: History) -> Iterable[str]:
 
 
 def tell_damaged(count: int) -> str:
-    """How many lines were skipped, in words."""
+    """Return a sentence with the number of lines that were skipped."""
     return f"{count:,} damaged {'line was' if count == 1 else 'lines were'} skipped."
 
 

@@ -1,4 +1,4 @@
-"""What the latest step of a growing file of diagnostics says."""
+"""Latest step of a growing file of diagnostics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Latest:
 
     @property
     def damaged(self) -> int:
-        """How many lines were skipped."""
+        """Number of lines that were skipped."""
         return self._reader.damaged
 
     def read_new(self) -> bool:
@@ -45,7 +45,7 @@ class Latest:
         self._take(self._reader.read_all())
 
     def summarize(self) -> str:
-        """The file, its latest step and loss, in a line."""
+        """Return the file, its latest step and loss, in a line."""
         path = self._reader.path.name
         if self.step is None:
             return f"{path}: no step yet"

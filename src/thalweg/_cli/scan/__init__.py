@@ -1,1 +1,1 @@
-"""What of a script for TensorFlow is in `thalweg.tf`, found without running the script."""
+"""Scanner of TensorFlow scripts for names that `thalweg.tf` has, without running the script."""

@@ -1,4 +1,4 @@
-"""What becomes of a name of TensorFlow in `thalweg.tf`: it is there, differs, or is missing."""
+"""Lookup of names of TensorFlow in `thalweg.tf`: present, different, or missing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PRIVATE: Path = ("python",)
 
 
 class Reached(NamedTuple):
-    """Where a dotted name leads.
+    """Object of a dotted name.
 
     Attributes:
         value: The object, if all of the name is there.
-        missing: As much of the name as has no object; empty if all is there.
-        words: What the facade says of that.
+        missing: The beginning of the name that has no object; empty if all is there.
+        words: The facade's message about it.
     """
 
     value: Any
@@ -40,11 +40,11 @@ class Reached(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a name.
+    """Verdict on a name.
 
     Attributes:
         state: "there", "changed" or "missing".
-        name: What this is about: the name, or the beginning of it that is missing.
+        name: The name, or the beginning of it that is missing.
         words: How it differs, or what to use instead; empty if it is there.
     """
 
@@ -101,14 +101,16 @@ _IN_BOTH = {
 
 
 def _is_of_keras(path: Path) -> bool:
-    """Whether it may be a class of Keras', which `tf` has in these modules in TensorFlow 2."""
+    """Return whether it may be a class of Keras', which `tf` has in these modules in TensorFlow
+    2.
+    """
     module, last = path[:1], path[1:2]
     is_class = not last or last[0][:1].isupper()
     return is_class and module in (("initializers",), ("losses",), ("metrics",))
 
 
 def is_of_version_1(path: Path) -> bool:
-    """Whether TensorFlow 1 alone has the name where the script looks for it."""
+    """Return True if TensorFlow 1 alone has the name where the script uses it."""
     head = path[:1]
     if path[:2] == V1:
         return True
@@ -121,7 +123,7 @@ def is_of_version_1(path: Path) -> bool:
 
 
 def verdict(use: Use, version_1: bool) -> Verdict:
-    """What becomes of a name in a script.
+    """Return the verdict on a name in a script.
 
     Args:
         use: The name, and how it is used.
@@ -136,7 +138,9 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
 
 def private_verdict(use: Use) -> Verdict:
-    """What becomes of a name in TensorFlow's private modules, some of which a script imports."""
+    """Return the verdict on a name in TensorFlow's private modules, some of which scripts
+    import.
+    """
     found: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
         if not isinstance(found, ModuleType | MergedModules):
@@ -176,12 +180,12 @@ def _verdict(use: Use) -> Verdict:
 
 
 def title(path: Path) -> str:
-    """The name as a script has it."""
+    """Return the name as a script has it."""
     return ".".join(("tf", *path))
 
 
 def differs(path: Path) -> tuple[Path, str]:
-    """How a name that is there differs from TensorFlow's, or the beginning of it that does.
+    """Return the difference of an existing name, or of the beginning of it, from TensorFlow's.
 
     Returns:
         The name, and the words; empty if it does not differ.

@@ -43,7 +43,7 @@ class Use(NamedTuple):
 
 
 def uses(tree: ast.Module) -> list[Use]:
-    """The names of TensorFlow in a module, by line.
+    """Return the names of TensorFlow in a module, by line.
 
     Followed are imports, and assignments of names to names (`layers = tf.layers`), with the scopes
     of Python. What a call returns, what `import *` brings, and a name that one branch binds to

@@ -45,11 +45,11 @@ class Name:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What was found in a script.
+    """Names found in a script.
 
     Attributes:
         path: The file.
-        version: 1 or 2: whether it uses what only TensorFlow 1 has.
+        version: 1 or 2: whether it uses names that only TensorFlow 1 has.
         names: By their first lines.
     """
 
@@ -58,7 +58,7 @@ class Scanned:
     names: tuple[Name, ...]
 
     def of(self, state: State) -> list[Name]:
-        """The names in one state."""
+        """Return the names in one state."""
         return [each for each in self.names if each.state == state]
 
 

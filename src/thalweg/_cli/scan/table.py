@@ -17,12 +17,12 @@ from thalweg.v1.missing import INSTEAD as OF_VERSION_1
 
 
 class NameCoverage(NamedTuple):
-    """What is there and what is not.
+    """Table of the facade's names.
 
     Attributes:
         there: For each module, its names.
-        changed: How names that are there differ.
-        missing: What to use in place of names that are not.
+        changed: Differences of names that are there.
+        missing: Replacements of names that are not.
     """
 
     there: dict[str, list[str]]
@@ -31,7 +31,7 @@ class NameCoverage(NamedTuple):
 
 
 def names() -> NameCoverage:
-    """All of it, from the modules of the facade and from its messages."""
+    """Return the table of names, from the modules of the facade and from its messages."""
     there: dict[str, list[str]] = {}
     at_top = _public(tf)
     for path, module in _modules():
@@ -46,7 +46,7 @@ def names() -> NameCoverage:
 
 
 def markdown(found: NameCoverage) -> str:
-    """The names as tables of Markdown."""
+    """Return the names as tables of Markdown."""
     modules = {f"`{name}`": ", ".join(f"`{each}`" for each in own) for name, own in
                found.there.items()}  # fmt: skip
     quoted = [{f"`{name}`": words for name, words in each.items()} for each in found[1:]]

@@ -274,7 +274,7 @@ def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> li
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Accumulation(Option):
-    """Several backward passes for one step.
+    """Option that sums gradients of several backward passes for one step.
 
     Attributes:
         accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:

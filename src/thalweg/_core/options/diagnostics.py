@@ -33,7 +33,7 @@ class Diagnosed(Option):
 
     @property
     def every(self) -> int | None:
-        """Every how many steps."""
+        """Number of steps from one table to the next; None if diagnostics are off."""
         given = self.diagnostics
         every = given if given is None or type(given) is int else getattr(given, "every", None)
         if given is not None and type(every) is not int:

@@ -11,7 +11,7 @@ from thalweg._core.options.option import Option
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Unscaling(Option):
-    """What `torch.amp.GradScaler` leaves to the step.
+    """Option that moves the unscaling of `torch.amp.GradScaler` into the step.
 
     Attributes:
         fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of

@@ -51,17 +51,17 @@ class Option:
 
     @property
     def is_ours(self) -> bool:
-        """Whether a step that torch takes itself would be without it."""
+        """True if a step that torch would take itself would ignore the option."""
         return True
 
     @classmethod
     def keywords(cls) -> tuple[Field[Any], ...]:
-        """What constructors are given for it."""
+        """Return the fields of the option, which are keywords of constructors."""
         return fields(cls)
 
     @property
     def on(self) -> dict[str, Any]:
-        """What differs from an option that is off, by keyword."""
+        """Values of the option that differ from its defaults, by keyword."""
         own = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         return {name: value for name, (value, default) in own.items() if value != default}
 
@@ -80,26 +80,28 @@ class Option:
         """
 
     def keeps(self, param: Tensor) -> bool:
-        """Whether the state of a parameter has what `begins` names."""
+        """Return True if the state of a parameter has the entries that `begins` names."""
         return True
 
     def rule(self, rule: Rule) -> Rule:
-        """The rule with what is done beside it, in the same pass over memory."""
+        """Return the rule with the option's work added, in the same pass over memory."""
         return rule
 
     def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
-        """What the formulas that `rule` adds are given.
+        """Return the scalars for the formulas that `rule` adds, by name.
 
         Args:
             lacked: Names of the slots that the parameters of the step did not have before it.
-            step: How many steps they have taken before; a tensor where a device alone knows. 1
+            step: The number of steps they have taken before; a tensor where only a device has it. 1
                 in classes that keep no count, if no option `counts`. Under `optim.tensorflow` the
                 steps of the optimizer.
         """
         return {}
 
     def gradient_transforms(self) -> Mapping[str, Any]:
-        """What happens to gradients before the rule: arguments of `GradientTransforms`."""
+        """Return the transforms of gradients before the rule, as arguments of
+        `GradientTransforms`.
+        """
         return {}
 
     def _check_bool(self, name: str) -> None:

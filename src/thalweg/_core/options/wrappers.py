@@ -67,7 +67,7 @@ def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class CautiousDecay(Wrapper):
-    """Elements decay where their step makes them smaller, and nowhere else.
+    """Option that decays only those elements whose step makes them smaller.
 
     Attributes:
         cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step moves
@@ -81,11 +81,11 @@ class CautiousDecay(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Cautious(Wrapper):
-    """No element moves against its gradient.
+    """Option that leaves elements unchanged whose step would go uphill.
 
     Attributes:
-        cautious: Elements whose step would go against their gradient stay, and the steps of others
-            are divided by their share of the parameter, which counts as at least 0.001.
+        cautious: An element whose step has the sign of its gradient would go uphill, and stays. The
+            steps of the others are divided by their share of the parameter, at least 0.001.
             https://arxiv.org/abs/2411.16085
     """
 
@@ -95,7 +95,7 @@ class Cautious(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class TrustRatio(Wrapper):
-    """Steps are as long as their parameters, times the rate.
+    """Option that makes steps as long as their parameters, times the rate.
 
     Attributes:
         trust_ratio: The step of each parameter is multiplied by the parameter's norm over that of
@@ -110,7 +110,7 @@ class TrustRatio(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Sphere(Wrapper):
-    """Parameters keep the norm that they begin with.
+    """Option that keeps parameters at the norm that they begin with.
 
     Attributes:
         sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
@@ -146,7 +146,7 @@ class _Share(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class RowFloor(_Share):
-    """Rows of matrices move at least by a share of their length, times the rate.
+    """Option that moves rows of matrices at least by a share of their length, times the rate.
 
     Attributes:
         row_floor: Each row's step is made at least that long, as a share of the row, times the

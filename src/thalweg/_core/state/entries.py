@@ -60,12 +60,12 @@ class Entry:
 
     @property
     def original(self) -> str:
-        """What TensorFlow calls it: "Adam/w/m" in Keras, "w/Adam" in `tf.train`."""
+        """TensorFlow's name of the tensor: "Adam/w/m" in Keras, "w/Adam" in `tf.train`."""
         return name_of(self.own).split(":")[0]
 
     @property
     def shape(self) -> Sequence[int]:
-        """Of a value that it can be set to."""
+        """Shape of a value that the tensor can be set to."""
         return self.own.shape
 
     def read(self) -> Tensor:
@@ -78,7 +78,7 @@ class Entry:
         return taken(self.own)
 
     def difference(self, given: Any) -> str | None:
-        """Why it cannot be set to a value, in words, or None. Changes nothing."""
+        """Return the reason why the tensor cannot be set to a value, or None; change nothing."""
         problem = flaw(given)
         if problem is not None:
             return f"{self.name!r} is {problem}"
@@ -94,7 +94,7 @@ class Entry:
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
 
     def calls(self, given: Any, is_ours: bool = False) -> list[Call]:
-        """What sets it, in C alone; all conversions are made now.
+        """Return the calls of C functions that set the tensor; all conversions are made now.
 
         Args:
             given: The value.
@@ -107,7 +107,7 @@ class Entry:
         return [partial(plain(self.own).copy_, value)]
 
     def mine(self, value: Tensor) -> Tensor:
-        """What this process keeps of a value."""
+        """Return the part of a value that this process keeps."""
         return value
 
 

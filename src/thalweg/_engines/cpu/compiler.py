@@ -76,13 +76,14 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
     """The module of a kernel.
 
     Args:
-        name: Of the function that is the kernel; it takes an address and returns nothing.
+        name: Of the function that is the kernel. It takes an address and returns nothing; or it
+            takes several words and returns one.
         source: Its text, with the functions that it calls and other names for primitives.
         halves: Whether the processor has instructions for float16.
     """
     compiler = _Compiler(source, name, halves)
-    compiler.write_out(name, [compiler.code.argument])
-    compiler.code.end_function()
+    results = compiler.write_out(name, compiler.code.arguments)
+    compiler.code.end_function(results)
     return compiler.code.module
 
 
@@ -96,7 +97,8 @@ class _Compiler:
                     self._defined[node.name] = node
                 case ast.Assign(targets=[ast.Name(id=alias)]):
                     self._alias[alias] = node.value
-        self.code = Code(name, halves)
+        count = len(self._defined[name].args.args)
+        self.code = Code(name, halves, count if count > 1 else 0)
         self._depth = 0
         self._now = _Frame(None)
 

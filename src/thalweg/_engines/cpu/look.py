@@ -77,7 +77,15 @@ CLASS_OF_NUMPY_FLOATS = 65
 IN_FLOAT = 66  # where an object of these classes has its number
 MEMBERS = 67  # variables whose scalars are made for their step count; else `PROGRAMS` make all
 NO_GRADIENT = 69  # the TensorImpl that stands for none
-BLOCK = 70
+PY_LONG_AS_LONG = 70
+PY_LONG_FROM_LONG = 71
+NONE_OBJECT = 72  # the address of None
+STEP_TABLE = 73  # the address of the numbers of coming steps, or 0
+STEP_TABLE_SPANS = 74  # where the first numbers of a row go; its last are those of the columns
+STEP_TABLE_ROW = 76  # bytes of a row
+GUARDS = 77  # functions of torch whose results are 0 in ordinary steps; the first is profilers'
+READS = 79  # numbers of tensors that go into programs with those of the table
+BLOCK = 81
 
 AHEAD = 8  # tensors
 PART = 64  # records that a thread looks at before it asks for more
@@ -90,7 +98,7 @@ LIST = 24  # the list, how many items, where they are listed
 # dictionary; 0 for dictionaries without an owner.
 DICT = 32
 TENSOR = 192
-GRADIENT = 120
+GRADIENT = 128
 LAUNCH = 32  # the kernel, its argument; what calls it on several threads, how many
 COLUMN = 48  # where numbers lie, how many, their kind, what they become; what they are, if known
 WATCH = 24  # where a number lies, how many bytes it has, what they are
@@ -98,6 +106,12 @@ OPTION = 24  # numbers in a tuple, or 0 for a number; where the numbers go, and 
 MEMBER = 40
 WRITE = 24  # the index of a tensor; how many members write it, 0 if each step does, and where
 # their positions are
+GUARD = 24  # the function, the bits of its result that count, whether that is their address
+TABLE_HEAD = 16  # bytes before the first row: how many steps were taken before it, number of rows
+READ = (
+    32  # where a number lies, its kind; the register it goes to, whether it is rounded to float32
+)
+SPAN = 16  # registers of a program: where the first one lies, how many
 CHUNK = 32  # a row of a work table, of which the last word is the number of elements
 
 # Words of the block of `look_norm`.
@@ -131,7 +145,8 @@ ITEM = 5  # bytes of an element
 GRADIENT_FLAGS = 6
 GRADIENT_KEYS = 7
 IS_ON = 8  # whether the chunks of the variable have their elements, or none
-SPANS = 9  # two times: the lengths of its chunks in a table, those they have if on, how many
+FOUND = 9  # the TensorImpl that is the gradient now
+SPANS = 10  # two times: the lengths of its chunks in a table, those they have if on, how many
 
 # Values of IS_THERE.
 ABSENT = 0  # the parameter has no gradient
@@ -147,19 +162,16 @@ ROW_SIZE = 4  # bytes
 
 MOST = 1e30  # magnitude of an option; a step that is planned anew reports others
 
-# What a call is given, and gives.
-CALLED_BLOCK = 0
-CALLED_PAIRS = 1
-CALLED_TAKEN = 2  # how many steps were when this one was begun
-CALLED_RESULT = 3
-CALLED_PART = 4  # which part of a step
-CALLED_TEAM = 5  # what `TEAM`, `TEAM_ROUTINE` and `TEAM_SIZE` are for it
+ANY_STEP = -1  # in place of the number of steps that were taken when this one was begun
 
 # Parts of a step.
 WHOLE = 0
 MEASURE = 1  # gradients are measured, nothing is written
 UPDATE = 2  # of gradients that were measured
 CLIPPED = 3  # a whole one: gradients are measured, clipped by their common norm, and taken
+# Flags that are added to a part.
+TABLED = 8  # the numbers are in the table of coming steps; not with MEASURE
+UNRECORDED = 16  # no step is taken while a profiler records operations
 
 # What is not as it was.
 OTHER_LIST = 1
@@ -175,6 +187,9 @@ OTHER_STEP = 10
 BEYOND = 11  # a norm that `look_norm` leaves to others; its sums were written
 # All gradients are absent, so there is nothing to do.
 NOTHING = 12
+NOT_TABLED = 13  # the table has no row for the step
+TRACED = 14  # a guard's result is not 0
+DENORMAL = 15  # a number of `READS`, which may have to be flushed
 
 
 def word(address):
@@ -371,14 +386,25 @@ def switch(gradient, on):
     return 0
 
 
-def gradient_differs(block, gradient, number):
-    """What is other than it was in the gradient of a parameter that was looked at, or 0."""
+def find_gradient(block, gradient, number):
+    """Find the TensorImpl that is the gradient of a parameter that was looked at, or 0."""
     record = int64_pointer(gradient[OWNER])
-    found, storage = 0, 0
+    found = 0
     if block[PAIRS] == 0:
         found = gradient_of(block, record)
     else:
         found = gradient_in_pair(block, record, number)
+    gradient[FOUND] = found
+    prefetch_to_read(found)
+    prefetch_to_read(found + 64)
+    prefetch_to_read(found + 128)
+    return 0
+
+
+def gradient_differs(block, gradient):
+    """What is other than it was in the gradient that `find_gradient` found, or 0."""
+    record = int64_pointer(gradient[OWNER])
+    found, storage = gradient[FOUND], 0
     if gradient[IS_THERE] == MAY_BE_ABSENT:
         is_absent = 0
         if found == 0 or found == block[NO_GRADIENT]:
@@ -443,13 +469,21 @@ def column_differs(column, words):
     return 0
 
 
+def gradient_record(block, number):
+    """Return the record of a gradient."""
+    return int64_pointer(block[GRADIENTS + 1] + GRADIENT * number)
+
+
 def first_that_differs(block, which, begin, end):
     """What is not as it was in the first of these tensors or gradients in which anything is."""
     if which == GRADIENTS:
-        for k in range(begin, end):
-            found = gradient_differs(block, int64_pointer(block[GRADIENTS + 1] + GRADIENT * k), k)
-            if found != 0:
-                return found
+        for k in range(begin, end + AHEAD):
+            if k < end:
+                find_gradient(block, gradient_record(block, k), k)
+            if k >= begin + AHEAD:
+                found = gradient_differs(block, gradient_record(block, k - AHEAD))
+                if found != 0:
+                    return found
         return 0
     last = block[TENSORS + 1] + TENSOR * (block[TENSORS] - 1)
     for k in range(begin, end):
@@ -531,11 +565,6 @@ def launch_all(block, which):
         else:
             call(launch[2], launch[0], launch[1], launch[3], 0)
     return 0
-
-
-def gradient_record(block, number):
-    """Return the record of a gradient."""
-    return int64_pointer(block[GRADIENTS + 1] + GRADIENT * number)
 
 
 def next_step(member):
@@ -655,21 +684,84 @@ def write(block):
     block[TAKEN] = block[TAKEN] + 1
 
 
-def step(called):
+def is_on(guard):
+    """Return whether the result of a guard is not 0."""
+    found = call(guard[0])
+    if guard[2]:
+        found = word(found)
+    return (found & guard[1]) != 0
+
+
+def is_traced(block, first):
+    """Return whether one of the guards is on, from the first that counts."""
+    for k in range(first, block[GUARDS]):
+        if is_on(int64_pointer(block[GUARDS + 1] + GUARD * k)):
+            return 1
+    return 0
+
+
+def is_tabled(block):
+    """Return whether the table of coming steps has a row for the next one."""
+    if block[STEP_TABLE] == 0:
+        return 0
+    table = int64_pointer(block[STEP_TABLE])
+    row = block[TAKEN] - table[0]
+    return row >= 0 and row < table[1]
+
+
+def load_step(block):
+    """Set the numbers of the next step, as the table has them."""
+    row = block[TAKEN] - word(block[STEP_TABLE])
+    place = block[STEP_TABLE] + TABLE_HEAD + block[STEP_TABLE_ROW] * row
+    for k in range(block[STEP_TABLE_SPANS]):
+        span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN * k)
+        registers, numbers = int64_pointer(span[0]), int64_pointer(place)
+        for i in range(span[1]):
+            registers[i] = numbers[i]
+        place = place + 8 * span[1]
+    following = int64_pointer(place)
+    for k in range(block[COLUMNS]):
+        column = int64_pointer(block[COLUMNS + 1] + COLUMN * k)
+        column[3] = following[k]
+    return 0
+
+
+def read_numbers(block):
+    """Read the numbers of tensors into registers; return 1 where one is denormal, else 0."""
+    for k in range(block[READS]):
+        read = int64_pointer(block[READS + 1] + READ * k)
+        number = load_number(read[0], read[1])
+        if number != 0.0 and _f_absolute(number) < TINY_FLOAT32:
+            return 1
+        register = float64_pointer(read[2])
+        register[0] = number
+        if read[3]:
+            register[0] = float64(float32(number))
+    return 0
+
+
+def step(block, pairs, taken, asked):
     """Look; if everything is as it was, and no other step came between, write, or measure."""
-    block = int64_pointer(called[CALLED_BLOCK])
-    if block[TAKEN] != called[CALLED_TAKEN]:
+    part, first_guard = asked & 7, 1
+    if asked & UNRECORDED:
+        first_guard = 0
+    if is_traced(block, first_guard):
+        return TRACED
+    if taken != ANY_STEP and block[TAKEN] != taken:
         return OTHER_STEP
-    block[PAIRS] = called[CALLED_PAIRS]
-    for k in range(3):
-        block[TEAM + k] = called[CALLED_TEAM + k]
+    if asked & TABLED and is_tabled(block) == 0:
+        return NOT_TABLED
+    block[PAIRS] = pairs
     block[HAS_MEASURED] = 0
-    if called[CALLED_PART] == UPDATE:
+    if part == UPDATE:
         block[HAS_MEASURED] = 1
     found = look(block)
     if found != 0:
         return found
-    part = called[CALLED_PART]
+    if asked & TABLED:
+        load_step(block)
+        if read_numbers(block):
+            return DENORMAL
     if block[MEMBERS] != 0 and part != MEASURE:
         found = set_scalars_of_members(block)
         if found != 0:

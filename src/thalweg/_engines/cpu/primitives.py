@@ -8,7 +8,7 @@ Imports llvmlite's writer of code, which a kernel from the disk does without.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,31 +82,45 @@ def pointer_to(kind: Kind) -> Kind:
 
 
 class Code:
-    """The instructions of one function of an address, as they are written.
+    """The instructions of one function, as they are written.
 
     Args:
         name: Of the function.
         halves: Whether the processor has instructions for float16.
+        words: The number of words that the function takes; it returns one then. If it is 0, the
+            function takes an address and returns nothing.
 
     Attributes:
         builder: Writes where the function goes on.
     """
 
-    def __init__(self, name: str, halves: bool) -> None:
+    def __init__(self, name: str, halves: bool, words: int = 0) -> None:
         self.halves = halves
         self.module = ir.Module(name)
-        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [_BYTE]), name)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE])
+        if words:
+            kind = ir.FunctionType(_I64, [_I64] * words)
+        self.function = ir.Function(self.module, kind, name)
+        self._returns = words > 0
         self._rooms = ir.IRBuilder(self.function.append_basic_block("rooms"))
         self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
 
     @property
-    def argument(self) -> Value:
-        return Value(self.function.args[0], Kind(_BYTE))
+    def arguments(self) -> list[Value]:
+        kinds = {_I64: INT64}
+        return [Value(each, kinds.get(each.type, Kind(_BYTE))) for each in self.function.args]
 
-    def end_function(self) -> None:
-        """The function returns."""
-        self.builder.ret_void()
+    def end_function(self, results: Sequence[Value] = ()) -> None:
+        """Return from the function.
+
+        Args:
+            results: The word that it returns, if it returns one.
+        """
+        if self._returns:
+            self.builder.ret(self.cast_to(results[0], INT64).llvm)
+        else:
+            self.builder.ret_void()
         self._rooms.branch(self._start)
 
     def append_block(self, name: str) -> Any:

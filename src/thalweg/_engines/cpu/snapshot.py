@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines import probe
+from thalweg._engines import guards, probe
 from thalweg._engines.arrays import Float64, Int64
 from thalweg._engines.cpu import adding, look, look_measures, look_norm, program, store, team
 from thalweg._engines.cpu.codegen import compiler_digest
@@ -25,14 +26,21 @@ from thalweg._engines.probe import Layout
 # How a column or a number that is watched is stored.
 KINDS = {torch.float32: look.FLOAT32, torch.float64: look.FLOAT64, torch.int64: look.INT64}
 _DIMENSIONS = 5  # that a tensor has in itself
-_GIVEN = ctypes.c_int64 * 8
-_ENTRY: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # which keeps Python's lock
+# A builtin function of Python whose `self` is a bytes object with the address of a block; its
+# arguments are those of `Snapshot.take`. Calls of ctypes take several times as long.
 _MAIN = """
 
-def LOOK_NAME(argument):
-    called = int64_pointer(address_of(argument))
-    called[CALLED_RESULT] = step(called)
+def LOOK_NAME(owner, arguments, count):
+    block, given = int64_pointer(word(owner + IN_BYTES)), int64_pointer(arguments)
+    pairs = given[0]
+    if pairs == block[NONE_OBJECT]:
+        pairs = 0
+    taken = call(block[PY_LONG_AS_LONG], given[1])
+    result = step(block, pairs, taken, call(block[PY_LONG_AS_LONG], given[2]))
+    return call(block[PY_LONG_FROM_LONG], result)
 """
+_IN_BYTES = bytes.__basicsize__ - 1  # where the bytes of such an object begin
+_FASTCALL = 0x80  # METH_FASTCALL
 _MAIN_OF_PARTS = """
 
 def LOOK_NAME(argument):
@@ -55,6 +63,8 @@ _FUNCTIONS = {
     look.PY_DICT_NEXT: "PyDict_Next",
     look.PY_TUPLE_SIZE: "PyTuple_Size",
     look.PY_TUPLE_GET_ITEM: "PyTuple_GetItem",
+    look.PY_LONG_AS_LONG: "PyLong_AsLongLong",
+    look.PY_LONG_FROM_LONG: "PyLong_FromLongLong",
 }
 
 
@@ -65,10 +75,37 @@ def _address_of(main: str, *files: str) -> int:
     return store.address_of(name, source.replace("LOOK_NAME", name), briefly=True)
 
 
+class _Method(ctypes.Structure):
+    """A PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
 @cache
-def routine() -> Callable[[Any], None]:
-    """The compiled look."""
-    return _ENTRY(_address_of(_MAIN, look.__file__, program.__file__))
+def _method() -> int:
+    """Return the address of the definition of the compiled look."""
+    main = _MAIN.replace("IN_BYTES", str(_IN_BYTES))
+    address = _address_of(main, look.__file__, program.__file__)
+    made = _Method(b"look", address, _FASTCALL, None)
+    # Functions refer to it until the interpreter has gone.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return ctypes.addressof(made)
+
+
+def routine(block: int) -> Callable[[list[Any] | None, int, int], int]:
+    """Return the compiled look at a block, with the arguments and the result of `Snapshot.take`.
+
+    Args:
+        block: The address of the block.
+    """
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
+    return make(_method(), block.to_bytes(8, sys.byteorder), None)
 
 
 @cache
@@ -145,6 +182,7 @@ class Snapshot:
         self._places: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(look.BLOCK, np.int64)
+        self.is_guarded = False
 
     def hold_list(self, items: list[Any]) -> None:
         """A list that has these items."""
@@ -320,13 +358,19 @@ class Snapshot:
         block[look.CLASS_OF_FLOATS], block[look.CLASS_OF_NUMPY_FLOATS] = id(float), id(np.float64)
         block[look.IN_FLOAT] = probe.float_offset()
         block[look.NO_GRADIENT] = probe.no_gradient()
+        block[look.NONE_OBJECT] = id(None)
+        found = guards.find_guards()
+        self._guards = np.array(found, np.int64).reshape(-1, look.GUARD // 8)
+        block[look.GUARDS], block[look.GUARDS + 1] = len(found), self._guards.ctypes.data
+        # Whether `take` finds out if this thread traces operations, in place of the caller.
+        self.is_guarded = bool(found)
         block[look.CLIPPING] = clipping
         self._is_long = len(self._tensors) >= look.MANY
         fields = astuple(layout)
         block[look.IN_OBJECT : look.IN_OBJECT + len(fields)] = fields
         self._address = block.ctypes.data
         self.count = ctypes.c_int64.from_address(self._address + 8 * look.TAKEN)
-        self._call = routine()
+        self._call = routine(self._address)
 
     def _set_members(self, members: Sequence[Member], may_lack: bool) -> None:
         """Write the records of members, and what switches their chunks off."""
@@ -375,6 +419,51 @@ class Snapshot:
         else:
             self._watched[place, 2] = number
 
+    def make_step_table(self, spans: Int64, rows: int) -> None:
+        """Make room for the numbers of coming steps, for `take` with `look.TABLED`.
+
+        Args:
+            spans: The address of the first register of each program that has its numbers in a row,
+                and how many these are.
+            rows: The largest number of steps.
+        """
+        width = int(spans[:, 1].sum()) + len(self.columns)
+        self._spans_of_table = spans
+        self._table = np.zeros(look.TABLE_HEAD // 8 + width * rows, np.int64)
+        self.block[look.STEP_TABLE : look.STEP_TABLE_ROW + 1] = (
+            self._table.ctypes.data,
+            len(spans),
+            spans.ctypes.data,
+            8 * width,
+        )
+
+    def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
+        """Have steps with numbers of the table read others from tensors.
+
+        Args:
+            reads: Tensors of shape () that were given to `tensor`; for each the address of the
+                register that its number goes to, and whether the number is rounded to float32.
+        """
+        rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
+        self._reads = np.array(rows, np.int64).reshape(-1, look.READ // 8)
+        self.block[look.READS : look.READS + 2] = len(rows), self._reads.ctypes.data
+
+    def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
+        """Set the numbers of coming steps.
+
+        Args:
+            first: How many steps were taken before the one of the first row.
+            rows: The numbers of each step, and what the columns become.
+        """
+        head = np.array((first, len(rows)), np.int64).tobytes()
+        words = np.frombuffer(b"".join((head, *rows)), np.int64)
+        self._table[: len(words)] = words  # at once: a signal's function may take steps, too
+
+    def has_row(self, taken: int) -> bool:
+        """Return whether the table has the numbers of the step after this many steps."""
+        first, count = self._table[:2].tolist()
+        return first <= taken < first + count
+
     def _record(self, record: Int64, tensor: Tensor) -> None:
         layout = self._layout
         impl = _at(id(tensor), layout.impl)
@@ -416,15 +505,16 @@ class Snapshot:
         """Whether kernels of the step have several threads, which then have to come anyway."""
         return bool(self.launches[:, 2].any())
 
-    def _team(self) -> tuple[int, int, int]:
-        """What calls all threads that torch has now, the look at parts, and how many; else zeros.
+    def _set_team(self) -> None:
+        """Have all threads that torch has now look at parts, if kernels have several threads.
 
         They come if they come anyway: where others use the cores, to wait for a thread costs far
         more than a look.
         """
-        size = team.team_size() if self._is_long and self._has_threads() else 1
+        size = team.team_size() if self._has_threads() else 1
         caller = team.parallel_address() if size > 1 else 0
-        return (caller, parts_routine(), size) if caller else (0, 0, 0)
+        found = (caller, parts_routine(), size) if caller else (0, 0, 0)
+        self.block[look.TEAM : look.TEAM + 3] = found
 
     @property
     def taken(self) -> int:
@@ -434,9 +524,10 @@ class Snapshot:
     def take(
         self,
         pairs: list[Any] | None = None,
-        taken: int | None = None,
+        taken: int = look.ANY_STEP,
         part: int = look.WHOLE,
         then: Sequence[Call] = (),
+        flags: int = 0,
     ) -> int:
         """Take the step, or a part of it, if all is as it was: 0; else what is not.
 
@@ -446,22 +537,16 @@ class Snapshot:
                 take steps, too.
             part: `look.WHOLE` or `look.CLIPPED`; or `look.MEASURE`, and then `look.UPDATE`.
             then: Functions in C that belong to the step, and return None.
+            flags: `look.TABLED` and `look.UNRECORDED`, or 0.
         """
-        # Its own for each call, for the same reason.
-        given = _GIVEN(
-            self._address,
-            0 if pairs is None else id(pairs),
-            self.count.value if taken is None else taken,
-            0,
-            part,
-            *self._team(),
-        )
-        if then:  # nothing comes between them: `any` stops at what is not as it was
-            result = partial(operator.getitem, given, look.CALLED_RESULT)
-            any(map(operator.call, [partial(self._call, given), result, *then]))
-        else:
-            self._call(given)
-        return given[look.CALLED_RESULT]
+        if self._is_long:
+            self._set_team()
+        if not then:
+            return self._call(pairs, taken, part | flags)
+        # Nothing comes between them: `next` stops at what is not as it was.
+        calls: list[Any] = [partial(self._call, pairs, taken, part | flags), *then]
+        results: Iterator[int] = filter(None, map(operator.call, calls))
+        return next(results, 0)
 
 
 def trouble() -> str:

@@ -90,7 +90,7 @@ class Folder:
             os.close(self._descriptor)
 
     def open_shard(self, suffix: str) -> File:
-        """A file of the checkpoint, which stays open until another one is asked for."""
+        """Return a file of the checkpoint, which stays open until another one is asked for."""
         if self._shard is None or self._shard[0] != suffix:
             before, self._shard = self._shard, None
             if before is not None:
@@ -99,7 +99,7 @@ class Folder:
         return self._shard[1]
 
     def open_file(self, suffix: str) -> File:
-        """A file of the checkpoint; the caller closes it.
+        """Return a file of the checkpoint; the caller closes it.
 
         Args:
             suffix: What its name has after the prefix.
@@ -128,7 +128,7 @@ class Folder:
         return File(found, name)
 
     def list_suffixes(self) -> list[str]:
-        """The suffixes of all files whose names begin with the prefix, in order."""
+        """Return the suffixes of all files whose names begin with the prefix, in order."""
         here = self._path or "." if self._descriptor is None else self._descriptor
         names = sorted(os.listdir(here))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]

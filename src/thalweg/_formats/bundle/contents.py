@@ -1,4 +1,4 @@
-"""What reading a checkpoint gives, whatever its format."""
+"""Contents of a checkpoint, of any format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """What a checkpoint of TensorFlow holds.
+    """Contents of a TensorFlow checkpoint.
 
     Attributes:
         tensors: Tensors by name. Slices are put together.

@@ -47,5 +47,7 @@ _OTHERS = {
 
 
 def name_of(number: int) -> str:
-    """The name of a dtype: "F32", or TensorFlow's own, "string", of what is read as no tensor."""
+    """Return the name of a dtype: "F32", or TensorFlow's own, "string", of what is read as no
+    tensor.
+    """
     return NAMES.get(number) or _OTHERS.get(number) or f"unknown dtype {number}"

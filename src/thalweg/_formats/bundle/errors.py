@@ -1,4 +1,4 @@
-"""What is wrong with a file, from the inside out: the flaw, where it is, and in which file."""
+"""Flaws of a file, located from the inside out: the flaw, its place, and the file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHOWN = 200  # characters of a name that an error shows
 
 
 class CorruptFileError(Exception):
-    """Something is wrong; whoever knows the name of the file turns it into an error.
+    """Flaw of a file; code that knows the file's name turns it into an error.
 
     Args:
-        words: What is wrong.
+        words: A description.
         kind: The class of the error.
     """
 
@@ -42,13 +42,13 @@ def raise_flaws(path: str) -> Generator[None]:
 
 
 def quote_name(name: str | bytes) -> str:
-    """A name as errors show it; a very long one is shortened."""
+    """Return a name as errors show it; a very long one is shortened."""
     text = repr(name[:_SHOWN])
     return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
 
 
 def checksum_flaw(stored: int, calculated: int) -> CorruptFileError:
-    """The flaw of bytes that have another CRC32C, in TensorFlow's words."""
+    """Return the flaw of bytes that have another CRC32C, in TensorFlow's words."""
     return CorruptFileError(
         f"Checksum does not match: stored {stored} vs. calculated on the restored bytes"
         f" {calculated}"

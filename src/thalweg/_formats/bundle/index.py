@@ -54,21 +54,21 @@ class IndexedTensor:
 
     @property
     def size(self) -> int:
-        """How many bytes it has in the files."""
+        """Number of bytes of the tensor in the files."""
         return sum(part.entry.size for part in self.parts)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it lies in one piece."""
+        """True if the tensor is stored in one piece."""
         return len(self.parts) == 1 and self.parts[0].shape == self.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All that the index says.
+    """Contents of an index.
 
     Attributes:
-        shards: How many files of data there are.
+        shards: The number of data files.
         tensors: Each tensor by its name.
     """
 
@@ -76,7 +76,7 @@ class Index:
     tensors: dict[str, IndexedTensor]
 
     def suffix(self, shard: int) -> str:
-        """How the name of a file of data ends."""
+        """Return the suffix of the name of a data file."""
         return f".data-{shard:05d}-of-{self.shards:05d}"
 
 

@@ -1,4 +1,4 @@
-"""What the table of a bundle holds: a header, and an entry for each tensor.
+"""Messages in the table of a bundle: a header, and an entry for each tensor.
 
 The messages are those of tensorflow/core/protobuf/tensor_bundle.proto, and of tensor_shape.proto,
 tensor_slice.proto and versions.proto beside it.
@@ -30,10 +30,10 @@ RANK = 254  # axes that a tensor of TensorFlow may have
 
 @dataclass(frozen=True, slots=True)
 class BundleHeader:
-    """What is said of the whole bundle.
+    """Description of the whole bundle.
 
     Attributes:
-        shards: How many files of data it has.
+        shards: The number of data files.
         endianness: 0 for the lowest byte first, 1 for the highest.
         oldest: The oldest version of readers that may read it.
         refused: Versions of readers that must not.
@@ -45,7 +45,7 @@ class BundleHeader:
     refused: tuple[int, ...] = ()
 
     def encode_message(self) -> bytes:
-        """The message."""
+        """Return the message."""
         versions = number_field(1, 1) + number_field(2, self.oldest)
         return (
             number_field(1, self.shards)
@@ -56,16 +56,16 @@ class BundleHeader:
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """What is said of a tensor.
+    """Description of a tensor.
 
     Attributes:
         dtype: The number of its dtype.
         shape: Its shape.
-        shard: The number of the file it is in.
-        offset: Where it begins in there.
-        size: How many bytes it has.
+        shard: The number of its file.
+        offset: Where it begins in the file.
+        size: The number of its bytes.
         checksum: Their CRC32C, masked.
-        slices: Those that it is kept in, each with an entry of its own; none if it is whole.
+        slices: The slices that it is stored in, each with its own entry; none if it is whole.
     """
 
     dtype: int
@@ -77,7 +77,7 @@ class BundleEntry:
     slices: tuple[Slice, ...] = ()
 
     def encode_message(self) -> bytes:
-        """The message."""
+        """Return the message."""
         place = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
         )
@@ -88,7 +88,7 @@ class BundleEntry:
 
 
 def parse_header(data: bytes) -> BundleHeader:
-    """The header of a bundle.
+    """Return the header of a bundle.
 
     Raises:
         CorruptFileError: The bytes are none.
@@ -102,7 +102,7 @@ def parse_header(data: bytes) -> BundleHeader:
 
 
 def parse_entry(data: bytes) -> BundleEntry:
-    """The entry of a tensor.
+    """Return the entry of a tensor.
 
     Raises:
         CorruptFileError: The bytes are none.
@@ -115,7 +115,7 @@ def parse_entry(data: bytes) -> BundleEntry:
 
 
 def parse_shape(data: bytes) -> tuple[int, ...]:
-    """The shape in a TensorShape.
+    """Return the shape in a TensorShape.
 
     Raises:
         CorruptFileError: It is unknown, has a negative length, or too many axes.
@@ -134,12 +134,12 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
 
 
 def encoded_shape(lengths: tuple[int, ...]) -> bytes:
-    """A TensorShape."""
+    """Return a TensorShape."""
     return b"".join(bytes_field(2, number_field(1, length)) for length in lengths)
 
 
 def slice_of(data: bytes) -> Slice:
-    """The extents in a TensorSlice.
+    """Return the extents in a TensorSlice.
 
     Raises:
         CorruptFileError: It is none.
@@ -152,7 +152,7 @@ def slice_of(data: bytes) -> Slice:
 
 
 def encoded_slice(extents: Slice) -> bytes:
-    """A TensorSlice."""
+    """Return a TensorSlice."""
     made = b""
     for begin, length in extents:
         # A length of 0 is no default here: it is told apart from none at all.

@@ -1,4 +1,4 @@
-"""What an object checkpoint says of the objects whose variables it has.
+"""Objects of an object checkpoint, whose variables it contains.
 
 The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
 bundle keeps it as a string under `KEY`.
@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ObjectGraph:
-    """All objects of a checkpoint; the first is its root.
+    """Objects of a checkpoint; the first is its root.
 
     Attributes:
         nodes: The objects. Others name them by their positions.
@@ -79,7 +79,7 @@ class ObjectGraph:
 
 
 def decode_graph(data: bytes) -> ObjectGraph:
-    """The graph in a message.
+    """Return the graph in a message.
 
     Raises:
         CorruptFileError: The bytes are none, or name nodes that are not there.
@@ -122,7 +122,7 @@ def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> Obj
 
 
 def encode_graph(graph: ObjectGraph) -> bytes:
-    """The message of a graph."""
+    """Return the message of a graph."""
     valued = _nodes_with_values(graph)
     return b"".join(
         bytes_field(1, _encode_node(node, position in valued))

@@ -20,7 +20,7 @@ _WORD = 1 << 64
 
 
 def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number and the position behind it.
+    """Return a number and the position behind it.
 
     Args:
         data: Where it is.
@@ -48,7 +48,7 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def packed_numbers(data: bytes) -> Iterator[int]:
-    """The numbers of a field that has many; errors as of `read_varint`."""
+    """Yield the numbers of a field that has many; errors as of `read_varint`."""
     at = 0
     while at < len(data):
         each, at = read_varint(data, at, len(data))
@@ -56,7 +56,7 @@ def packed_numbers(data: bytes) -> Iterator[int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """A number as bytes; negative ones have all ten."""
+    """Return a number as bytes; negative ones have all ten."""
     value %= _WORD
     made = bytearray()
     while value > 0x7F:
@@ -67,10 +67,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """The fields of a message in order: number, kind, value.
+    """Yield each field of a message in order: its number, its kind and its value.
+
+    The value is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
 
     Raises:
-        CorruptFileError: The bytes are no message.
+        CorruptFileError: While iterating, if a field is cut off, or its number or kind is unknown.
     """
     at, end = 0, len(data)
     while at < end:
@@ -116,30 +118,30 @@ class ProtoMessage:
             self._values.setdefault(field, []).append(value)
 
     def has(self, field: int) -> bool:
-        """Whether the field is there."""
+        """Return True if the message has a field."""
         return field in self._values
 
     def number(self, field: int) -> int:
-        """The field as a number without sign, 0 if it is not there."""
+        """Return the field as a number without sign, 0 if it is not there."""
         value = self._single_value(field)
         return value if isinstance(value, int) else 0
 
     def signed(self, field: int) -> int:
-        """The field as an int32 or int64, 0 if it is not there."""
+        """Return the field as an int32 or int64, 0 if it is not there."""
         value = self.number(field)
         return value - _WORD if value >= _WORD >> 1 else value
 
     def data(self, field: int) -> bytes:
-        """The field's bytes, none if it is not there."""
+        """Return the field's bytes, none if it is not there."""
         value = self._single_value(field)
         return value if isinstance(value, bytes) else b""
 
     def text(self, field: int) -> str:
-        """The field as text, "" if it is not there."""
+        """Return the field as text, "" if it is not there."""
         return decode_text(self.data(field))
 
     def every(self, field: int) -> list[bytes]:
-        """The bytes of a field that may come any number of times."""
+        """Return the bytes of a field that may come any number of times."""
         return [value for value in self._values.get(field, []) if isinstance(value, bytes)]
 
     def _single_value(self, field: int) -> int | bytes | None:
@@ -164,20 +166,20 @@ def decode_text(data: bytes) -> str:
 
 
 def number_field(field: int, value: int) -> bytes:
-    """A field that is a number; nothing if it is 0."""
+    """Return a field that is a number; nothing if it is 0."""
     return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
 
 
 def fixed32_field(field: int, value: int) -> bytes:
-    """A field of four bytes; nothing if it is 0."""
+    """Return a field of four bytes; nothing if it is 0."""
     return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
 
 
 def bytes_field(field: int, data: bytes) -> bytes:
-    """A field that is bytes or a message, also if it is empty."""
+    """Return a field that is bytes or a message, also if it is empty."""
     return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
 
 
 def string_field(field: int, value: str) -> bytes:
-    """A field that is text; nothing if it is ""."""
+    """Return a field that is text; nothing if it is ""."""
     return bytes_field(field, value.encode()) if value else b""

@@ -75,7 +75,7 @@ def read(
 
 
 def describe(prefix: Path) -> list[TensorInfo]:
-    """The tensors of a checkpoint by name; files of data are neither read nor needed.
+    """Return the tensors of a checkpoint by name; files of data are neither read nor needed.
 
     Args:
         prefix: As in `read`.
@@ -103,7 +103,9 @@ def describe(prefix: Path) -> list[TensorInfo]:
 
 
 def is_bundle(prefix: Path) -> bool:
-    """Whether a prefix names a checkpoint of TensorFlow, by the last bytes of its index alone."""
+    """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index
+    alone.
+    """
     try:
         with Folder(_prefix_of(prefix)) as folder:
             return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))

@@ -19,7 +19,7 @@ _AXES = 32  # that an array of every NumPy may have
 
 
 def key_of(name: str, extents: Slice) -> bytes:
-    """The key under which a slice of a tensor has its entry.
+    """Return the key under which a slice of a tensor has its entry.
 
     It is written in such a way that keys have the order of what they stand for: a 0, the name, the
     number of axes, and for each axis where the slice begins and its length, -1 for all of it
@@ -51,7 +51,7 @@ def _encode_signed(value: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Where a slice lies in a tensor of some shape.
+    """Return the box of a slice in a tensor of some shape.
 
     Raises:
         CorruptFileError: It does not lie inside.
@@ -113,7 +113,7 @@ def join_parts(
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor from those of its slices.
+    """Return the bytes of a tensor from those of its slices.
 
     Args:
         parts: For each slice where it begins, its shape, and its bytes; each is asked for when the
@@ -136,5 +136,5 @@ def _slices_of_region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tupl
 
 
 def format_extents(extents: Slice) -> str:
-    """A slice as TensorFlow writes it: "0,2:-" for the first two rows."""
+    """Return a slice as TensorFlow writes it: "0,2:-" for the first two rows."""
     return ":".join("-" if length is None else f"{begin},{length}" for begin, length in extents)

@@ -30,13 +30,13 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """Which checkpoints a folder has.
+    """List of the checkpoints of a folder.
 
     Attributes:
         model_checkpoint_path: The prefix of the last one; "" if none is named.
         all_model_checkpoint_paths: Those of all that are kept, the oldest first.
-        all_model_checkpoint_timestamps: When each was saved, in seconds since 1970.
-        last_preserved_timestamp: When the last one was saved that is kept for good.
+        all_model_checkpoint_timestamps: The time of each save, in seconds since 1970.
+        last_preserved_timestamp: The time of the last save that is never deleted.
     """
 
     model_checkpoint_path: str
@@ -46,7 +46,7 @@ class CheckpointState:
 
 
 def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointState | None:
-    """What the file in a folder says.
+    """Read the state file of a folder.
 
     Args:
         folder: The folder of the checkpoints.

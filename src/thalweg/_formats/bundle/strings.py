@@ -12,7 +12,7 @@ _SHORT = 1 << 32
 
 
 def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
-    """The strings of a tensor, and the checksum that its entry must have.
+    """Return the strings of a tensor, and the checksum that its entry must have.
 
     Args:
         data: All bytes of the tensor.
@@ -43,7 +43,7 @@ def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
 
 
 def encoded_strings(values: Sequence[bytes]) -> tuple[bytes, int]:
-    """A tensor's bytes, and their checksum."""
+    """Return a tensor's bytes, and their checksum."""
     lengths = [len(value) for value in values]
     checksum = _of_lengths(lengths)
     tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(values)

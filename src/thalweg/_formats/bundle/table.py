@@ -31,12 +31,12 @@ _BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
-    """Whether a file ends as a table does; arguments as for `iterate_entries`."""
+    """Return True if a file's end is that of a table; arguments as for `iterate_entries`."""
     return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 
 def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The keys of a table with their values, in order, each from a block that is undamaged.
+    """Yield the keys of a table with their values, in order, each from a block that is undamaged.
 
     Args:
         read: Reads the file.
@@ -160,7 +160,7 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
 
 
 def encoded_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A table of keys with values, as TensorFlow writes it to the byte.
+    """Return a table of keys with values, as TensorFlow writes it to the byte.
 
     Args:
         items: Keys and values; each key is greater than the one before it.
@@ -200,7 +200,7 @@ class _Block:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes of the block."""
         return len(self._data) + 4 * len(self._whole) + 4
 
     def add(self, key: bytes, value: bytes) -> None:
@@ -219,7 +219,7 @@ class _Block:
         self._last = key
 
     def finish_block(self) -> bytes:
-        """The block with its trailer."""
+        """Return the block with its trailer."""
         ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
         data = bytes(self._data) + ends + bytes([_PLAIN])
         return data + mask_checksum(crc32c(data)).to_bytes(4, "little")

@@ -43,7 +43,7 @@ _WORD = 1 << 64
 
 
 def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor.
+    """Return the bytes of a tensor.
 
     Args:
         data: The message.
@@ -70,7 +70,7 @@ def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def tensor_strings(data: bytes, count: int) -> list[bytes]:
-    """The strings of a tensor; as `tensor_bytes` otherwise."""
+    """Return the strings of a tensor; as `tensor_bytes` otherwise."""
     found = [value for each, _, value in iterate_fields(data) if each == _STRINGS]
     made = [value for value in found if isinstance(value, bytes)]
     if len(made) != count or len(found) != count:

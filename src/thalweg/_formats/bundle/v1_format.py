@@ -49,17 +49,18 @@ class _Tensor:
     slices: dict[bytes, Slice] = field(default_factory=dict[bytes, Slice])
 
     def shape_of(self, key: bytes) -> tuple[int, ...]:
-        """The shape of a slice."""
+        """Return the shape of a slice."""
         return slices.bounding_box(self.slices[key], self.shape)[1]
 
     @property
     def bytes(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes of the tensor."""
         return prod(self.shape) * ITEM_BYTES.get(NAMES.get(self.dtype, ""), 0)
 
 
 def suffixes_of(folder: Folder) -> list[str]:
-    """The suffixes of the files of such a checkpoint, behind its prefix; [] if it is not one.
+    """Return the suffixes of the files of such a checkpoint, behind its prefix; [] if it is not
+    one.
 
     Args:
         folder: The folder of the prefix.
@@ -75,7 +76,7 @@ def suffixes_of(folder: Folder) -> list[str]:
 def read(
     folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
-    """The tensors of such a checkpoint.
+    """Return the tensors of such a checkpoint.
 
     Args:
         folder: The folder of its files.
@@ -123,7 +124,7 @@ def read(
 
 
 def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
-    """The tensors of such a checkpoint by name; as `read` otherwise."""
+    """Return the tensors of such a checkpoint by name; as `read` otherwise."""
     return [
         TensorInfo(name, name_of(each.dtype), each.shape, each.bytes)
         for name, each in sorted(_describe_files(folder, suffixes)[0].items())
@@ -131,7 +132,7 @@ def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
 
 
 def is_table_file(folder: Folder, suffix: str) -> bool:
-    """Whether there is a file that ends as a table does."""
+    """Return True if there is a file whose end is that of a table."""
     try:
         with _open_file(folder, suffix) as file:
             return is_table(file.read, file.size)

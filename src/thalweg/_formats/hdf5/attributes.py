@@ -39,7 +39,7 @@ class TextAttribute:
         self._texts: list[bytes] | None = None
 
     def read_texts(self) -> list[bytes]:
-        """Its elements, row by row; one for a single value.
+        """Return its elements, row by row; one for a single value.
 
         Raises:
             DataLossError: They are not there.
@@ -68,7 +68,7 @@ class TextAttribute:
 
 
 def attributes_of(messages: list[HeaderMessage], heap: GlobalHeap) -> dict[str, TextAttribute]:
-    """The attributes of an object by name.
+    """Return the attributes of an object by name.
 
     Raises:
         DataLossError: A name is there twice.

@@ -76,7 +76,7 @@ class ArrayDataset:
             raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
 
     def read(self, dtype: str | None = None) -> StoredTensor:
-        """The array, little-endian.
+        """Return the array, little-endian.
 
         Args:
             dtype: What bytes without a meaning are to be taken for.

@@ -17,12 +17,12 @@ _DEEPEST, _ROWS = 8, 64  # levels of a tree; rows of a table, whose blocks doubl
 
 
 def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
-    """What lies in a heap, in the order of a tree.
+    """Yield the objects of a heap, in the order of a tree.
 
     Args:
         source: The file.
-        heap, tree: Where they are.
-        kind: What the tree is of.
+        heap, tree: Their addresses.
+        kind: The kind of the tree.
     """
     holder = _Heap(source, heap)
     for record in _tree_records(source, tree, kind):
@@ -130,7 +130,7 @@ class _Heap:
             lookup3.check_sum(part, "a table of blocks")
 
     def object_at(self, where: FilePart) -> FilePart:
-        """What a record points to."""
+        """Return the object that a record points to."""
         source, begin = self._source, where.offset
         if where.take_number(1):
             raise source.unsupported_error(begin, "large or tiny objects of heaps are not read")

@@ -56,7 +56,7 @@ class Group:
         return _open_object(self._source, path, address, self._heap)
 
     def iterate_datasets(self) -> Iterator[ArrayDataset]:
-        """All datasets in it and in its groups."""
+        """Yield all datasets in the group and in its groups."""
         for member in self.members.values():
             if isinstance(member, ArrayDataset):
                 yield member
@@ -79,7 +79,7 @@ def _open_object(
 
 
 def root_group(source: SourceFile) -> Group:
-    """The first group of a file.
+    """Return the first group of a file.
 
     Raises:
         DataLossError: It is no HDF5 file, or ends too early.

@@ -1,4 +1,4 @@
-"""What chunks of a dataset went through before they were stored, undone.
+"""Inverse filters for chunks of a dataset.
 
 HDF5's deflate and shuffle, and h5py's LZF. Others are code of their own, and are not called.
 """
@@ -17,7 +17,7 @@ _TITLES = {3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 307: "bzip2"
 
 
 def filter_pipeline(body: FilePart) -> list[int]:
-    """The numbers of the filters, in the order in which they were applied.
+    """Return the numbers of the filters, in the order in which they were applied.
 
     Raises:
         UnsupportedCheckpointError: One is none of the three.
@@ -47,7 +47,7 @@ def filter_pipeline(body: FilePart) -> list[int]:
 def undo_filters(
     source: SourceFile, offset: int, data: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
-    """A chunk as it was.
+    """Return a chunk as it was.
 
     Args:
         source: The file.

@@ -15,14 +15,14 @@ _SHARED, _MUST_BE_KNOWN = 2, 128
 
 
 class HeaderMessage(NamedTuple):
-    """One of an object's messages."""
+    """Message of an object."""
 
     kind: int
     body: FilePart
 
 
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """All messages of an object.
+    """Read all messages of an object.
 
     Args:
         source: The file.

@@ -26,7 +26,7 @@ class LocalHeap:
         )
 
     def name_at(self, offset: int) -> str:
-        """The name at an offset."""
+        """Return the name at an offset."""
         part = self._names
         end = bytes(part.data[offset : offset + _LONGEST + 1]).find(b"\0")
         part.source.charge_read(max(end, 0) + 1, part.offset)
@@ -51,7 +51,7 @@ class GlobalHeap:
         self._collections: dict[int, dict[int, FilePart]] = {}
 
     def text_at(self, where: FilePart) -> bytes:
-        """A text that is taken once.
+        """Return a text that is taken once.
 
         Args:
             where: Its length, address and number, sixteen bytes.
@@ -90,7 +90,7 @@ class GlobalHeap:
 
 
 def decode_name(source: SourceFile, offset: int, name: bytes) -> str:
-    """A name of a file; raises `DataLossError` if it is none."""
+    """Return a name of a file; raises `DataLossError` if it is none."""
     try:
         found = name.decode()
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ _KINDS = {1: "a soft link", 64: "an external link"}
 
 
 def read_links(source: SourceFile, messages: list[HeaderMessage]) -> dict[str, int]:
-    """The addresses of a group's members by name, in the file's order.
+    """Return the addresses of a group's members by name, in the file's order.
 
     Raises:
         UnsafeCheckpointError: A link leads to another place, or out of the file.

@@ -13,7 +13,7 @@ _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14),
 
 
 def lookup3(data: bytes | memoryview) -> int:
-    """The checksum of some bytes."""
+    """Return the checksum of some bytes."""
     words = [(0xDEADBEEF + len(data)) & _MASK] * 3
     last = max(0, (len(data) - 1) // 12 * 12)
     for begin in range(0, last, 12):

@@ -12,7 +12,7 @@ _DEEPEST = 16
 def iterate_leaves(
     source: SourceFile, address: int, kind: int, width: int
 ) -> Iterator[tuple[FilePart, int]]:
-    """The key before each child of the lowest nodes, and the child's address, in order.
+    """Yield the key before each child of the lowest nodes, and the child's address, in order.
 
     Args:
         source: The file.

@@ -1,4 +1,4 @@
-"""What a dataset or an attribute holds: shape and type of its elements."""
+"""Shape and element type of a dataset or an attribute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Elements:
 
 
 def parse_shape(body: FilePart) -> tuple[int, ...] | None:
-    """The shape that a message gives; None if there are no elements, not even one."""
+    """Return the shape that a message gives; None if there are no elements, not even one."""
     version = body.take_version((1, 2), "shapes")
     rank, flags = body.take_number(1), body.take_number(1)
     kind = body.take_number(1) if version == 2 else 1
@@ -56,7 +56,7 @@ def parse_shape(body: FilePart) -> tuple[int, ...] | None:
 
 
 def parse_elements(body: FilePart) -> Elements:
-    """The type that a message gives.
+    """Return the type that a message gives.
 
     Raises:
         UnsafeCheckpointError: The elements are references to other places.

@@ -22,7 +22,7 @@ from thalweg._formats.stored_tensor import StoredTensor
 
 @dataclass(frozen=True)
 class KerasFile:
-    """What one of Keras' files holds.
+    """Contents of a Keras file.
 
     Attributes:
         kind: "keras", "weights.h5" or "h5".
@@ -83,7 +83,7 @@ def _keras_file(kind: str, described: Described, *arrays: Any) -> KerasFile:
 
 
 def is_keras_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as one of Keras' does; False if there is none.
+    """Return True if a file begins as a Keras file does; False if there is none.
 
     Of other zip archives, as torch writes them, those of Keras are told by their members.
     """

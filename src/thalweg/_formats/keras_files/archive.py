@@ -45,7 +45,7 @@ class ArchiveMember:
 
 
 def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
-    """The members of an archive by name.
+    """Return the members of an archive by name.
 
     Raises:
         DataLossError: It is no archive, or is damaged, or would become a hundred times as large.
@@ -154,7 +154,7 @@ def _member_name(source: SourceFile, at: int, name: bytes) -> str:
 
 
 def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
-    """The bytes of a member, after their checksum.
+    """Return the bytes of a member, after their checksum.
 
     Raises:
         DataLossError: They are not what was written.

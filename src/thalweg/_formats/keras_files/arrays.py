@@ -9,7 +9,9 @@ Arrays = dict[str, StoredTensor]
 
 
 def array_of(dataset: ArrayDataset) -> StoredTensor:
-    """The array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are one."""
+    """Return the array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are
+    one.
+    """
     said = dataset.attributes.get("dtype")
     is_short = (
         said is not None and dataset.elements.size == 2 and said.read_texts() == [b"bfloat16"]

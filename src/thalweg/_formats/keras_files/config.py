@@ -1,4 +1,4 @@
-"""What Keras says about an optimizer in JSON: plain names and numbers, nothing that is resolved."""
+"""Keras' JSON description of an optimizer: plain names and numbers, nothing that is resolved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Described = tuple[str | None, dict[str, Any] | None]
 
 
 def load_json(title: str, text: bytes) -> dict[str, Any]:
-    """A JSON text that describes something.
+    """Return a JSON text that describes something.
 
     Raises:
         InvalidConfigError: It is no JSON, or no object.
@@ -30,7 +30,7 @@ def load_json(title: str, text: bytes) -> dict[str, Any]:
 
 
 def optimizer_of(title: str, described: object) -> Described:
-    """The class and the configuration of an optimizer that a file describes.
+    """Return the class and the configuration of an optimizer that a file describes.
 
     Args:
         title: The file, for errors.
@@ -81,7 +81,7 @@ def _check_class_name(title: str, name: object) -> str:
 
 
 def layers_of(described: dict[str, object]) -> dict[str, str]:
-    """The names of a model's layers by the groups in which Keras 3 saves them, in its order.
+    """Return the names of a model's layers by the groups in which Keras 3 saves them, in its order.
 
     A group is named as the layer's class, with a number if it is not the first one.
     """

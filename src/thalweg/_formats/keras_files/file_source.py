@@ -14,7 +14,7 @@ from thalweg._formats.source import SourceFile
 def open_source(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> Generator[SourceFile]:
-    """The bytes of a file, as long as the block runs.
+    """Open a file, and yield its bytes as long as the block runs.
 
     Args:
         path: The file.

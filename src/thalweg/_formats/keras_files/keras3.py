@@ -1,4 +1,4 @@
-"""What Keras 3 saves.
+"""Reader of the files that Keras 3 saves.
 
 A `.keras` file is an archive with a description of the model, which says how the optimizer was
 configured, and with the variables as a `.weights.h5` file. There a group "vars" has the variables
@@ -29,7 +29,9 @@ Place = tuple[int | None, str]  # of a layer in the model, if that is known, and
 
 
 def read_archive(source: SourceFile) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
-    """What `read_weights` returns, behind the class and configuration, of a `.keras` file."""
+    """Return the class and configuration, then the results of `read_weights`, of a `.keras`
+    file.
+    """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
         if name not in members:
@@ -59,7 +61,7 @@ def _missing_member_error(source: SourceFile, name: str, members: Iterable[str])
 def read_weights(
     source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """The optimizer's arrays, the model's, and where these are.
+    """Return the optimizer's arrays, the model's, and where these are.
 
     Args:
         source: The file.

@@ -21,12 +21,12 @@ _TOP = "top_level_model_weights"  # what belongs to the model and to none of its
 
 
 def is_legacy(root: Group) -> bool:
-    """Whether a file is one of these: a whole model, or (as `save_weights` has it) its layers."""
+    """Return True if a file is a whole legacy model or, from `save_weights`, its layers."""
     return _MODEL in root.members or bool({_LAYERS, f"{_LAYERS}0"} & set(root.attributes))
 
 
 def read(source: SourceFile, root: Group) -> tuple[Described, Arrays, Arrays]:
-    """The optimizer's class and configuration, its arrays and the model's."""
+    """Return the optimizer's class and configuration, its arrays and the model's."""
     found: Described = None, None
     if "training_config" in root.attributes:
         found = _describe_optimizer(source, root.attributes["training_config"])

@@ -38,7 +38,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 
 def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
-    """What sorts names as their numbers count: "dense_2" before "dense_10"."""
+    """Return a sort key that orders names by their numbers: "dense_2" before "dense_10"."""
     parts = re.split(r"(\d{1,18})", name)
     return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
 

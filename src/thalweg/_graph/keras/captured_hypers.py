@@ -1,8 +1,8 @@
-"""What an operation of a graph has of an optimizer's hyperparameters.
+"""Hyperparameters of an optimizer that an operation of a graph captures.
 
-What the optimizer has when the operation is made is what all of its runs read: of variables and
-tensors of the graph their values, before the updates of the run; of callables what they gave then;
-schedules are asked in each run.
+All runs of the operation read the values at its creation: of variables and tensors of the graph
+their values before the updates of the run; of callables their results at the creation; schedules
+are called in each run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Captured:
     def values_in_run(
         self, numbers: Sequence[object], tensors: dict[object, object]
     ) -> dict[Any, Any]:
-        """All values of a run, as `Hyperparameters.knowing` takes them."""
+        """Return all values of a run, as `Hyperparameters.knowing` takes them."""
         found = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
         for key, value in tensors.items():
             if isinstance(key, tuple):
@@ -57,7 +57,7 @@ class Captured:
 def capture_hypers(
     optimizer: Any, called: dict[str, Any], dtypes: Iterable[torch.dtype]
 ) -> Captured:
-    """What an operation that an optimizer takes part in has of hyperparameters."""
+    """Return the hyperparameters that an operation of an optimizer captures."""
     fixed = optimizer._hyper.all_of(called)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
     numbers = [name for name, value in symbols.items() if _is_number(value)]

@@ -45,7 +45,7 @@ def check_graph(variables: Iterable[Any], name: str) -> None:
 
 
 def kept_in_graph(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
-    """The variables of the graph that a step of these variables writes to beside them."""
+    """Return the variables of the graph that a step of these variables writes to beside them."""
     found: list[Any] = []
     for each in optimizer._with_inner():
         found += [slot for var in variables for slot in each._slots.all_of(var).values()]

@@ -122,7 +122,7 @@ def convert(
 def compare_converted(
     theirs: Path, ours: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """The tensors of two files, by the names that `convert` gives them; None if it has none.
+    """Return the tensors of two files, by the names that `convert` gives them; None if it has none.
 
     A file of ours that was made of one of TensorFlow's is compared with what would be made of
     `theirs`; any other as `convert` would write it.

@@ -132,7 +132,7 @@ def choose_optimizer(
     which: int | None,
     given: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
-    """The file, sorted with what is known of its optimizer, and that optimizer.
+    """Return the file, sorted with what is known of its optimizer, and that optimizer.
 
     Arguments and errors are those of `restore`.
     """
@@ -201,7 +201,15 @@ def _find_optimizer(
 
 
 def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, object]) -> state.Loading:
-    """What sets the loss scale that was given, which `given` has no longer."""
+    """Remove a `LossScale` from `given`, and return the `Loading` that sets it from the file.
+
+    If `given["loss_scale"]` is not a `LossScale`, `given` stays as it is, and the `Loading` is
+    empty.
+
+    Raises:
+        InvalidArgumentError: The loss scale is not a `DynamicLossScale`.
+        CheckpointMismatchError: The file has no loss scale, or its values do not fit.
+    """
     if not isinstance(given.get("loss_scale"), LossScale):
         return state.Loading()
     scale: Any = given.pop("loss_scale")
@@ -297,7 +305,17 @@ def _refuse_none(file: TensorFlowCheckpoint) -> None:
 def _prepare_optimizer(
     opt: object, placed: MappedTensors, found: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
-    """What sets the optimizer."""
+    """Return a context manager whose `Loading` sets the state of `opt` to that of the file.
+
+    Args:
+        opt: The optimizer, or the training step that has one.
+        placed: The tensors of the file, by variable.
+        found: The optimizer in the file, or None.
+        is_new: Whether `opt` was made from the file, so that its hyperparameters are already set.
+
+    Raises:
+        CheckpointMismatchError: The state in the file does not fit `opt`.
+    """
     slots = placed.slots(found)
     if isinstance(inner_of(opt), NovoGrad):
         slots = with_averages(slots, placed.file)

@@ -66,7 +66,7 @@ def tensors_of(
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
-    """What `save` writes: the tensors by name, and the graph of objects."""
+    """Return the tensors that `save` writes, by name, and the graph of objects or None."""
     found = copy_written(
         optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages
     )

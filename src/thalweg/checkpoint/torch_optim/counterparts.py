@@ -41,16 +41,16 @@ class TorchEntry:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What a rule has in common with a class of `torch.optim`.
+    """Correspondence of a rule to a class of `torch.optim`.
 
     Attributes:
         family: The class.
-        slots: For each slot of the rule what torch keeps.
+        slots: For each slot of the rule the state entry of torch.
         hypers: For each hyperparameter of the rule the key of a group; "betas.0" is the first of
             "betas".
-        epsilon: Where epsilon stands in both, if not in the same place.
-        rate: Where the learning rate stands in both, if not in the same place.
-        options: What a group must have for it.
+        epsilon: A note on the place of epsilon in both formulas, if the places differ.
+        rate: A note on the place of the learning rate in both formulas, if the places differ.
+        options: Options that a group must have.
         powers: Whether the step's number is part of the formula.
     """
 
@@ -151,7 +151,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def family_of(groups: list[dict[str, object]]) -> str | None:
-    """The class that has groups like these; None for one that has no counterpart here."""
+    """Return the class that has groups like these; None for one that has no counterpart here."""
     for name, marks in _MARKS:
         if all(marks <= group.keys() for group in groups):
             return None if name == "Adamax" and _RADAM in groups[0] else name
@@ -159,10 +159,10 @@ def family_of(groups: list[dict[str, object]]) -> str | None:
 
 
 def counterpart_of(optimizer: object) -> Counterpart:
-    """What torch has in place of the rule that an optimizer runs.
+    """Return torch's counterpart of the rule that an optimizer runs.
 
     Raises:
-        InvalidTypeError: It has nothing, or the optimizer runs no rule.
+        InvalidTypeError: There is none, or the optimizer runs no rule.
     """
     inside = getattr(optimizer, "_opt", None)
     if inside is not None:

@@ -1,4 +1,4 @@
-"""What is not the same in torch and here, in words."""
+"""Notes on differences between torch and this library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _ADAM_W = "thalweg.v1.contrib.opt.AdamWOptimizer"
 
 
 def of_formula(counterpart: Counterpart, epsilons: Sequence[float | None]) -> list[str]:
-    """Where the steps differ though all numbers are the same."""
+    """Return notes on differences of the steps although all numbers are equal."""
     found = [counterpart.epsilon] if counterpart.epsilon and any(epsilons) else []
     return found + ([counterpart.rate] if counterpart.rate else [])
 
 
 def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """What torch was told, and the optimizer was told otherwise or cannot be told."""
+    """Return notes on options of torch's groups that differ from the optimizer's or that it
+    lacks.
+    """
     own = constant_hypers(optimizer)
     found: list[str] = []
     for name, key in counterpart.hypers.items():

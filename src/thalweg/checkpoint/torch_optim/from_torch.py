@@ -113,7 +113,7 @@ def _keys_of_variables(pairs: Matched) -> list[str]:
 
 
 def _has_state(parameter: Parameter) -> bool:
-    """Whether it has more than a count."""
+    """Return whether it has more than a count."""
     return any(value is not None for key, value in parameter.state.items() if key not in _COUNTS)
 
 

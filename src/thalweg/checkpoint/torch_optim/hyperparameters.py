@@ -12,7 +12,7 @@ from thalweg._core.hyperparameters import as_hyper, is_number
 
 
 def constant_hypers(optimizer: Any) -> dict[str, float]:
-    """Those that are numbers, and not schedules or callables."""
+    """Return the hyperparameters of an optimizer that are numbers, not schedules or callables."""
     given: dict[str, Any] = {}
     if is_classic(optimizer):
         hypers: dict[str, str] = getattr(optimizer, "HYPERS", {})
@@ -30,12 +30,14 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def is_classic(optimizer: object) -> bool:
-    """Whether it is one of `thalweg.v1`."""
+    """Return True if an optimizer is one of `thalweg.v1`."""
     return getattr(optimizer, "_needs_variables", False)
 
 
 def current_hypers(optimizer: Any) -> dict[str, float]:
-    """All of them as the next step will have them; schedules and callables are called."""
+    """Return all hyperparameters as the next step will have them; schedules and callables are
+    called.
+    """
     if is_classic(optimizer):
         values: dict[str, Any] = optimizer._read_values()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
@@ -51,12 +53,14 @@ def current_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def beta_of(optimizer: Any, name: str) -> Any:
-    """A hyperparameter of an optimizer of `thalweg.v1` as it was given; of a callable its value."""
+    """Return a hyperparameter of an optimizer of `thalweg.v1` as it was given; of a callable its
+    value.
+    """
     return optimizer._call_if_callable(getattr(optimizer, optimizer.HYPERS[name]))
 
 
 def decay_of(optimizer: Any) -> float:
-    """The `decay` of the learning rate of an optimizer of Keras; 0 for others."""
+    """Return the `decay` of the learning rate of an optimizer of Keras; 0 for others."""
     has_decay = "decay" not in {hyper.name for hyper in optimizer._choose_rule().hypers}
     return float(getattr(optimizer, "_initial_decay", 0.0)) if has_decay else 0.0
 

@@ -1,4 +1,6 @@
-"""What an optimizer of `torch.optim` has saved: groups, and for each parameter what was kept."""
+"""Reader of the state dict of a `torch.optim` optimizer: groups, and the state of each
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ def _title_of(family: str) -> str:
 def match_parameters(
     saved: Saved, given: object, variables: object
 ) -> list[tuple[Parameter, Tensor]]:
-    """The parameters with their variables.
+    """Return the parameters with their variables.
 
     Those of the optimizer are known by what they are; others go by name where both sides have
     names, else by order.
@@ -223,7 +225,7 @@ def _places_of_parameters(given: object) -> dict[int, int]:
 
 
 def as_number(value: Any) -> float | None:
-    """A number, also from a tensor of one element; None for anything else."""
+    """Return a number, also from a tensor of one element; None for anything else."""
     try:
         if isinstance(value, Tensor):
             value = kept(value).item() if flaw(value) is None else None
@@ -234,12 +236,12 @@ def as_number(value: Any) -> float | None:
 
 
 def is_on(group: Group, key: str) -> bool:
-    """Whether an option of a group is on."""
+    """Return True if an option of a group is on."""
     return group.get(key) is True or bool(as_number(group.get(key)))
 
 
 def number_option(group: Group, key: str) -> float | None:
-    """A number of a group; of "betas.0" the first of "betas"."""
+    """Return a number of a group; of "betas.0" the first of "betas"."""
     key, _, index = key.partition(".")
     value = group.get(key)
     if index:

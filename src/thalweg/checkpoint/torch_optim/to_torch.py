@@ -32,7 +32,7 @@ _WHOLE = 2**24  # up to it float32 has all integers
 
 
 def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> dict[str, Any]:
-    """The state that an optimizer of `torch.optim` goes on with; warns of all that differs.
+    """Return the state that an optimizer of `torch.optim` goes on with; warns of all that differs.
 
     Args:
         optimizer: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the rule of an `Adam`,

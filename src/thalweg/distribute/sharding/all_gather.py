@@ -1,4 +1,4 @@
-"""After a step each rank has its parts of the variables: they are sent to all others."""
+"""Exchange of the parts of variables after a step: each rank sends its parts to all others."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class _Parcel:
 
 
 def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
-    """Whether it is sent from where it lies, and taken there, which needs a run of memory."""
+    """Return whether it is sent from where it lies, and taken there, which needs a run of
+    memory.
+    """
     return len(views) == 1 and views[0].is_contiguous()
 
 

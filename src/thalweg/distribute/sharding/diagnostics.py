@@ -1,4 +1,4 @@
-"""What diagnostics have of whole variables where each rank measured its part of a DTensor."""
+"""Diagnostics of whole variables from measurements of the ranks' parts of DTensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOST = 2  # beside 1 for what was measured and 0 for what was not: a rank could
 
 
 class RankMeasures(NamedTuple):
-    """What this rank measured of some variables.
+    """Measurements of some variables on this rank.
 
     Attributes:
         variables: The variables, whole.
@@ -33,16 +33,17 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """The same of whole variables; all ranks call this, one that could not measure with no parts.
+    """Return the measurements of whole variables; all ranks call this, one that failed with no
+    parts.
 
-    Where one could not, the others have no numbers of variables that are cut: theirs are parts.
+    Where a rank failed, the others have no numbers of variables that are cut: theirs are parts.
 
     Sums and counts are added in the order of the ranks along those dimensions of a mesh that a
     variable is cut along, so that all ranks have the same bits.
 
     Args:
         variables: All of the step, in one order on all ranks.
-        parts: What was measured, of each of them at most once.
+        parts: The measurements, of each variable at most once.
     """
     cut = [var for var in variables if is_on_mesh(var)]
     place = {id(var): row for row, var in enumerate(cut)}

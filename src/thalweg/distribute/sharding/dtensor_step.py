@@ -50,7 +50,7 @@ class LocalShards:
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def part(self, var: Tensor) -> Tensor:
-        """The local tensor: the same view of it as long as it does not move."""
+        """Return the local tensor: the same view of it as long as it does not move."""
         if not is_on_mesh(var):
             return var
         now = to_local(var)
@@ -61,7 +61,7 @@ class LocalShards:
         return kept[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """The local part of a value, without a message."""
+        """Return the local part of a value, without a message."""
         if not is_on_mesh(var):
             return to_local(value)
         mesh: Any = var
@@ -75,7 +75,7 @@ class LocalShards:
         )
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The value, on each rank of the mesh; all of them call this.
+        """Return the value, on each rank of the mesh; all of them call this.
 
         Raises:
             LayoutError: There is no memory that holds this rank's part.
@@ -104,12 +104,14 @@ class LocalShards:
         return found.full_tensor().detach().clone()
 
     def collecting(self) -> AbstractContextManager[None]:
-        """A block in which nothing is otherwise: all ranks of a mesh have `whole`."""
+        """Return a context manager for a block in which nothing is otherwise: all ranks of a mesh
+        have `whole`.
+        """
         return nullcontext()
 
 
 def to_local(tensor: Any) -> Tensor:
-    """What lies in this process of a DTensor; any other tensor as it is."""
+    """Return the local part of a DTensor, detached; return any other tensor unchanged."""
     if not is_on_mesh(tensor):
         return tensor
     with no_grad():
@@ -122,7 +124,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 class LocalStep:
-    """One step over variables of which some are DTensors; see `thalweg._core.sharing`.
+    """Step over variables of which some are DTensors; see `thalweg._core.sharing`.
 
     Args:
         parts: The local parts.
@@ -195,7 +197,7 @@ class LocalStep:
         return _Measured(ready, asked.variables, self._team)
 
     def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
-        """What diagnostics have of whole variables: `over_ranks` of `sharding.diagnostics`."""
+        """Return the diagnostics of whole variables, by `over_ranks` of `sharding.diagnostics`."""
         from thalweg.distribute.sharding.diagnostics import RankMeasures, over_ranks
 
         return over_ranks(variables, [RankMeasures(*each) for each in parts])

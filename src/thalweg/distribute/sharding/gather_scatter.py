@@ -29,7 +29,7 @@ class GatheredTensor(NamedTuple):
     whole: Any
 
     def part(self, rank: int) -> Tensor:
-        """What a rank has of the whole."""
+        """Return the part of the whole tensor that a rank has."""
         if self.dim is None:
             return self.whole
         place = rank - self.ranks[0]
@@ -71,7 +71,9 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
 
 
 def part_shape(shape: tuple[int, ...], rank: int, ranks: range) -> tuple[int, ...]:
-    """The shape that a rank has of a tensor which is cut along its first dimension, if any."""
+    """Return the shape that a rank has of a tensor which is cut along its first dimension, if
+    any.
+    """
     return (_bounds(shape[0], rank - ranks[0], ranks)[1], *shape[1:]) if shape else shape
 
 

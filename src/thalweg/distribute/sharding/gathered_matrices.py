@@ -127,7 +127,7 @@ class GatheredMatrices:
 
 
 def spread(shapes: Sequence[torch.Size], ranks: Sequence[range]) -> list[int]:
-    """The rank that owns each matrix: large ones first, each where there is least to do."""
+    """Return the rank that owns each matrix: large ones first, each where there is least to do."""
     loads: dict[int, int] = {}
     owners = [own[0] for own in ranks]
     sides = [matrix_shape(shape) for shape in shapes]

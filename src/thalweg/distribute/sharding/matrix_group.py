@@ -19,7 +19,7 @@ Describe = Callable[[], Sequence[str]]
 
 
 class Axis(NamedTuple):
-    """Where the parts of a DTensor are.
+    """Axis along which the parts of a DTensor lie.
 
     Attributes:
         mesh: Its mesh.
@@ -33,7 +33,9 @@ class Axis(NamedTuple):
 
 
 def axis_of(var: Tensor) -> Axis | None:
-    """Where the parts of a DTensor are; None if they are not along one dimension of its mesh."""
+    """Return the axis of the parts of a DTensor; None if they are not along one dimension of its
+    mesh.
+    """
     from torch.distributed.tensor import Shard
 
     placed: Any = var
@@ -185,7 +187,7 @@ class MatrixProcessGroup:
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """The block in which a step is taken.
+        """Return the context manager of the block in which a step is taken.
 
         If it fails before all agree, the other ranks are told. If it ends without a write, such as
         for lack of gradients, this rank still meets the others.

@@ -14,13 +14,13 @@ from thalweg.distribute.tree_reduction import in_pairs
 
 
 class Scatter:
-    """As `Bucket`, but what comes back is this rank's part of each sum.
+    """Variant of `Bucket` that returns only this rank's part of each sum.
 
     A rank gets the parts of all ranks and adds them itself, in pairs: an order that does not depend
     on how many tensors are sent together.
 
     Args:
-        shards: Who has what.
+        shards: The parts of each rank.
         variables: All variables, by their numbers.
         places: Numbers of those whose gradients are sent.
         like: Tensors of their shapes, of one dtype and on one device.

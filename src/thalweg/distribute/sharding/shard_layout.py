@@ -1,4 +1,4 @@
-"""Which rank has which elements of a variable: arithmetic alone, the same on all ranks."""
+"""Assignment of the elements of a variable to ranks: arithmetic alone, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
-    """A variable of so many elements, cut where leaves end: at most one piece for each rank.
+    """Return a variable of so many elements, cut where leaves end: at most one piece for each rank.
 
     Where loads differ by no more than a leaf takes, they do so afterwards. So no rank ever has more
     than its share of all of it and a leaf.

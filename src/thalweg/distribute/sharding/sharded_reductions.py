@@ -16,13 +16,13 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class ShardedReductions:
-    """What a step over the parts of all ranks measures.
+    """Measures of a step over the parts of all ranks.
 
     Leaves are sent to all ranks and added up as on one. Rows of sparse gradients are on all ranks,
     which measure them themselves.
 
     Args:
-        shards: Who has what.
+        shards: The parts of each rank.
         ready: The step over this rank's parts.
         asked: The step over whole variables, with sparse gradients as they came.
         meet: Called before messages are sent.

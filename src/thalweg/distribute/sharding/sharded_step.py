@@ -23,17 +23,17 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """One step of an optimizer, as one rank sees it; see `thalweg._core.sharing`.
+    """Step of an optimizer on one rank; see `thalweg._core.sharing`.
 
     Args:
-        shards: Who has what.
+        shards: The parts of each rank.
         sums: This rank's parts of the sums of gradients, by the `id` of their variables. Gradients
             of others are sums, of which it takes its part.
         number: The number of the step, from 1, under the strategy.
         size: Bytes that are sent together.
 
     Attributes:
-        shards: The same.
+        shards: As given.
     """
 
     def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:
@@ -108,7 +108,9 @@ class SharedStep:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """The block in which the step is taken: if it fails, the other ranks are told."""
+        """Return the context manager of the block in which the step is taken: if it fails, the
+        other ranks are told.
+        """
         try:
             yield
         except ReplicaLostError as error:
@@ -138,7 +140,9 @@ class SharedStep:
 
 
 def fate_before_write(number: int) -> str:
-    """What becomes of variables if a rank is lost in a step, before it is written."""
+    """Return a description of the variables after a rank is lost in a step, before it is
+    written.
+    """
     return (
         f"In step {number} of this optimizer under this strategy; variables are as after step"
         f" {number - 1} here, and may be mixed on other ranks."

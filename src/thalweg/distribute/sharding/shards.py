@@ -1,4 +1,4 @@
-"""What a rank keeps of the slots that are shared out: the pieces of one optimizer's variables."""
+"""Sharded slots of one optimizer: the pieces of its variables that a rank keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Known:
 
 
 class Shards:
-    """Which elements of each variable belong to which rank.
+    """Assignment of the elements of each variable to ranks.
 
     A variable is cut where leaves of measures end, in row-major order: parts are flat. It is kept
     whole, by one rank, if that is not the order of its memory, or if its gradient has rows and
@@ -86,7 +86,7 @@ class Shards:
                 self._known_of(var)
 
     def fits(self, variables: Iterable[Tensor]) -> bool:
-        """Whether `check` finds nothing."""
+        """Return True if `check_sizes` accepts the variables."""
         try:
             self.check_sizes(variables)
         except InvalidArgumentError:
@@ -104,34 +104,35 @@ class Shards:
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Whether the parts of a variable are rows of it, so that a sparse gradient fits."""
+        """Return True if the parts of a variable are rows of it, so that a sparse gradient fits."""
         row, known = var.shape[1:].numel(), self._known_of(var)
         whole = all(piece.stop % row == 0 for piece in known.pieces) if row else True
         return known.is_whole or (var.is_contiguous() and whole)
 
     def keep_whole(self, var: Tensor) -> None:
-        """Give a variable that is cut to one rank."""
+        """Reassign all elements of a variable to the rank with the lowest load; moves no data."""
         for rank, start, stop in self.pieces(var):
             self._loads[rank] -= (stop - start) * var.element_size()
         self._cut_variable(var, True)
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
-        """A number that tells which variables these are, and in which order."""
+        """Return a number that tells which variables these are, and in which order."""
         return hash(tuple(self._known_of(var).number for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
-        """Its pieces in the order of their elements: at most one for each rank."""
+        """Return its pieces in the order of their elements: at most one for each rank."""
         return self._known_of(var).pieces
 
     def own_slice(self, var: Tensor) -> slice:
-        """The elements of this rank."""
+        """Return the elements of this rank."""
         for rank, start, stop in self.pieces(var):
             if rank == self.ranks.rank:
                 return slice(start, stop)
         return slice(0, 0)
 
     def part(self, var: Tensor) -> Tensor:
-        """This rank's elements: a view of a variable; the same one as long as it does not move.
+        """Return this rank's elements: a view of a variable; the same one as long as it does not
+        move.
 
         Raises:
             InvalidArgumentError: The variable has another size than when it was cut.
@@ -143,7 +144,7 @@ class Shards:
         return known.part
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """This rank's part of a value for each element of a variable; it may be a view."""
+        """Return this rank's part of a value for each element of a variable; it may be a view."""
         own = self.own_slice(var)
         if not self._known_of(var).is_whole:
             return flatten_like(value, var)[own]
@@ -151,10 +152,10 @@ class Shards:
         return plain if own.stop or not self.pieces(var) else plain.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Those of a sparse gradient that this rank has, in their order.
+        """Return the rows of a sparse gradient that belong to this rank, in their order.
 
         Raises:
-            InvalidArgumentError: The variable's parts are no rows of it.
+            InvalidArgumentError: The variable's parts are not rows of it.
         """
         if not self.has_rows(var):
             raise InvalidArgumentError(
@@ -167,7 +168,7 @@ class Shards:
         return IndexedSlices(grad.values[mine], grad.indices[mine] - first, shape)
 
     def as_rows(self, own: Tensor, var: Tensor) -> Tensor:
-        """This rank's part of a variable, or of a slot, as rows; the same view each time."""
+        """Return this rank's part of a variable, or of a slot, as rows; the same view each time."""
         if own.shape[1:] == var.shape[1:]:
             return own
         kept = self._views.get(id(own))
@@ -181,7 +182,7 @@ class Shards:
         return (own.start // row, own.stop // row) if row else (0, 0)
 
     def as_part(self, elements: Tensor, var: Tensor) -> Tensor:
-        """This rank's elements, one after the other, as its part."""
+        """Return this rank's elements, one after the other, as its part."""
         if not (self._known_of(var).is_whole and elements.numel()):
             return elements
         found = torch.empty_like(var, dtype=elements.dtype).detach()
@@ -189,7 +190,7 @@ class Shards:
         return found
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
-        """As `cut`, of a tensor that is written to.
+        """Return this rank's part of a tensor that is written to, as `cut` does.
 
         Raises:
             LayoutError: Its elements lie in another order than the variable's.
@@ -205,7 +206,8 @@ class Shards:
         return found
 
     def whole(self, own: Tensor, var: Tensor) -> Tensor:
-        """The value that each rank has its part of, in memory of its own; all ranks call this.
+        """Return the value that each rank has its part of, in memory of its own; all ranks call
+        this.
 
         Args:
             own: This rank's part.
@@ -246,7 +248,9 @@ class Shards:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """A block in which `whole` brings values together on rank 0 alone, which writes them."""
+        """Return a context manager for a block in which `whole` brings values together on rank 0
+        alone, which writes them.
+        """
         self._collects = True
         try:
             yield
@@ -255,14 +259,16 @@ class Shards:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """A block between two steps in which ranks wait for each other."""
+        """Return a context manager for a block between two steps in which ranks wait for each
+        other.
+        """
         try:
             yield
         except ReplicaLostError as error:
             raise self.lost_error(error, "Variables are as after the last step.") from error
 
     def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
-        """The error of a rank that is lost, with what follows from it: no rank can go on.
+        """Return the error of a rank that is lost, with what follows from it: no rank can go on.
 
         Args:
             error: What was raised.
@@ -279,7 +285,8 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, number: int) -> Iterator[None]:
-        """A block in which variables are of two steps; if it fails they stay so.
+        """Return a context manager for a block in which variables are of two steps; if it fails
+        they stay so.
 
         Args:
             number: The number of the step, from 1.
@@ -317,13 +324,14 @@ class Shards:
 
 
 def _has_moved(known: _Known, var: Tensor) -> bool:
-    """Whether elements lie in another order than when a variable was cut."""
+    """Return whether elements lie in another order than when a variable was cut."""
     pairs = zip(known.strides, var.stride(), var.shape, strict=True)
     return known.size > 0 and any(one != two and size > 1 for one, two, size in pairs)
 
 
 def flatten_like(value: Tensor, var: Tensor) -> Tensor:
-    """The elements of a tensor in the order of a variable's memory; a view where there can be one.
+    """Return the elements of a tensor in the order of a variable's memory; a view where there can
+    be one.
 
     Args:
         value: A tensor of the variable's shape.

@@ -14,7 +14,8 @@ _WHAT = "thalweg.integrations.keras3 needs"
 
 
 def import_keras() -> ModuleType:
-    """The module `keras`. Where nobody has chosen a backend yet, the torch backend is chosen.
+    """Return the module `keras`. Where nobody has chosen a backend yet, the torch backend is
+    chosen.
 
     Raises:
         ImportError: Keras 3 is not installed.

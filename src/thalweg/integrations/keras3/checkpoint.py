@@ -27,9 +27,9 @@ class Keras3StateDict:
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, and under "keras" what Keras keeps beside it, by name.
+        """Return the state of the wrapped optimizer, and Keras' own state under "keras", by name.
 
-        Keras keeps moving averages of variables and accumulated gradients, where it was asked to.
+        Keras' own state is moving averages of variables and accumulated gradients, if those are on.
         """
         with self.wrapped._lock:
             return {**self.wrapped.state_dict(), _BESIDE: state.snapshot(self._beside())}

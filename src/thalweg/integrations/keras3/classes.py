@@ -25,14 +25,14 @@ _registered = keras.saving.register_keras_serializable(package="thalweg")
 
 
 class NamedOptimizer(FusedOptimizer, Generic[P]):
-    """What the eight optimizers share: a configuration as that of Keras' classes."""
+    """Base class of the eight optimizers, with the configuration of Keras' classes."""
 
     if TYPE_CHECKING:
 
         def __init__(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration: the arguments of the constructor, by name."""
+        """Return the configuration: the arguments of the constructor, by name."""
         config = keras.optimizers.Optimizer.get_config(self)
         own = plain(self.wrapped)
         if isinstance(self.wrapped, optimizers.Nadam):
@@ -43,7 +43,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made of a configuration; schedules are found where Keras has them."""
+        """Return an optimizer made of a configuration; schedules are found where Keras has them."""
         return super(FusedOptimizer, cls).from_config(dict(config), custom_objects)
 
 

@@ -1,4 +1,4 @@
-"""In Keras 3: diagnostics for callbacks that log, by the `logs` that Keras gives them."""
+"""Callback for Keras 3 that adds diagnostics to the `logs` of other callbacks."""
 
 from __future__ import annotations
 

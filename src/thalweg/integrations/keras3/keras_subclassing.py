@@ -18,7 +18,8 @@ _LENDER = "__lender"
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Lender(FusedOptimizer):
-    """What a model keeps of the optimizer that it was compiled with, and shows as that optimizer.
+    """Holder of the optimizer with which a model was compiled, shown to the model as that
+    optimizer.
 
     Each model that an optimizer trains has a lender of its own.
     """
@@ -28,7 +29,7 @@ class Lender(FusedOptimizer):
         super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
-        """The optimizer itself, which answers Keras as this lender does from now on."""
+        """Return the optimizer itself, which answers Keras as this lender does from now on."""
         optimizer = self.wrapped
         vars(optimizer)[_LENDER] = self
         if not isinstance(optimizer, Lent):
@@ -49,8 +50,9 @@ class Variables(list[Any]):
 
 
 class Lent(Optimizer):
-    """What an optimizer of a model takes from its lender: all that Keras asks of it and its own
-    class has not. A copy of it is in no model.
+    """Attributes that an optimizer of a model takes from its lender: those that its class lacks.
+
+    A copy of it is in no model.
     """
 
     _NOT_COPIED = (*Optimizer._NOT_COPIED, _LENDER)
@@ -101,7 +103,7 @@ class Lent(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Any:
-        """An optimizer made from a configuration, which is one of Keras, too."""
+        """Return an optimizer made from a configuration, which is one of Keras, too."""
         return Lender(cls._own_class.from_config(config, custom_objects)).shown()
 
 

@@ -29,7 +29,7 @@ _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
 
 class Keras3Options(TypedDict, total=False):
-    """What Keras does around an update; see `keras.optimizers.Optimizer`."""
+    """Options of Keras around an update; see `keras.optimizers.Optimizer`."""
 
     weight_decay: float | None
     use_ema: bool
@@ -198,7 +198,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             super().__setattr__(name, value)
 
     def get_weights(self) -> list[Any]:
-        """The wrapped optimizer's: `iterations`, then the slots, as NumPy arrays."""
+        """Return the wrapped optimizer's: `iterations`, then the slots, as NumPy arrays."""
         return self.wrapped.get_weights()
 
     def set_weights(self, weights: Sequence[object]) -> None:
@@ -228,7 +228,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self.wrapped._lock.loaded()
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""
+        """Return the configuration: that of Keras, and the wrapped optimizer's as "wrapped"."""
         config = super().get_config()
         for name in ("name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"):
             del config[name]
@@ -238,15 +238,15 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made of a configuration; your own rules, classes and schedules are found
-        where Keras has them registered, or in `custom_objects`.
+        """Return an optimizer made of a configuration; your own rules, classes and schedules are
+        found where Keras has them registered, or in `custom_objects`.
         """
         config = dict(config)
         return cls(deserialize(config.pop("wrapped"), custom_objects), **config)
 
 
 def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> FusedOptimizer:
-    """An optimizer of thalweg as one that `model.compile` takes; see `FusedOptimizer`.
+    """Return an optimizer of thalweg as one that `model.compile` takes; see `FusedOptimizer`.
 
     Example:
         >>> from thalweg.keras.optimizers import RMSprop
@@ -257,6 +257,8 @@ def from_thalweg(optimizer: Optimizer, **options: Unpack[Keras3Options]) -> Fuse
 
 
 def replica_shares(grads: Sequence[Any]) -> list[Any]:
-    """This replica's part of mean gradients: Keras' loss is the mean over its own examples."""
+    """Return this replica's part of mean gradients: Keras' loss is the mean over its own
+    examples.
+    """
     count = get_strategy().num_replicas_in_sync
     return [grad if grad is None or count == 1 else grad / count for grad in grads]

@@ -28,7 +28,7 @@ class ClippingOptions:
 
     @property
     def clipnorm(self) -> float | None:
-        """Each gradient is scaled to a norm of at most this."""
+        """Largest norm of each gradient, to which larger ones are scaled; None if off."""
         return self._option("clipnorm")
 
     @clipnorm.setter
@@ -37,7 +37,7 @@ class ClippingOptions:
 
     @property
     def global_clipnorm(self) -> float | None:
-        """All gradients are scaled to a common norm of at most this."""
+        """Largest common norm of all gradients, to which larger ones are scaled; None if off."""
         return self._option("global_clipnorm")
 
     @global_clipnorm.setter

@@ -12,7 +12,7 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """The configuration with Python numbers, as JSON knows no others; schedules of Keras are
+    """Return the configuration with Python numbers, as JSON knows no others; schedules of Keras are
     written by Keras.
     """
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
@@ -26,12 +26,12 @@ def plain(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """The class name and the configuration, for `deserialize`."""
+    """Return the class name and the configuration, for `deserialize`."""
     return {"class_name": type(optimizer).__name__, "config": plain(optimizer)}
 
 
 def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
-    """The optimizer that `serialize` described."""
+    """Return the optimizer that `serialize` described."""
     config = dict(written["config"])
     for name, value in config.items():
         if isinstance(value, dict) and set(value) == {"keras"}:

@@ -34,8 +34,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Schedule:
-        """The schedule that `get_config` describes; your own classes are found if Keras has them
-        registered, or in `custom_objects`.
+        """Return the schedule that `get_config` describes; your own classes are found if Keras has
+        them registered, or in `custom_objects`.
         """
         written = config["schedule"]
         name = written["class_name"]
@@ -60,12 +60,12 @@ class KerasSchedule(LearningRateSchedule):
         return to_tensor(rate).cpu()
 
     def get_config(self) -> dict[str, Any]:
-        """The class name and the configuration of Keras' schedule."""
+        """Return the class name and the configuration of Keras' schedule."""
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
 
 def for_thalweg(rate: object) -> Any:
-    """A learning rate as thalweg's optimizers take it."""
+    """Return a learning rate as thalweg's optimizers take it."""
     if isinstance(rate, Schedule):
         return rate.schedule
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -76,7 +76,7 @@ def for_thalweg(rate: object) -> Any:
 
 
 def for_keras(rate: Any) -> Any:
-    """A learning rate as Keras' optimizers take it: a schedule, a callable, or a float."""
+    """Return a learning rate as Keras' optimizers take it: a schedule, a callable, or a float."""
     if isinstance(rate, KerasSchedule):
         return rate.schedule
     if isinstance(rate, LearningRateSchedule):

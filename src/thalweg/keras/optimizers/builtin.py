@@ -1,4 +1,4 @@
-"""What the eight optimizers of Keras share."""
+"""Base class of the eight optimizers of Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.variable import as_dtype
 
 
 def as_epsilon(value: object) -> Any:
-    """The number given for epsilon; None and 0 mean 1e-7.
+    """Return the number given for epsilon; None and 0 mean 1e-7.
 
     Raises:
         TypeError: It is not a number.

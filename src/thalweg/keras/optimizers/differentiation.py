@@ -1,4 +1,4 @@
-"""From a loss to pairs of gradient and variable, and on to a step."""
+"""Computation of pairs of gradient and variable from a loss, and of the step."""
 
 from __future__ import annotations
 

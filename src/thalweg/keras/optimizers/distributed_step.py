@@ -50,7 +50,9 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
 
 
 def waited_for(optimizer: object) -> AbstractContextManager[None]:
-    """The block in which gradients are computed, for which other replicas wait."""
+    """Return the context manager of the block in which gradients are computed, for which other
+    replicas wait.
+    """
     if _sums_first(optimizer):
         return distribute.guard_backward(optimizer)
     return (
@@ -59,7 +61,7 @@ def waited_for(optimizer: object) -> AbstractContextManager[None]:
 
 
 def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The pairs with the sums over all replicas."""
+    """Return the pairs with the sums over all replicas."""
     strategy = distribute.get_strategy()
     return _all_of(
         pairs, distribute.sum_gradients(optimizer, strategy, pairs, fingerprint_of(optimizer))
@@ -67,14 +69,14 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 
 def _sums_first(optimizer: Any) -> bool:
-    """Whether the sum over replicas is all that comes before `_transform_gradients`."""
+    """Return whether the sum over replicas is all that comes before `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return _BEFORE.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
-    """Whether its class sums gradients over replicas, of which there are several."""
+    """Return whether its class sums gradients over replicas, of which there are several."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return "_aggregate_gradients" not in optimizer._overridden_hooks()

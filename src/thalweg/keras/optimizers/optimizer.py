@@ -276,7 +276,7 @@ class Optimizer(
         return self.iterations
 
     def _is_recorded(self) -> bool:
-        """Whether hooks are called once, when a graph is built."""
+        """Return whether hooks are called once, when a graph is built."""
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _waited_for(self) -> AbstractContextManager[None]:
@@ -291,7 +291,7 @@ class Optimizer(
 
     @classmethod
     def _counts_more(cls) -> bool:
-        """Whether a step counts more than `iterations`."""
+        """Return whether a step counts more than `iterations`."""
         return cls._counting_calls is not Optimizer._counting_calls
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
@@ -441,7 +441,9 @@ class Optimizer(
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration: a dictionary from which `from_config` makes the same optimizer."""
+        """Return the configuration: a dictionary from which `from_config` makes the same
+        optimizer.
+        """
         given = {key: value for key, value in self._clipping_options().items() if value is not None}
         return {"name": self._name, **given}
 
@@ -465,7 +467,7 @@ class Optimizer(
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made from a configuration.
+        """Return an optimizer made from a configuration.
 
         Args:
             config: As `get_config` returns it; it is not changed. `lr` stands for `learning_rate`.

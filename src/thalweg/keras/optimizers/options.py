@@ -18,7 +18,7 @@ Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
 
 def as_option(key: str, value: Any) -> Any:
-    """A number that is 0 or more, or None where None was given.
+    """Return a number that is 0 or more, or None where None was given.
 
     Raises:
         TypeError: It is not a number; names the argument.

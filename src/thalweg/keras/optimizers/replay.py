@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import count
 from operator import attrgetter, is_
 from typing import Any
 
@@ -16,15 +17,14 @@ from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_read, is_function, is_number
 from thalweg._core.outcome import not_taken
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import RepeatedPairs
+from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs
 from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import SteadyApply, has_own_methods
+from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
 from thalweg.keras.optimizers.step_adapter import KerasRuleStepAdapter
 from thalweg.schedules.ahead import RatesAhead
 from thalweg.schedules.base import FormulaSchedule
 from thalweg.variable import Variable
 
-FAILED = -1  # to make the numbers of a step
 _EXACT = (int, float, np.number)
 _RATE = "learning_rate"
 # What decides on a step beside hyperparameters.
@@ -58,6 +58,8 @@ class SteadyKerasApply(SteadyApply):
         self._selection = optimizer._selection()
         self._called: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
+        # Numbers follow from that of the step, but for those of users' functions.
+        self._is_foreseen = self._is_usual and self._has_known_scalars and holds_attributes
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
@@ -76,6 +78,7 @@ class SteadyKerasApply(SteadyApply):
         # An interruption may come between a step and what is kept of it here.
         self._begun, self._scalars = int(known[0]) - self.taken, scalars
         self._found.expect(known)
+        self._forget_coming()
         self._follow_rate(optimizer)
 
     def _read_written(self, optimizer: Any) -> None:
@@ -89,6 +92,7 @@ class SteadyKerasApply(SteadyApply):
             if version == versions[name]:
                 continue
             number = Tensor.item(tensor)
+            self._forget_coming()
             self._found.expect((number,), place)
             if name in self._scalar_names:
                 for dtype, own in self._scalars.items():
@@ -145,6 +149,13 @@ class SteadyKerasApply(SteadyApply):
     def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         if type(given) is not list:
             return False
+        if self._is_foreseen and not self._functions and self._is_as_read(optimizer):
+            other = self._take_coming(optimizer, given, optimizer._clipping)
+            if not other:
+                return True
+            if other not in (look.NOT_TABLED, look.WRITTEN_BY_OTHERS):
+                self._drop(optimizer, kept, other)
+                return False
         if (
             optimizer._choose_rule() is not self._rule
             or optimizer._slots.parts is not None
@@ -176,6 +187,27 @@ class SteadyKerasApply(SteadyApply):
         if other:
             self._drop(optimizer, kept, other)
         return not other
+
+    def _is_as_read(self, optimizer: Any) -> bool:
+        """Return whether no number was set since all were read, as far as Python can tell."""
+        rate = self._values.get(_RATE)
+        return (
+            rate is self._given_rate
+            and (self._rate_tensor is None or rate._version == self._versions[_RATE])
+            and self._schedule.is_same()
+            and optimizer._slots.parts is None
+            and not optimizer._transformers
+        )
+
+    def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        scalars = self._scalars
+        for step in count(self._begun + first + 1):
+            if self._rates:
+                scalars = {
+                    dtype: {**own, _RATE: self._rates[dtype].alone(step - 1)}
+                    for dtype, own in self._scalars.items()
+                }
+            yield ComingStep(scalars, step, (step,))
 
     def _known(self, optimizer: Any, given: Any, look_at: Callable[[Any, Any], int]) -> int:
         """Return what a look returns, once the numbers that others have written to are read."""
@@ -299,7 +331,7 @@ def _may_call_users(optimizer: Any) -> bool:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is the update of a rule, and a count, and all that it reads stays."""
+    """Return whether a step is the update of a rule, and a count, and all that it reads stays."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()

@@ -174,14 +174,14 @@ class RuleOptimizer(Optimizer):
         return not self._overridden_hooks().isdisjoint(UPDATES)
 
     def _may_repeat(self) -> bool:
-        """Whether steps may be repeated without a look at the gradients."""
+        """Return whether steps may be repeated without a look at the gradients."""
         seen = self._aggregator is not None or bool(self._transformers)
         return not seen and not self._overridden_hooks()
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
-        """Whether a subclass's hooks are called before the updates."""
+        """Return whether a subclass's hooks are called before the updates."""
         own = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
         return not own or not cls._overridden_hooks() <= {*UPDATES}
 
@@ -239,7 +239,7 @@ class RuleOptimizer(Optimizer):
         return {**own, "rule": self.rule} if "rule" in own else own
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration; it holds the name of the rule, not the rule."""
+        """Return the configuration; it holds the name of the rule, not the rule."""
         hypers = {
             hyper.name: self._serialize_hyperparameter(hyper.name) for hyper in self.rule.hypers
         }
@@ -250,7 +250,7 @@ class RuleOptimizer(Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Self:
-        """An optimizer made from a configuration.
+        """Return an optimizer made from a configuration.
 
         Args:
             config: As `get_config` returns it; it is not changed.

@@ -23,7 +23,7 @@ _BY_LOWER = {name.lower(): cls for name, cls in CLASSES.items()}
 
 
 def serialize(optimizer: Optimizer, use_legacy_format: bool = False) -> dict[str, Any]:
-    """The optimizer's class name and configuration.
+    """Return the optimizer's class name and configuration.
 
     Args:
         optimizer: The optimizer.
@@ -44,7 +44,7 @@ def deserialize(
     use_legacy_format: bool = False,
     use_legacy_optimizer: bool = False,
 ) -> Optimizer:
-    """An optimizer from what `serialize` returned.
+    """Return an optimizer from what `serialize` returned.
 
     Args:
         config: {"class_name": ..., "config": ...}; the built-in names in any case.
@@ -70,7 +70,7 @@ def deserialize(
 
 
 def get(identifier: object, use_legacy_optimizer: bool = False) -> Optimizer:
-    """An optimizer by name, by configuration, or itself.
+    """Return an optimizer by name, by configuration, or itself.
 
     Args:
         identifier: A name such as "adam" (any case; default arguments), a dictionary as

@@ -17,7 +17,7 @@ def rows_of(values: object, indices: object) -> IndexedSlices | None:
 
 
 def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
-    """The sums of rows that are named more than once, and the indices, each once.
+    """Return the sums of rows that are named more than once, and the indices, each once.
 
     Args:
         values: The rows.

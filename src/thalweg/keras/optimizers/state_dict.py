@@ -64,7 +64,8 @@ class KerasStateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
-        """All state as named tensors and plain numbers; `torch.load(weights_only=True)` reads it.
+        """Return all state as named tensors and plain numbers; `torch.load(weights_only=True)`
+        reads it.
 
         Returns:
             "class_name", "format", "iterations" (int64 tensor), "hyperparameters" (numbers; not

@@ -1,4 +1,4 @@
-"""What an optimizer of Keras has to say about a step: its hooks, in Keras' order."""
+"""Adapters between Keras optimizers and the core step, with hooks called in Keras' order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
 
 
 class KerasStepAdapter(Hooks):
-    """One call of `apply_gradients`.
+    """Adapter of one call of `apply_gradients`.
 
     Args:
         optimizer: The optimizer, of Keras' base class or derived from it.
@@ -166,7 +166,7 @@ class KerasStepAdapter(Hooks):
 
 
 class KerasRuleStepAdapter(KerasStepAdapter):
-    """One call of `apply_gradients` of an optimizer that runs a rule."""
+    """Adapter of one call of `apply_gradients` of an optimizer that runs a rule."""
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__(optimizer, aggregates)
@@ -257,7 +257,9 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """It was checked with the step, but for what the hook has done since."""
+        """Check only memories and gradients, which the hook may have changed since the step was
+        checked.
+        """
         variables = [var for _, var in pairs]
         check_memories(variables)
         check_readable([grad for grad, _ in pairs], self.names_of(variables))
@@ -309,13 +311,13 @@ _HOOKS = (
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Whether a step calls functions of a user's, but for those of hyperparameters."""
+    """Return True if a step calls functions of a user, other than those of hyperparameters."""
     hooks = [getattr(optimizer, hook) for hook in _HOOKS]
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
-    """The pairs that have a gradient.
+    """Return the pairs that have a gradient.
 
     Raises:
         ValueError: None has one.

@@ -47,9 +47,14 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """What an initializer makes: "zeros", "ones", a callable of (shape, dtype), or a value.
+    """Return the tensor that an initializer makes, on the CPU.
 
-    While a graph is built, a callable may make a tensor of the graph.
+    While a graph is built, a callable may return a tensor of the graph.
+
+    Args:
+        initializer: "zeros", "ones", a callable of (shape, dtype), or a value.
+        shape: The shape.
+        dtype: The dtype.
 
     Raises:
         ValueError: An unknown name, or a value that does not fit the shape.
@@ -196,7 +201,7 @@ class Weights(TrackableSlots):
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
-        """The slot of a variable.
+        """Return the slot of a variable.
 
         Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
         and all ranks call this.
@@ -239,7 +244,7 @@ class Weights(TrackableSlots):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
-        """A variable of the optimizer that belongs to no variable; not listed in `weights`.
+        """Return a variable of the optimizer that belongs to no variable; not listed in `weights`.
 
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.
@@ -288,7 +293,7 @@ class Weights(TrackableSlots):
         return list(self._weights)
 
     def variables(self) -> list[Tensor]:
-        """The optimizer's variables in order of creation, `iterations` first."""
+        """Return the optimizer's variables in order of creation, `iterations` first."""
         return self.weights
 
     @untraced

@@ -29,7 +29,9 @@ class Accumulators(Staged):
         self._last: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """The sums of a step of eager mode, made if there are none; the same are found at once."""
+        """Return the sums of a step of eager mode, made if there are none; the same are found at
+        once.
+        """
         if self._last is not None:
             known, sums, store = self._last
             is_same = len(known) == len(targets) and all(map(is_, known, targets))
@@ -47,20 +49,20 @@ class Accumulators(Staged):
         self._slots.make(missing, ACCUMULATOR, 0.0, names)
 
     def get(self, target: Tensor) -> Any:
-        """The sum of a variable, or None."""
+        """Return the sum of a variable, or None."""
         return self._slots.get(target, ACCUMULATOR)
 
     def of(self, targets: Sequence[Any]) -> list[Any]:
-        """The sums; KeyError if one is missing."""
+        """Return the sums; KeyError if one is missing."""
         return [self._slots.of(var, [ACCUMULATOR])[0] for var in targets]
 
 
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Whether all are plain and whole, and apart from each other; no is no answer.
+    """Return True if gradients, targets and sums are plain, whole and apart from each other.
 
-    Cheap: a step asks it of what is refused otherwise, with many more questions.
+    The check is cheap, and False means only that the full check of a step has to decide.
     """
     places: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):
@@ -82,7 +84,9 @@ def are_addable(
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor of torch's own classes or of ours is contiguous in memory of the host."""
+    """Return True if a tensor of torch's own classes or of this library is contiguous in host
+    memory.
+    """
     if tensor.layout is not torch.strided or not tensor.is_cpu:
         return False
     if not tensor.is_contiguous() or tensor.is_neg():
@@ -107,10 +111,13 @@ def check_count(iter_size: object) -> None:
 
 
 def as_skip(value: object) -> bool:
-    """Whether a run only adds gradients up: a bool, a tensor of shape (), or what a callable gives.
+    """Return True if a run only accumulates gradients.
+
+    Args:
+        value: A bool, a bool tensor of shape (), or a callable that returns one.
 
     Raises:
-        InvalidTypeError: It is no bool.
+        InvalidTypeError: The value is not a bool.
     """
     found = value() if callable(value) and not isinstance(value, Tensor) else value
     if isinstance(found, Tensor) and found.shape == () and found.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""What a backward pass hands to the update."""
+"""Results of a backward pass, as the update takes them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class BackwardResult(NamedTuple):
 
     @classmethod
     def plain(cls, pairs: Sequence[tuple[object, object]]) -> BackwardResult:
-        """Of pairs of gradient and variable, without masters."""
+        """Return the results for pairs of gradient and variable, without masters."""
         variables = [var for _, var in pairs]
         gradients = [grad for grad, _ in pairs]
         return cls(gradients, variables, variables, [None] * len(pairs))
 
     def done(self, gradients: Sequence[object]) -> BackwardResult:
-        """The same with other gradients, by the targets, unscaled."""
+        """Return a copy with other, unscaled gradients, one for each target."""
         return BackwardResult(
             list(gradients), self.variables, self.targets, [None] * len(self.targets)
         )
@@ -57,7 +57,7 @@ class BackwardResult(NamedTuple):
 
     @property
     def has_masters(self) -> bool:
-        """Whether something is updated in place of a variable."""
+        """True if a master is updated in place of a variable."""
         own = self.targets
         return self.variables is not own and not all(map(is_, self.variables, own))
 
@@ -70,20 +70,20 @@ class BackwardResult(NamedTuple):
         ]
 
     def present(self) -> BackwardResult:
-        """That of the variables that have a gradient."""
+        """Return the results of the variables that have a gradient."""
         if NoneType not in set(map(type, self.gradients)):
             return self
         return self.only([index for index, grad in enumerate(self.gradients) if grad is not None])
 
     def only(self, indices: Sequence[int]) -> BackwardResult:
-        """That of some of the variables."""
+        """Return the results of the variables at some indices."""
         parts = self.gradients, self.variables, self.targets, self.penalties
         gradients, variables, targets, penalties = ([part[i] for i in indices] for part in parts)
         return BackwardResult(gradients, variables, targets, penalties, self.scale)
 
 
 def unscaled(backward: BackwardResult) -> list[Gradient]:
-    """The gradients by the targets, of concrete tensors; those given are not written to.
+    """Return the gradients by the targets, of concrete tensors; those given are not written to.
 
         (cast(g) + scale penalty) / scale
 

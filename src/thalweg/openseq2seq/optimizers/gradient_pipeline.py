@@ -1,4 +1,4 @@
-"""All that follows a backward pass, over concrete tensors: eager steps and graphs call it alike."""
+"""Step after a backward pass, over concrete tensors, for eager steps and graphs alike."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ ADDED_UP = "The run added its gradients up"
 
 
 class Treatment(NamedTuple):
-    """What a step does to its gradients; the same in all steps.
+    """Settings of the processing of gradients, equal in all steps.
 
     Attributes:
         post: Clipping, LARC and summaries.
-        iter_size: How many runs make an update.
+        iter_size: The number of runs per update.
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
-        outbox: What summaries are handed to, or None.
+        outbox: The receiver of summaries, or None.
         shows_loss: Whether the loss is among the summaries.
     """
 
@@ -54,20 +54,20 @@ class Treatment(NamedTuple):
     shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
-        """Whether other ranks of torch.distributed wait for this one's gradients."""
+        """Return True if other ranks of torch.distributed wait for this rank's gradients."""
         return self.reduces and self.all_reduce is None and not skips
 
 
 class ReceivedGradients(NamedTuple):
-    """What a step is taken with.
+    """Inputs of a step.
 
     Attributes:
-        backward: The gradients, raw, and what they belong to.
+        backward: The raw gradients and their variables.
         sums: The accumulators of the targets; [] where every run makes an update.
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
-        counts: What else counts the run, as functions in C.
+        counts: Further calls of C functions that count the run.
         loss: The loss, or None where gradients were computed elsewhere.
     """
 
@@ -207,7 +207,9 @@ def apply_processed(
 
 
 def _is_plain(how: Treatment, given: ReceivedGradients, scaler: AutomaticLossScaler | None) -> bool:
-    """Whether a run is the update of an optimizer by its own gradients, clipped or by LARC."""
+    """Return whether a run is the update of an optimizer by its own gradients, clipped or by
+    LARC.
+    """
     backward = given.backward
     return (
         scaler is None
@@ -222,7 +224,7 @@ def _is_plain(how: Treatment, given: ReceivedGradients, scaler: AutomaticLossSca
 
 
 def told_of(how: Treatment, given: ReceivedGradients, scope: str) -> Letter:
-    """The summaries of a run's gradients and variables, without its update.
+    """Return the summaries of a run's gradients and variables, without its update.
 
     A run that only adds its gradients up has none.
 

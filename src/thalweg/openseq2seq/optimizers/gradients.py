@@ -24,7 +24,7 @@ Function = Callable[..., Sequence[Gradient]]
 
 
 def concretes(gradients: Iterable[Any]) -> list[Gradient]:
-    """The same of each."""
+    """Return each gradient as `concrete` does."""
     gradients = list(gradients)
     for grad in gradients:
         if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
@@ -33,7 +33,7 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
 
 
 def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[Any, Any]]:
-    """The pairs of gradient and variable.
+    """Return the pairs of gradient and variable.
 
     Raises:
         InvalidArgumentError: There are none.
@@ -85,7 +85,7 @@ def processed(
 
 
 def title(var: Any) -> str:
-    """The name of a variable, of a graph or not."""
+    """Return the name of a variable, of a graph or not."""
     return var.name if is_symbolic(var) else name_of(var)
 
 

@@ -10,10 +10,10 @@ from thalweg.openseq2seq.params import check_params
 
 
 def larc_of(larc_params: Mapping[str, Any]) -> Larc:
-    """From the parameters as a config has them.
+    """Return the `Larc` of the parameters of a config.
 
     Raises:
-        ValueError: A parameter is missing, unknown, of another type or none of the modes.
+        ValueError: A parameter is missing, unknown, of another type or not one of the modes.
     """
     check_params(
         larc_params,

@@ -66,7 +66,7 @@ class LiveRate:
         return self._given
 
     def times(self, factor: object) -> Tensor:
-        """A tensor that is `factor` times the learning rate in every step.
+        """Return a tensor that is `factor` times the learning rate in every step.
 
         Of two numbers it is their product as Python has it, as in a graph, rounded once.
         """
@@ -80,7 +80,7 @@ class LiveRate:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that `refresh` sets."""
+        """Tensors that `refresh` sets."""
         return [self.value, *(tensor for tensor, _ in self._derived)]
 
     def ask(self) -> bool:
@@ -113,7 +113,7 @@ def _floating(value: object) -> Tensor:
 
 
 def called(value: Any) -> Any:
-    """What a callable returns, anything else as it is."""
+    """Return the result of a callable; return other values unchanged."""
     is_called = callable(value) and is_function(value) and not is_symbolic(value)
     return value() if is_called else value
 
@@ -121,7 +121,7 @@ def called(value: Any) -> Any:
 def scaled_decay(
     params: Mapping[str, object], product: Callable[[Any], object], in_place: bool
 ) -> dict[str, Any]:
-    """The parameters of AdamW, their weight decay times the learning rate.
+    """Return the parameters of AdamW, their weight decay times the learning rate.
 
     Args:
         params: The parameters.

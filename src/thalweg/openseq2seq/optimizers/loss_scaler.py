@@ -1,4 +1,4 @@
-"""What the algorithms of loss scaling have in common: named state, and a step of it."""
+"""Base class of the algorithms of loss scaling: named state, and a step of it."""
 
 from __future__ import annotations
 
@@ -105,9 +105,10 @@ class LossScaler:
         )
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Whether the step is taken, and what `update_op` writes; nothing is written yet.
+        """Return the decision whether the step is taken, and the values that `update_op` writes.
 
-        Given tensors of a device the state is kept and moved there.
+        Nothing is written yet. If the arguments are tensors of a device, the state is kept and
+        moved there.
         """
         return answer(self._policy(), self.variables, has_nan, amax, narrow=True)
 
@@ -135,7 +136,7 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """The variables of the state as entries, by names with `scope` before them.
+        """Return the variables of the state as entries, by names with `scope` before them.
 
         Raises:
             FailedPreconditionError: They are variables of a graph, which `Saver` saves.

@@ -48,7 +48,7 @@ _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 @remember_source
 def fixed_lr(global_step: object, learning_rate: object) -> Any:
-    """The learning rate itself, at every step.
+    """Return the learning rate itself, at every step.
 
     Args:
         global_step: Ignored.
@@ -153,7 +153,8 @@ def poly_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """From learning_rate to min_lr along a polynomial, after a warm-up along a line.
+    """Decay a learning rate from learning_rate to min_lr along a polynomial, after a linear
+    warm-up.
 
         base = learning_rate global_step / warmup_steps, learning_rate from warmup_steps on
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
@@ -206,7 +207,7 @@ def cosine_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """From learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
+    """Decay a rate from learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
 
         base and p as in `poly_decay`
         base up to begin_decay_at, then base ((1 - min_lr) (1 + cos(pi p)) / 2 + min_lr)
@@ -239,7 +240,8 @@ def transformer_policy(
     coefficient: float = 1.0,
     dtype: object = torch.float32,
 ) -> Any:
-    """The policy of the Transformer, "noam": up along a line, down with an inverse square root.
+    """Return the policy of the Transformer, "noam": up along a line, down with an inverse square
+    root.
 
         t = global_step + 1
         learning_rate coefficient d_model^-0.5 min(t warmup_steps^-1.5, t^-0.5), at most max_lr

@@ -37,7 +37,7 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """The float32 master of a variable, or the variable itself if it needs none.
+        """Return the float32 master of a variable, or the variable itself if it needs none.
 
         A master begins with the value that the variable has when it is made; in a graph it is a
         variable of the collection FP32_MASTER_COPIES and begins with the initial value.
@@ -56,7 +56,9 @@ class Masters(Staged):
             run([copied, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """The same of each; those that eager mode asked for last are found without detours."""
+        """Return the master of each variable, as `of` does; the last request in eager mode is
+        cached.
+        """
         if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [each.dtype for each in variables]
@@ -71,7 +73,7 @@ class Masters(Staged):
         return list(found)
 
     def get(self, var: Any) -> Any:
-        """The master of a variable, or None if there is none (yet)."""
+        """Return the master of a variable, or None if there is none (yet)."""
         return self._slots.get(var, _SCOPE)
 
     @contextlib.contextmanager
@@ -97,11 +99,13 @@ class Masters(Staged):
         return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
-        """Each variable that has a master, and the master."""
+        """Return pairs of each variable that has a master, and the master."""
         return [(var, master) for var, _, master in self._slots.triples()]
 
     def originals(self, targets: Sequence[object]) -> list[Any]:
-        """The variables whose masters are among the targets, and targets that are no masters."""
+        """Return the variables whose masters are among the targets, and targets that are no
+        masters.
+        """
         known = {id(master): var for var, master in self.pairs()}
         return [known.get(id(target), target) for target in targets]
 

@@ -134,7 +134,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
     @property
     def loss_scaler(self) -> AutomaticLossScaler | None:
-        """What adapts the scale, or None if it is static."""
+        """Scaler that adapts the loss scale, or None if the scale is static."""
         scale = self._loss_scale
         return scale if isinstance(scale, AutomaticLossScaler) else None
 
@@ -150,23 +150,25 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self._loss_scale if scaler is None else scaler.loss_scale
 
     def get_master(self, var: object) -> Any:
-        """The float32 master of a variable, or None if it has none (yet)."""
+        """Return the float32 master of a variable, or None if it has none (yet)."""
         return self._masters.get(var)
 
     def get_slot(self, var: object, name: str) -> Any:
-        """A slot of the optimizer inside, by a variable or by its master."""
+        """Return a slot of the optimizer inside, by a variable or by its master."""
         master = self._masters.get(var)
         return self._opt.get_slot(var if master is None else master, name)
 
     def variables(self) -> list[Any]:
-        """The masters of the present graph, or of eager mode, and the optimizer's variables."""
+        """Return the masters of the present graph, or of eager mode, and the optimizer's
+        variables.
+        """
         graph = graph_of()
         masters = [master for _, master in self._masters.pairs()]
         own = [master for master in masters if getattr(master, "graph", None) is graph]
         return [*own, *self._opt.variables()]
 
     def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> BackwardResult:
-        """The gradients of the scaled loss as they come, and what is needed to unscale them.
+        """Return the gradients of the scaled loss as they come, and what is needed to unscale them.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
@@ -222,7 +224,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> Any:
-        """The gradients of a loss by the masters, unscaled.
+        """Return the gradients of a loss by the masters, unscaled.
 
         Args:
             loss, var_list: As in `differentiate`.
@@ -419,7 +421,8 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """The loss scale as the wrapper keeps it; `as_shipped` None for one of a type it ignores.
+    """Return the loss scale as the wrapper keeps it; `as_shipped` None for one of a type it
+    ignores.
 
     Raises:
         TypeError: It is no number.

@@ -37,7 +37,7 @@ OF_GRADIENTS = frozenset(OPTIMIZER_SUMMARIES) - {"learning_rate", "loss_scale"}
 
 
 def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
-    """The summaries to make; the default ones for None.
+    """Return the summaries to make; the default ones for None.
 
     Raises:
         InvalidArgumentError: One has an unknown name.
@@ -56,7 +56,7 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def optimizer_class(optimizer: object) -> Callable[..., Any]:
-    """The class that a name stands for; a class as it is.
+    """Return the class that a name stands for; a class as it is.
 
     Raises:
         InvalidArgumentError: No optimizer has this name.

@@ -19,7 +19,9 @@ from thalweg.openseq2seq.optimizers.gradients import concrete, floating, refuse_
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """The common norm of gradients; None is left out, and rows of slices count as they are."""
+    """Return the common norm of gradients; None is left out, and rows of slices count as they
+    are.
+    """
     present = [grad for grad in gradients if grad is not None]
 
     def measure(given: list[object]) -> Tensor:

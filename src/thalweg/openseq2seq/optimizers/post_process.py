@@ -1,4 +1,4 @@
-"""What happens to gradients once they are complete: clipping, LARC, and their summaries."""
+"""Processing of complete gradients: clipping, LARC, and their summaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from thalweg.openseq2seq.optimizers.summaries_in_graph import collect
 
 
 class PostProcessing(NamedTuple):
-    """What is to be done.
+    """Settings of the processing of gradients.
 
     Attributes:
         clip_gradients: The largest global norm, or None.
@@ -58,13 +58,13 @@ class PostProcessing(NamedTuple):
         larc_params: Mapping[str, object] | None,
         as_shipped: bool = False,
     ) -> PostProcessing:
-        """From the arguments of `optimize_loss`.
+        """Return the settings from the arguments of `optimize_loss`.
 
         Raises:
             ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
                 `clip_gradients` is below 0 or NaN, unless `as_shipped`.
             AttributeError: There are both clipping and LARC.
-            TypeError: `clip_gradients` is no number.
+            TypeError: `clip_gradients` is not a number.
         """
         wanted = checked_summaries(summaries)
         if clip_gradients is not None and larc_params is not None:
@@ -102,10 +102,10 @@ class PostProcessing(NamedTuple):
     def gradient_transforms(
         self, pairs: Sequence[Pair], rate: object, journal: Journal | None, **others: Any
     ) -> GradientTransforms:
-        """What the core is to do to gradients.
+        """Return the transforms of gradients for the core step.
 
         Args:
-            pairs: The gradients, which are not written to, and what will be updated.
+            pairs: The gradients, which are not written to, and the tensors to update.
             rate: The learning rate of the step, a number or tensor of shape ().
             journal: Gets the summaries, or None.
             **others: More parts of the `GradientTransforms`.

@@ -1,4 +1,4 @@
-"""Whether a training that is called mixed computes anything in 16 bits."""
+"""Check that a mixed-precision training computes anything in 16 bits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NAMES = ("mixed", *map(dtype_name, _PLAIN))
 
 
 def is_mixed(dtype: object) -> bool:
-    """Whether a dtype asks for mixed precision; None does not.
+    """Return True if a dtype means mixed precision; None does not.
 
     Raises:
-        InvalidArgumentError: It is another name, or a dtype in which nothing is trained.
-        InvalidTypeError: It is neither a name nor a dtype.
+        InvalidArgumentError: The name is unknown, or nothing is trained in the dtype.
+        InvalidTypeError: The value is neither a name nor a dtype.
     """
     known = f"dtype must be one of {', '.join(_NAMES)}, not {show_value(dtype)}."
     if dtype is None:
@@ -68,7 +68,7 @@ class MixedCheck:
 
 
 def _has_16_bits(loss: object) -> bool:
-    """Whether autograd has met 16 bits, or a function that it does not look into."""
+    """Return whether autograd has met 16 bits, or a function that it does not look into."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return True  # refused elsewhere
     waiting: list[Any] = [loss.grad_fn]

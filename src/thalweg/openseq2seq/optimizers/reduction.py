@@ -29,7 +29,7 @@ def reduced(
     as_shipped: bool = False,
     owner: Any = None,
 ) -> list[Gradient]:
-    """The mean of each gradient over the workers.
+    """Return the mean of each gradient over the workers.
 
     None counts as zero where another worker has a gradient, and stays None where none has or
     `all_reduce` is given.
@@ -85,7 +85,9 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
 
 
 def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
-    """A block with the means of a step, whose errors before these are told to other workers."""
+    """Return a context manager for a block with the means of a step, whose errors before these are
+    told to other workers.
+    """
     strategy = current_strategy() if reduces else None
     if strategy is None or strategy.ranks.is_alone:
         return contextlib.nullcontext()
@@ -93,7 +95,7 @@ def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
 
 
 def shares_embedding(model: Any, gradients: Sequence[object], as_shipped: bool = False) -> bool:
-    """Whether the model's config says that encoder and decoder share an embedding.
+    """Return True if the model's config shares an embedding between encoder and decoder.
 
     Raises:
         AttributeError: `as_shipped`, a gradient is sparse, and there is no model.
@@ -113,7 +115,7 @@ def reduce_gradients(
     all_reduce: AllReduce | None = None,
     as_shipped: bool = False,
 ) -> list[tuple[Any, Any]]:
-    """The mean of each gradient over the workers.
+    """Return the mean of each gradient over the workers.
 
     Workers are the ranks of the strategy that the call is in, or of the default group of
     torch.distributed, and all of them must call it with the same variables. Without a group there

@@ -37,7 +37,7 @@ _eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def get_regularization_loss(
     scope: str | None = None, name: str = "total_regularization_loss"
 ) -> Any:
-    """The sum of the collection REGULARIZATION_LOSSES, each of its items cast to float32.
+    """Return the sum of the collection REGULARIZATION_LOSSES, each of its items cast to float32.
 
     In graph mode the regularizers of `get_variable` fill the collection. In eager mode the default
     graph keeps it, and an item may also be a callable without arguments, which is called each
@@ -77,7 +77,7 @@ def _sum(losses: Sequence[Tensor]) -> Tensor:
 
 
 def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
-    """A regularizer for variables that may be trained in mixed precision.
+    """Return a regularizer for variables that may be trained in mixed precision.
 
     Args:
         regularizer: Takes weights and returns their penalty, of shape ().
@@ -112,7 +112,7 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
 
 
 def may_have_penalties(variables: Sequence[object]) -> bool:
-    """Whether a variable may have one: a quick look at them all."""
+    """Return True if a variable may have a penalty, by a quick check."""
     if len(_eager) > 0:
         return True
     others = set(map(type, variables)) - {Variable, Parameter, Tensor}
@@ -120,7 +120,7 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
 
 
 def penalty_gradient(var: Any, master: Tensor) -> Any:
-    """The gradient of a variable's penalty by its master, symbolic if they are, or None."""
+    """Return the gradient of a variable's penalty by its master, symbolic if they are, or None."""
     if not is_symbolic(var):
         regularizer = _eager.get(var)
         return None if regularizer is None else _gradient(regularizer, master)

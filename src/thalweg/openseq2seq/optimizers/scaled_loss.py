@@ -27,7 +27,7 @@ def check_scalar(loss: object) -> None:
 
 
 def scaled(loss: object, scale: object) -> Any:
-    """A loss of the same kind, a callable or a symbolic tensor, times the scale.
+    """Return a loss of the same kind, a callable or a symbolic tensor, times the scale.
 
     A number scales a loss in the loss's own dtype, where it may become infinite.
 

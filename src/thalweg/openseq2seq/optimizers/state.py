@@ -42,15 +42,15 @@ class Master(Entry):
 
 @dataclass(frozen=True)
 class TrainingState(V1StateDict):
-    """What remembers something.
+    """State of a training.
 
     Attributes:
         optimizer: The optimizer of masters, and of variables without one.
         variables: The variables, in the order in which those of one name are numbered.
         masters: The masters.
-        scaler: What adapts the loss scale, or None.
+        scaler: The scaler that adapts the loss scale, or None.
         sums: The sums of gradients, or None.
-        others: What else is part of the state.
+        others: Further entries of the state.
     """
 
     _name: ClassVar[str] = "this training"

@@ -89,9 +89,9 @@ class TrainingStep(Described):
 
     @property
     def was_applied(self) -> bool | None:
-        """Whether the last call made an update; None before the first.
+        """True if the last call made an update; None before the first.
 
-        Where a GPU decides, this waits for it.
+        Where a GPU decides, reading this waits for it.
         """
         if isinstance(self._applied, Tensor):
             self._applied = bool(self._applied)
@@ -178,7 +178,7 @@ class TrainingStep(Described):
 
     @property
     def loss_scale(self) -> float | Tensor:
-        """What the next loss is to be multiplied by: a number, or a tensor of shape ()."""
+        """Factor of the next loss: a number, or a tensor of shape () that is a copy."""
         if self._mixed is None:
             return 1.0
         scale = self._mixed.loss_scale

@@ -70,7 +70,8 @@ def step_in_graph(
     skip_update: Any,
     collected: Sequence[str] = (),
 ) -> Any:
-    """The tensor that takes a step when a session runs it; its value is the loss before that.
+    """Return the tensor that takes a step when a session runs it; its value is the loss before
+    that.
 
     Operations of the collection UPDATE_OPS run with it, also where there is no update. The
     summaries that are `collected`, "loss" among them, go to the collection SUMMARIES.
@@ -182,7 +183,9 @@ class _Taking:
         skip: Any,
         captured: Any = None,
     ) -> tuple[Treatment, ReceivedGradients]:
-        """What the values mean."""
+        """Check the loss, and return the settings and inputs of a step from the values of a
+        graph.
+        """
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)
@@ -208,7 +211,7 @@ class _Taking:
     def tell(
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
-        """The summaries of gradients, as what writes them."""
+        """Return the summaries of gradients, as what writes them."""
         given = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
         return told_of(self._how, given, scope).write
 

@@ -47,7 +47,9 @@ class Journal:
         self._histograms[self._scope + tag] = kept
 
     def sent(self, step: int) -> Letter:
-        """What a writer is to be told of the step, on its way to the host."""
+        """Return the letter with the summaries of a step, whose values are on their way to the
+        host.
+        """
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         places = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -69,11 +71,11 @@ class Journal:
 
 
 class Letter(NamedTuple):
-    """What a writer is to be told of a step.
+    """Summaries of a step for a writer.
 
     Attributes:
-        write: Tells it to a writer.
-        is_pending: Whether a device has yet to compute it.
+        write: Writes them to a writer.
+        is_pending: Whether a device has yet to compute them.
     """
 
     write: Callable[[Any], None]
@@ -110,7 +112,9 @@ class Outbox:
 
 
 def tags_of(variables: Sequence[object]) -> list[str]:
-    """The names of variables as tags have them, each another: "w_0"; ":" is none of a tag's."""
+    """Return the names of variables as tags have them, each another: "w_0"; ":" is none of a
+    tag's.
+    """
     return positioned([title(var).replace(":", "_") for var in variables], "_")
 
 

@@ -42,7 +42,7 @@ class Collected:
             self._writer.add_histogram(tag, elements, step)
 
     def serialized(self) -> bytes:
-        """What it was told."""
+        """Return the collected values as a serialized summary."""
         return message("Summary")(value=self._values).SerializeToString()
 
 
@@ -71,9 +71,9 @@ def collect(run: Callable[..., Any], inputs: Sequence[object]) -> None:
 
 
 class OfThisRun:
-    """What the operation that takes a step tells in a run, for a summary in the same run.
+    """Values from the operation that takes a step, for a summary in the same run.
 
-    Gradients are averaged once: a summary of its own would have other workers wait.
+    Gradients are averaged once: a summary that averages again would block other workers.
     """
 
     def keep(self, told: Collected) -> None:

@@ -55,7 +55,7 @@ def optimize_loss(
     summary_writer: object = None,
     as_shipped: bool = False,
 ) -> Any:
-    """A step of training, put together as a config says.
+    """Return a step of training, put together as a config says.
 
     One run of it: the gradients of the loss, in mixed precision of the scaled loss and then by
     float32 masters; they are added up over `iter_size` runs, averaged over the workers, clipped or

@@ -33,7 +33,9 @@ from thalweg.variable import REDUCED
 
 
 def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
-    """What an operation that updates variables of a graph captures; makes their slots."""
+    """Create slots of graph variables, and return the values that an operation updating them
+    captures.
+    """
     optimizer._create_slots(distinct(list(targets)))
     return optimizer._captured_inputs()
 
@@ -44,7 +46,7 @@ def watching(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """The parts of a `GradientTransforms` by which a scaler, if there is one, decides.
+    """Return the parts of a `GradientTransforms` by which a scaler, if there is one, decides.
 
     Args:
         scaler: The scaler, which answers to the gradients as the step is written.
@@ -135,6 +137,6 @@ def _by_override(
 
 
 def copying(backward: BackwardResult) -> list[Call]:
-    """What sets the variables that have masters to these: the nearest number, never infinite."""
+    """Return calls that set variables to their masters: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
     return following(backward.copies, backward.targets)

@@ -38,11 +38,11 @@ from thalweg.v1.train.optimizer import Optimizer
 
 
 class Update(NamedTuple):
-    """What there is of an update in a graph.
+    """Results of an update in a graph.
 
     Attributes:
-        done: The operation that is done when the update is, or is left out.
-        taken: Whether there was an update, a tensor of a bool.
+        done: An operation that ends when the update has been made or left out.
+        taken: Whether there was an update, a bool tensor.
     """
 
     done: Any
@@ -50,12 +50,12 @@ class Update(NamedTuple):
 
 
 def is_called_at_the_build(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is to be given its gradients as a graph is built."""
+    """Return True if an optimizer has to get its gradients while a graph is built."""
     return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
 def processed_now(backward: BackwardResult, how: GradientTransforms) -> list[Any] | None:
-    """The gradients as an optimizer is to have them; None where there is no update.
+    """Return the gradients as an optimizer is to have them; None where there is no update.
 
     What the loss scaler remembers is written, and what else is to be called.
     """
@@ -151,7 +151,7 @@ def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
 
 
 def referred(backward: BackwardResult) -> list[Any]:
-    """The variables and the targets, as an operation takes them that writes to both."""
+    """Return the variables and the targets, as an operation takes them that writes to both."""
     both = backward.variables, backward.targets
     return [[by_reference(each) for each in part] for part in both]
 
@@ -159,7 +159,7 @@ def referred(backward: BackwardResult) -> list[Any]:
 def written_beside(
     optimizer: Optimizer, targets: Sequence[object], scaler: AutomaticLossScaler | None
 ) -> tuple[Any, ...]:
-    """What an operation that takes a step writes to beside the targets."""
+    """Return the variables that an operation that takes a step writes, other than the targets."""
     return (*optimizer._kept_in_graph(targets), *_scale_of(scaler))
 
 

@@ -10,6 +10,7 @@ from thalweg.optim.steady import SteadyStep
 class StepBetween(SteadyStep):
     """A step that is taken again in one call, unless it is to be measured."""
 
-    def take(self, optimizer: Any, has_sums: bool = False) -> bool:
+    def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """See `SteadyStep`."""
-        return not optimizer._own.diagnosing.is_due() and super().take(optimizer, has_sums)
+        is_measured_now = optimizer._own.diagnosing.is_due()
+        return not is_measured_now and super().take(optimizer, has_sums, unrecorded)

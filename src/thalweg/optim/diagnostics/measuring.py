@@ -38,11 +38,11 @@ def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
 
 
 class Diagnosing(TableRecorder):
-    """What an optimizer with `diagnostics` keeps.
+    """Recorder of an optimizer that has the option `diagnostics`.
 
     Args:
         optimizer: The optimizer.
-        given: Its option.
+        given: The option.
     """
 
     def __init__(self, optimizer: Any, given: int | Diagnostics) -> None:
@@ -60,18 +60,20 @@ class Diagnosing(TableRecorder):
             self._start = found - self._optimizer._own.total - self._decided
 
     def next_step(self) -> int:
-        """The number of the step to come."""
+        """Return the number of the step to come."""
         own = self._optimizer._own
         if own.total + self._decided == 0:
             self._start = _steps_in(self._optimizer)
         return self._start + own.total + self._decided + 1
 
     def known_parameters(self) -> Parameters:
-        """What the last table was of, or the first will be: a loss alone needs no others."""
+        """Return the parameters of the last table, or of the first one to come; a loss alone needs
+        no others.
+        """
         return self._known or self._parameters()
 
     def _parameters(self) -> Parameters:
-        """What tables are of."""
+        """Return the parameters of the next tables."""
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"]]
         if self._named != (named := [id(param) for param in params]):  # else names are the same
@@ -92,14 +94,14 @@ class Diagnosing(TableRecorder):
                 self.asked.log_loss(loss)
 
     def step_between(self) -> type[SteadyStep]:
-        """What takes, in one call, steps that are not measured."""
+        """Return the class that takes, in one call, the steps that are not measured."""
         with importing:
             from thalweg.optim.diagnostics.between import StepBetween
         return StepBetween
 
     @contextmanager
     def around(self, optimizer: Any) -> Generator[None]:
-        """A block in which a step is taken carefully."""
+        """Return a context manager for a block in which a step is taken carefully."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise FailedPreconditionError(
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
@@ -122,7 +124,7 @@ class Diagnosing(TableRecorder):
 
 
 def _steps_in(optimizer: Any) -> int:
-    """How many steps a state has seen, as far as the host knows."""
+    """Return the number of steps that a state has seen, as far as the host has it."""
     states = [own for _, own in states_of(optimizer.state)]
     found = [own[STEP] for own in states if STEP in own]
     here = [x for x in found if not isinstance(x, Tensor) or x.device.type == "cpu"]

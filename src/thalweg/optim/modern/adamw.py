@@ -9,7 +9,7 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
 class AdamWKin(ModernOptimizer):
-    """What takes the arguments of most of these."""
+    """Base class of optimizers with the arguments of AdamW."""
 
     def _arguments(
         self,
@@ -61,7 +61,7 @@ class NAdamW(AdamWKin):
 
 
 class CautiousAdamW(AdamWKin):
-    """AdamW, whose elements do not move against their gradients, and the others the more.
+    """AdamW that leaves out uphill steps, of the sign of the gradient, and lengthens the others.
 
     Source: Liang et al. 2024, https://arxiv.org/abs/2411.16085; timm.optim.AdamWLegacy
     """

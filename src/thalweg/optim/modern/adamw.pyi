@@ -21,6 +21,10 @@ class AdamWKin(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -36,10 +40,6 @@ class AdamWKin(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -57,13 +57,22 @@ class AdamWKin(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -108,15 +117,6 @@ class AdamWKin(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -138,6 +138,10 @@ class AdamWCoupled(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -153,10 +157,6 @@ class AdamWCoupled(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -174,13 +174,22 @@ class AdamWCoupled(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -225,15 +234,6 @@ class AdamWCoupled(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -255,6 +255,10 @@ class AdamWDecoupled(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -270,10 +274,6 @@ class AdamWDecoupled(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -291,13 +291,22 @@ class AdamWDecoupled(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -342,15 +351,6 @@ class AdamWDecoupled(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -372,6 +372,10 @@ class AdamWIndependent(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -387,10 +391,6 @@ class AdamWIndependent(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -408,13 +408,22 @@ class AdamWIndependent(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -459,15 +468,6 @@ class AdamWIndependent(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -489,6 +489,10 @@ class AdamWCautiousDecay(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -504,10 +508,6 @@ class AdamWCautiousDecay(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -525,13 +525,22 @@ class AdamWCautiousDecay(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -576,15 +585,6 @@ class AdamWCautiousDecay(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -606,6 +606,10 @@ class NAdamW(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -621,10 +625,6 @@ class NAdamW(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -642,13 +642,22 @@ class NAdamW(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -693,15 +702,6 @@ class NAdamW(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -723,6 +723,10 @@ class CautiousAdamW(AdamWKin):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -738,10 +742,6 @@ class CautiousAdamW(AdamWKin):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -759,13 +759,22 @@ class CautiousAdamW(AdamWKin):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -810,15 +819,6 @@ class CautiousAdamW(AdamWKin):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -840,6 +840,10 @@ class StableAdamW(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -855,10 +859,6 @@ class StableAdamW(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -876,13 +876,22 @@ class StableAdamW(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -927,15 +936,6 @@ class StableAdamW(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.

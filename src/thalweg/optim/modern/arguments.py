@@ -1,4 +1,4 @@
-"""What classes of rules that torch lacks have beneath them."""
+"""Base class of the constructors of rules that torch lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNORDERED = (
 
 
 class Arguments(torch.optim.Optimizer):
-    """What the classes below have beneath them: groups of parameters, whose numbers are checked.
+    """Base class that checks the numbers in groups of parameters.
 
     Raises:
         ValueError: A number is negative, or a beta or momentum not below 1.
@@ -63,7 +63,8 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """What no engine takes has no step: a rule is written once.
+        """Raise an error: these rules have no step in tensor operations for cases without an
+        engine.
 
         Raises:
             NotImplementedError: Always.

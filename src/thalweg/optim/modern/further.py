@@ -34,7 +34,7 @@ class LaProp(ModernOptimizer):
 
 
 class AdEMAMix(ModernOptimizer):
-    """Adam with a second, slow mean of gradients; `alpha` is its weight, `betas[2]` what it keeps.
+    """Adam with a second, slow mean of gradients, with the weight `alpha` and the decay `betas[2]`.
 
     In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
     `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training, and

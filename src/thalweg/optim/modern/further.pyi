@@ -21,6 +21,10 @@ class LaProp(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -36,10 +40,6 @@ class LaProp(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -57,13 +57,22 @@ class LaProp(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -108,15 +117,6 @@ class LaProp(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -141,6 +141,10 @@ class AdEMAMix(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -156,10 +160,6 @@ class AdEMAMix(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -181,13 +181,22 @@ class AdEMAMix(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -232,15 +241,6 @@ class AdEMAMix(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -264,6 +264,10 @@ class ADOPT(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -279,10 +283,6 @@ class ADOPT(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -302,13 +302,22 @@ class ADOPT(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -353,15 +362,6 @@ class ADOPT(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -384,6 +384,10 @@ class Adan(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -399,10 +403,6 @@ class Adan(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -421,13 +421,22 @@ class Adan(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -472,15 +481,6 @@ class Adan(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -504,6 +504,10 @@ class LAMB(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -519,10 +523,6 @@ class LAMB(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -542,13 +542,22 @@ class LAMB(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -593,15 +602,6 @@ class LAMB(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -622,6 +622,10 @@ class AdamH(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -637,10 +641,6 @@ class AdamH(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -657,13 +657,22 @@ class AdamH(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -708,15 +717,6 @@ class AdamH(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -738,6 +738,10 @@ class SM3(ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -753,10 +757,6 @@ class SM3(ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -774,13 +774,22 @@ class SM3(ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -825,15 +834,6 @@ class SM3(ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.

@@ -114,6 +114,7 @@ class Muon(OfMatrices, ModernOptimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
+        *,
         heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
@@ -146,6 +147,7 @@ class NorMuon(OfMatrices, ModernOptimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         update_scale: str = "preserve_norm",
+        *,
         heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
@@ -170,6 +172,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         ns_coefficients: Coefficients = "quintic",
         eps: float = 1e-7,
         ns_steps: int = 5,
+        *,
         heads: int | None = None,
         ns_dtype: str | None = None,
     ) -> None: ...
@@ -201,6 +204,7 @@ class SOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
+        *,
         heads: int | None = None,
     ) -> None: ...
 
@@ -230,5 +234,6 @@ class KLSOAP(OfMatrices, ModernOptimizer):
         weight_decay: float = 0.01,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
+        *,
         heads: int | None = None,
     ) -> None: ...

@@ -1,4 +1,4 @@
-"""What the classes of rules that torch lacks have in common."""
+"""Base classes of the optimizers of rules that torch lacks."""
 
 from __future__ import annotations
 

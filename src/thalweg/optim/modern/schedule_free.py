@@ -21,7 +21,7 @@ _UNWRAPPED = "parameters go with the slot z, which a wrapper of their steps leav
 
 
 class Means:
-    """What the schedule-free classes have beside others: parameters that are their means x."""
+    """Methods of the schedule-free classes, whose means x can be swapped with the parameters."""
 
     param_groups: list[Group]
     _own: Any

@@ -32,6 +32,10 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -47,10 +51,6 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -71,13 +71,22 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -122,15 +131,6 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.
@@ -154,6 +154,10 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         fused_unscale: bool = False,
+        accumulate: int = 1,
+        wide_sums: bool = False,
+        in_backward: bool = False,
+        gradients: str | None = None,
         cautious_decay: bool = False,
         row_floor: bool | float | None = None,
         cautious: bool = False,
@@ -169,10 +173,6 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         weights: str | None = None,
         round: str | None = None,
         seed: int = 0,
-        accumulate: int = 1,
-        wide_sums: bool = False,
-        in_backward: bool = False,
-        gradients: str | None = None,
         state_device: str | None = None,
         diagnostics: int | Any | None = None,
     ) -> None:
@@ -192,13 +192,22 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
                 of sparse gradients are added up before.
             fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
                 parameters on a GPU are counted there then.
+            accumulate: How many calls of `step` add up gradients, and free them, for one that is
+                taken: the last of them. Clipping sees the sum, and so does the update.
+            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
+                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
+                scaler.
+            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
+                are and which `zero_grad` clears at once. A parameter that had no gradient has one
+                of 0, a frozen one none.
             cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
                 moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
             row_floor: Each row's step is made at least that long, as a share of the row, times the
                 rate; True is 0.3825. Parameters that have not two dimensions are refused.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Elements whose step would go against their gradient stay, and the steps of
-                others are divided by their share of the parameter, which counts as at least 0.001.
+            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
+                The steps of the others are divided by their share of the parameter, at least 0.001.
                 https://arxiv.org/abs/2411.16085
             trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
                 of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
@@ -243,15 +252,6 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
                 DTensors that are cut along another dimension than the first.
             seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
                 the same.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
             state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
                 there: gradients go there, values come back. None keeps it with the parameters. Not
                 with `in_backward`. What others write in place by `.data` is not seen then.

@@ -1,16 +1,16 @@
-"""What the four AdamW rules have in common, which differ in their weight decay."""
+"""Base of the four AdamW rules, which differ in their weight decay."""
 
 from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
 
 
 def as_it_is(value, other, learning_rate, weight_decay):
-    """A gradient, or a variable, without decay."""
+    """Return a gradient, or a variable, without decay."""
     return value
 
 
 def adamw(module, name, decay, *, grad_of=as_it_is, shrunk=as_it_is, source, differs):
-    """A rule from where the decay goes.
+    """Return a rule from where the decay goes.
 
     Args:
         module: That of the rule, which has its `update` under that name: pickles find it there.

@@ -5,7 +5,7 @@ from thalweg.rules.modern.adamw import adamw
 
 
 def grad_of(grad, var, learning_rate, weight_decay):
-    """As it is where the decay is 0, however large the variable."""
+    """Return the gradient plus the decay; exactly the gradient where the decay is 0."""
     return where(weight_decay != 0, grad + weight_decay * var, grad)
 
 

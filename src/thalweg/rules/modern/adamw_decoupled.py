@@ -4,7 +4,7 @@ from thalweg.rules.modern.adamw import adamw
 
 
 def shrunk(var, step, learning_rate, weight_decay):
-    """All elements, whichever way they move."""
+    """Return the variable after decay of all elements, in whatever direction they move."""
     return var * (1 - learning_rate * weight_decay)
 
 

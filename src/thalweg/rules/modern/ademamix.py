@@ -7,7 +7,9 @@ from thalweg.rules.torch.common import as_read, value_if
 
 
 def slow_weight(beta1, last_beta, share):
-    """What the slow mean takes, while what it keeps rises from beta1: 1 / log(beta) is linear."""
+    """Return the weight of a gradient in the slow mean, while its beta rises from beta1: 1 /
+    log(beta) is linear.
+    """
     ends = [log(larger(as_read(beta), 1e-300)) for beta in (beta1, last_beta)]
     return larger(1 - exp(1 / ((1 - share) / ends[0] + share / ends[1])), 1 - as_read(last_beta))
 

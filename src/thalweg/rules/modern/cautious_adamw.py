@@ -1,4 +1,4 @@
-"""Cautious AdamW: no element moves against its gradient, and the others the more (Liang 2024)."""
+"""Cautious AdamW: leaves out steps of the gradient's sign, lengthens the others (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.common import (
@@ -14,7 +14,7 @@ from thalweg.rules.modern.common import (
 
 @like_update
 def kept(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """How many elements move with their gradients."""
+    """Return 1 for elements that move with their gradients, else 0."""
     return where(lerp(exp_avg, grad, mean_weight) * grad > 0, 1.0, 0.0)
 
 

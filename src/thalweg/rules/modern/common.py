@@ -1,4 +1,4 @@
-"""What modern rules have in common: hyperparameters, running means, bias corrections."""
+"""Common parts of modern rules: hyperparameters, running means, bias corrections."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def hypers(**defaults):
 
 
 def lerp(start, end, weight):
-    """From start to end."""
+    """Return the linear interpolation from start to end."""
     return start + weight * (end - start)
 
 
@@ -33,12 +33,12 @@ def ones(var, grad):
 
 
 def mean_square(square, grad, beta2, weight):
-    """The running mean of squares."""
+    """Return the running mean of squares."""
     return square * beta2 + weight * grad * grad
 
 
 def root_of(square, root_correction, epsilon):
-    """The root of a mean square, after bias correction."""
+    """Return the root of a mean square, after bias correction."""
     return sqrt(square) / root_correction + epsilon
 
 
@@ -49,12 +49,14 @@ def measured_step(mean, square, mean_correction, root_correction, epsilon):
 
 
 def weights(*, beta1, beta2):
-    """What means take of a gradient; 1 - beta in float32 has lost the digits that count."""
+    """Return the weights of a gradient in the means; 1 - beta in float32 has lost the digits that
+    count.
+    """
     return {"mean_weight": 1 - as_read(beta1), "square_weight": 1 - as_read(beta2)}
 
 
 def corrections(*, beta1, beta2, t):
-    """The same, and what means are divided by."""
+    """Return the weights of a gradient in the means, and the divisors that correct their bias."""
     return {
         **weights(beta1=beta1, beta2=beta2),
         "mean_correction": 1 - as_read(beta1) ** as_read(t),

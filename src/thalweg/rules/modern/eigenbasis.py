@@ -11,7 +11,7 @@ _TINY = 1e-30  # added to a factor's diagonal before its first eigenvectors
 
 
 def side(rows, columns, *, largest, of_columns, heads=1):
-    """The shape of a side's factors: those of blocks of rows, one below the other."""
+    """Return the shape of a side's factors: those of blocks of rows, one below the other."""
     size = columns if of_columns else rows // heads
     return (heads * size, size) if size <= largest else (0, 0)
 
@@ -23,13 +23,13 @@ def turn(matrices, rows, columns):
 
 
 def turn_back(matrices, rows, columns):
-    """The same from the basis."""
+    """Rotate matrices back from the basis."""
     made = rows @ matrices if rows.numel() else matrices
     return made @ columns.mT if columns.numel() else made
 
 
 def first_basis(factor):
-    """The eigenvectors of a factor, those of large values first."""
+    """Return the eigenvectors of a factor, those of large values first."""
     if not factor.numel():
         return factor
     eye = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
@@ -40,7 +40,7 @@ def first_basis(factor):
 
 
 def next_basis(factor, basis):
-    """The basis after one more power of the factor, and the order of its vectors before."""
+    """Return the basis after one more power of the factor, and the order of its vectors before."""
     if not factor.numel():
         return basis, None
     powered = factor @ basis
@@ -59,7 +59,9 @@ def reorder(square, rows, columns):
 
 
 def whiten(factor, basis, epsilon):
-    """What divides a gradient by a side's factor, in KL-Shampoo; None for a side without one."""
+    """Return the divisor of a gradient by a side's factor, in KL-Shampoo; None for a side without
+    one.
+    """
     if not basis.numel():
         return None
     values = (basis * (factor @ basis)).sum(1, keepdim=True).clamp(min=epsilon)
@@ -67,7 +69,7 @@ def whiten(factor, basis, epsilon):
 
 
 def add_product(factor, grad, between, weight):
-    """A factor with a share of a gradient's square, which something may stand between."""
+    """Return a factor with a share of a gradient's square, which something may stand between."""
     if not factor.numel():
         return factor
     square = grad @ grad.mT if between is None else grad @ between @ grad.mT

@@ -10,7 +10,10 @@ from thalweg.rules.torch.common import as_read, multiplied, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
-    """In float64. The mean holds rates, too, whose own mean corrects its bias under a schedule."""
+    """Return the scalars of a step, computed in float64.
+
+    The mean holds rates, too; the mean of the rates corrects its bias under a schedule.
+    """
     own = weights(beta1=beta1, beta2=beta2)
     own["square_correction"] = 1 - as_read(beta2) ** as_read(t)
     if rate_mean is None:

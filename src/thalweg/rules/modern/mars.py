@@ -6,12 +6,12 @@ from thalweg.rules.modern.mars_scalars import HYPERS, prepare
 
 
 def corrected(grad, last_grad, gain, steps_before):
-    """A gradient, and how it has changed since the one before."""
+    """Return a gradient, and how it has changed since the one before."""
     return where((gain != 0) & (steps_before != 0), (grad - last_grad) * gain + grad, grad)
 
 
 def squares(var, grad, last_grad, *, gain, steps_before):
-    """Of corrected gradients."""
+    """Return the squares of the corrected gradients."""
     own = corrected(grad, last_grad, gain, steps_before)
     return own * own
 

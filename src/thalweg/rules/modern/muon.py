@@ -25,12 +25,14 @@ def prepare(*, learning_rate, momentum, weight_decay):
 
 
 def mean(var, grad, momentum_buffer, *, mean_weight):
-    """What becomes a step: the mean."""
+    """Return the mean of gradients, from which the step is made."""
     return lerp(momentum_buffer, grad, mean_weight)
 
 
 def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
-    """What becomes a step: the mean after one gradient more like this one (Nesterov's)."""
+    """Return the mean after one more gradient equal to this one (Nesterov), from which the step is
+    made.
+    """
     return lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 
@@ -40,7 +42,7 @@ def update(var, grad, step, momentum_buffer, *, learning_rate, shrink, mean_weig
 
 
 def orthogonalize(*, step, coefficients, epsilon, adjust, dtype):
-    """The step, all of whose singular values are near 1, times what its shape asks for."""
+    """Return the step, all of whose singular values are near 1, times what its shape asks for."""
     scale = scale_of(adjust, *step.shape[1:])
     return {"step": orthogonal(step, coefficients, epsilon, dtype) * scale}
 
@@ -50,7 +52,7 @@ def muon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, heads=None,
     dtype=None,
 ):  # fmt: skip
-    """The rule with these options.
+    """Return the rule with these options.
 
     Raises:
         ValueError: Coefficients, steps, `adjust` or the type of products are not known, or `heads`

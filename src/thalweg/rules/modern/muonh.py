@@ -34,7 +34,7 @@ def update(var, grad, step, momentum_buffer, *, along, back, mean_weight):
 def muonh(
     nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, heads=None, dtype=None
 ):  # fmt: skip
-    """The rule with these options.
+    """Return the rule with these options.
 
     Raises:
         ValueError: Coefficients, steps or the type of products are not known, or `heads` is no

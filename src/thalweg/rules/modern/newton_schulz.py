@@ -55,7 +55,7 @@ def _is_triple(value: object) -> bool:
 
 @lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
-    """The coefficients of each step, the last ones again where there are fewer.
+    """Return the coefficients of each step, the last ones again where there are fewer.
 
     Raises:
         ValueError: There are none of that name, they are no triples, or steps are none.
@@ -93,7 +93,7 @@ def check_dtype(dtype: str | None) -> None:
 
 
 def norms_of(matrices: Tensor) -> Tensor:
-    """The root of the sum of all squares of each, of shape (batch, 1, 1)."""
+    """Return the root of the sum of all squares of each, of shape (batch, 1, 1)."""
     return torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
 
 
@@ -125,10 +125,10 @@ def orthogonal(
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:
-    """How much longer the step of such a matrix is.
+    """Return the factor by which the step of a matrix of this shape is lengthened.
 
     Raises:
-        ValueError: There is no way of that name.
+        ValueError: The name of the adjustment is unknown.
     """
     if adjust is None or adjust == "original":
         return max(1.0, rows / columns) ** 0.5

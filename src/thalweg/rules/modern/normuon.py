@@ -23,7 +23,7 @@ def prepare(*, learning_rate, momentum, weight_decay, beta2):
 
 
 def one_for_each_row(rows, columns):
-    """The shape of a column."""
+    """Return the shape of a column."""
     return rows, 1
 
 
@@ -48,7 +48,7 @@ def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
     length="preserve_norm", heads=None, dtype=None,
 ):  # fmt: skip
-    """The rule with these options.
+    """Return the rule with these options.
 
     Raises:
         ValueError: Coefficients, steps, `adjust`, `length` or the type of products are not known,

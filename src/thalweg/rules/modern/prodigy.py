@@ -16,7 +16,7 @@ def _decayed(var, grad, weight_decay, decouple):
 
 
 def numerator(var, grad, p0, *, weight, weight_decay, decouple):
-    """How far variables have come, along their gradients."""
+    """Return the weighted distance of variables from their start, along their gradients."""
     return weight * (_decayed(var, grad, weight_decay, decouple) * (_started(var, p0) - var))
 
 

@@ -1,4 +1,4 @@
-"""What the schedule-free rules have in common: a mean of iterates in place of a schedule of rates.
+"""Common parts of schedule-free rules: a mean of iterates in place of a schedule of rates.
 
 The variable is y, between z, which moves as without a mean, and the mean x, which is to be used.
 """
@@ -22,7 +22,7 @@ SLOTS = (
 
 
 def larger(number, other):
-    """The larger of two numbers of the host, or of a device."""
+    """Return the larger of two numbers of the host, or of a device."""
     return number + (other - number) * (other > number)
 
 

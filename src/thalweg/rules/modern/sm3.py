@@ -37,23 +37,25 @@ def prepare(*, beta, momentum):
 
 
 def summed(before, grad, kept, square_weight):
-    """A sum of squares, and one more."""
+    """Return a sum of squares, and one more."""
     return before * kept + square_weight * grad * grad
 
 
 @like_update
 def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
-    """What the sums of an element's row and column are at least to be."""
+    """Return the lower bound of the sums of an element's row and column."""
     return summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
 
 
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
-    """The sums of rows and columns."""
+    """Return the sums of rows and columns."""
     return maximum(rows, accumulator_0 * floor), maximum(columns, accumulator_1 * floor)
 
 
 def divided(grad, total, epsilon):
-    """What a step is made of."""
+    """Return the gradient divided by the root of its sum of squares, from which the step is
+    made.
+    """
     return grad / sqrt(total + epsilon)
 
 
@@ -69,7 +71,7 @@ def update_mean(
     var, grad, momentum_buffer, *, accumulator_0, accumulator_1, kept, square_weight, mean_weight,
     learning_rate, epsilon,
 ):  # fmt: skip
-    """The same with a mean of steps."""
+    """Return the variable after a step along a mean of steps, and the mean."""
     total = summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
     momentum_buffer = lerp(momentum_buffer, divided(grad, total, epsilon), mean_weight)
     return moved(var, -(learning_rate * momentum_buffer)), momentum_buffer
@@ -86,7 +88,7 @@ def update_vector_mean(
     var, grad, accumulator_0, momentum_buffer, *, kept, square_weight, floor, mean_weight,
     learning_rate, epsilon,
 ):  # fmt: skip
-    """The same with a mean of steps."""
+    """Return the variable of a vector after a step along a mean of steps, its sums and the mean."""
     total = summed(accumulator_0, grad, kept, square_weight)
     momentum_buffer = lerp(momentum_buffer, divided(grad, total, epsilon), mean_weight)
     moves = moved(var, -(learning_rate * momentum_buffer))
@@ -103,7 +105,9 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """The rule, with a mean of steps or without, for matrices or for fewer than two dimensions."""
+    """Return the rule, with a mean of steps or without, for matrices or for fewer than two
+    dimensions.
+    """
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

@@ -40,7 +40,9 @@ def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
 
 
 def gather(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """What goes into the basis, and the mean squares in it, whose order may change."""
+    """Return the tensors to rotate into the basis, and the mean squares in it, whose order may
+    change.
+    """
     return grad, lerp(exp_avg, grad, mean_weight), exp_avg_sq
 
 
@@ -61,7 +63,7 @@ def update(
 
 
 def out_of_basis(*, step, row_basis, column_basis):
-    """The direction among the variable's own rows and columns."""
+    """Return the direction among the variable's own rows and columns."""
     return {"step": turn_back(step, row_basis, column_basis)}
 
 
@@ -90,7 +92,7 @@ def into_basis(
 
 @lru_cache(None, typed=True)
 def soap(frequency=10, largest=10000, whitens=False, heads=None):
-    """The rule whose basis changes every so many steps, with sides up to `largest`.
+    """Return the rule whose basis changes every so many steps, with sides up to `largest`.
 
     Args:
         frequency, largest: Positive integers.

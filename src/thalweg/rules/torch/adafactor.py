@@ -54,12 +54,14 @@ def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
 
 
 def divided(grad, square, direction, least):
-    """What a step is made of."""
+    """Return the gradient divided by the root of its mean square, from which the step is made."""
     return grad * direction / sqrt(maximum(square, least))
 
 
 def rate_of(variable, step, count, share, d, eps2):
-    """What steps of so long a variable are multiplied by; in NumPy's or torch's functions."""
+    """Return the factor of the steps of a variable of this length, in NumPy's or torch's
+    functions.
+    """
     count = maximum(count, 1.0)
     own, mean = (variable / count) ** 0.5, (step / count) ** 0.5 / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
@@ -78,7 +80,7 @@ def factor(*, row, column, row_var, col_var, row_count, column_count, weight, ep
 
 
 def scaled(grad, row, column, direction, most):
-    """What a step is made of: neither a root nor a division for an element."""
+    """Return the tensor that a step is made of, without a root or a division per element."""
     return grad * direction * minimum(row * column, most)
 
 
@@ -90,7 +92,7 @@ def factored_squares(var, grad, *, row, column, direction, most):
 
 
 def limit(*, variable, step, element_count, share, d, eps2):
-    """The rate of each variable."""
+    """Return the rate of each variable."""
     count, longest = (as_divisor(each, step) for each in (element_count, d))
     return {"step": rate_of(variable, step, count, share, longest, eps2)}
 
@@ -108,7 +110,7 @@ def vector_squares(var, grad, variance, *, weight, direction, least):
 
 
 def per_variable(*, variable, length, count, share, d, eps2):
-    """The rate of each vector."""
+    """Return the rate of each vector."""
     return {"step": narrow(rate_of(variable, length, count, share, d, eps2), like=share)}
 
 
@@ -119,7 +121,7 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
 
 
 def square_of_one(row_var, col_var, grad, weight, most):
-    """The mean square of a matrix of one element, and those of its row and column."""
+    """Return the mean square of a matrix of one element, and those of its row and column."""
     row_var = lerp(row_var, grad * grad, weight)
     col_var = lerp(col_var, grad * grad, weight)
     return minimum(row_var * most, 1.0) * col_var, row_var, col_var
@@ -168,7 +170,7 @@ _ELEMENTWISE = {
 
 
 def kind_of(shape):
-    """Which rule is for a parameter of this shape: that of matrices is ""."""
+    """Return the suffix of the rule for a parameter of this shape; that of matrices is ""."""
     if len(shape) < 2:
         return "Vector"
     return "One" if tuple(shape[-2:]) == (1, 1) else ""
@@ -176,7 +178,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """The rule with these least roots, for matrices, or for parameters of another kind."""
+    """Return the rule with these least roots, for matrices, or for parameters of another kind."""
     own: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

@@ -1,4 +1,4 @@
-"""What torch's optimizers have in common: how a step is turned round, decay, a running mean."""
+"""Common parts of torch's optimizers: the direction of a step, decay, a running mean."""
 
 from thalweg.formula import Hyper, absolute, where
 
@@ -19,13 +19,13 @@ MAXIMIZE = Hyper("maximize", 0.0, "whether steps go uphill")
 
 
 def direction_of(maximize):
-    """What the gradient is multiplied by, on the host."""
+    """Return the factor of the gradient, on the host: -1 to maximize, else 1."""
     return -1.0 if maximize else 1.0
 
 
 def decay(learning_rate, weight_decay, decoupled):
-    """What the variable is multiplied by, and the share of it that is added to its gradient; on
-    the host.
+    """Return the factor of the variable, and the share of it that is added to its gradient; on the
+    host.
     """
     if decoupled:
         return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
@@ -36,31 +36,31 @@ def decay(learning_rate, weight_decay, decoupled):
 
 
 def as_read(number):
-    """A number of the state, or a bool, in the numbers that `prepare` computes in."""
+    """Return a number of the state, or a bool, in the numbers that `prepare` computes in."""
     return number.double() if hasattr(number, "double") else float(number)
 
 
 def multiplied(number, factor):
-    """A number of the state times a factor, in the type in which it is kept."""
+    """Return a number of the state times a factor, in the type in which it is kept."""
     if hasattr(factor, "item"):  # a tensor
         factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
     return number * factor
 
 
 def at_least_one(number):
-    """The larger one of a number and 1."""
+    """Return the larger one of a number and 1."""
     return number.clamp(min=1) if hasattr(number, "clamp") else max(1, number)
 
 
 def lesser(number, bound):
-    """The lesser of two numbers, as `min` of Python has it."""
+    """Return the lesser of two numbers, as `min` of Python has it."""
     if hasattr(number, "clamp"):
         return number.clamp(max=bound)
     return bound.clamp(max=number) if hasattr(bound, "clamp") else min(number, bound)
 
 
 def value_if(condition, value, other):
-    """What `value` returns where the condition holds, else a number."""
+    """Return the result of `value` where the condition holds, else another number."""
     if hasattr(condition, "trace_choice"):  # a symbol
         return condition.trace_choice(value, other)
     if hasattr(condition, "where"):  # a tensor
@@ -69,12 +69,16 @@ def value_if(condition, value, other):
 
 
 def decayed(grad, var, weight_decay):
-    """The gradient with its decay; as it is where the decay is 0, however large the variable."""
+    """Return the gradient with its decay; as it is where the decay is 0, however large the
+    variable.
+    """
     return where(weight_decay != 0, grad + weight_decay * var, grad)
 
 
 def lerp(start, end, weight):
-    """From start to end; torch begins at the nearer of the two."""
+    """Return the interpolation from start to end, computed from the nearer of the two as in
+    torch.
+    """
     difference = end - start
     near = absolute(weight) < 0.5
     return where(near, start, end) + where(near, weight, weight - 1) * difference

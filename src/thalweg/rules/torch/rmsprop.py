@@ -46,7 +46,10 @@ def update_momentum(
     momentum,
     step_size,
 ):
-    """Once per element."""
+    """Return the new var, square_avg and momentum_buffer of one element.
+
+    `step_size` is -learning_rate: its product with the buffer is added to var.
+    """
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     momentum_buffer = momentum_buffer * momentum + grad / (sqrt(square_avg) + epsilon)

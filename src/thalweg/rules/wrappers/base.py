@@ -1,4 +1,4 @@
-"""What wrappers of rules have in common."""
+"""Common parts of wrappers of rules."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ _WHOLE = (variable_squares, ones)  # measures that read no step
 
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
-    """A wrapper that makes one rule of each, and refuses what is none."""
+    """Return a wrapper that makes one rule of each, and refuses what is none."""
     kept = lru_cache(None, typed=True)(wrap)  # True is no 1 here
 
     @wraps(wrap)
@@ -56,7 +56,7 @@ def wrapped(
     slots: tuple[Slot, ...] = (),
     decays: bool = False,
 ) -> Rule:
-    """A rule with a formula around its step.
+    """Return a rule with a formula around its step.
 
     Args:
         rule: The rule.
@@ -96,7 +96,7 @@ def _measures_of(rule: Rule) -> list[Mapping[str, Formula]]:
 def around(
     rule: Rule, name: str, how: Formula, source: str, decays: bool = False, **own: Any
 ) -> Rule:
-    """A rule with a formula around its step, and fields of its own.
+    """Return a rule with a formula around its step, and fields of its own.
 
     Args:
         rule, name, how, source, decays: As for `wrapped`.

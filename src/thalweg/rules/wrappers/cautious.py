@@ -12,32 +12,34 @@ def cautious_step(var, grad, base, step, *, cautious_gain):
 
 
 def cautious_step_either_way(var, grad, base, step, *, cautious_gain, maximize):
-    """The same of rules that may go uphill."""
+    """Return the variable after the cautious step of a rule that may maximize."""
     grad = where(maximize != 0, -grad, grad)
     agrees = ((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0))
     return moved(base, where(agrees | (step != step), step * cautious_gain, 0.0))
 
 
 def kept(var, grad, base, step):
-    """Which elements go downhill."""
+    """Return 1 for elements that go downhill, else 0."""
     return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
 
 
 def kept_either_way(var, grad, base, step, *, maximize):
-    """The same of rules that may go uphill."""
+    """Return 1 for elements that follow the objective of a rule that may maximize, else 0."""
     grad = where(maximize != 0, -grad, grad)
     return where(((step < 0) & (grad > 0)) | ((step > 0) & (grad < 0)), 1.0, 0.0)
 
 
 def gain_of_kept(*, cautious_kept, cautious_count):
-    """What is left moves the more, as all have moved before; at most a thousand times."""
+    """Return the factor of the elements that move, which makes up for the others; at most a
+    thousand.
+    """
     share = maximum(cautious_kept / maximum(cautious_count, 1.0), 1e-3)
     return {"cautious_gain": 1 / share}
 
 
 @keep_by_rule
 def cautious(rule: Rule) -> Rule:
-    """The rule whose elements stay where they would move against their gradients.
+    """Return the rule with elements left alone if their step has the sign of their gradient.
 
     The others' steps are divided by their share of all.
 
@@ -66,7 +68,7 @@ def decayed_where_smaller(var, grad, base, step):
 
 @keep_by_rule
 def cautious_decay(rule: Rule) -> Rule:
-    """The rule whose elements decay where the step makes them smaller, and nowhere else.
+    """Return the rule whose elements decay where the step makes them smaller, and nowhere else.
 
     The decay is what lies between the variable and the base of `moved`. A rule without such, or
     whose decay is a part of the gradient, is refused when its formula is read.

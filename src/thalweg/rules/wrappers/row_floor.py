@@ -18,7 +18,7 @@ def floored_step(var, grad, base, step, *, floor_step):
 
 
 def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least):
-    """By what steps of rows are multiplied; lengths count without the rate."""
+    """Return the factors of the steps of rows; lengths are taken without the rate."""
     rate = abs(learning_rate)
     length = (floor_step.sqrt() / rate).nan_to_num(nan=0.0).clamp(min=_TINY)
     wanted = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
@@ -27,7 +27,7 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
 
 @keep_by_rule
 def row_floor(rule: Rule, least: float = LEAST) -> Rule:
-    """The rule whose steps of matrices' rows are at least so long.
+    """Return the rule whose steps of matrices' rows are at least so long.
 
     A row's step, without its rate, that is shorter than `least` times the row is made as long.
     Rows are those of the last two dimensions.

@@ -7,12 +7,12 @@ from thalweg.rules.wrappers.base import check_rate, keep_by_rule, wrapped
 
 
 def step_squares(var, grad, base, step):
-    """In float64, as float32 might not hold them."""
+    """Return the squares of the step in float64, as float32 might not hold them."""
     return wide(step) * wide(step)
 
 
 def step_products(var, grad, base, step):
-    """The same of variable and step."""
+    """Return the products of variable and step in float64, as float32 might not hold them."""
     return wide(var) * wide(step)
 
 
@@ -22,7 +22,9 @@ def scaled_step(var, grad, base, step, *, trust_scale):
 
 
 def scale_of_trust(*, trust_variable, trust_step, learning_rate):
-    """Where one of both lengths is 0 the step is as it is."""
+    """Return the trust factor times the rate; 1 where the length of the variable or the step is
+    0.
+    """
     has_lengths = (trust_variable > 0) & (trust_step > 0)
     ratio = sqrt(trust_variable) / sqrt(where(trust_step > 0, trust_step, 1.0))
     return {"trust_scale": where(has_lengths, learning_rate * ratio, 1.0)}
@@ -30,7 +32,7 @@ def scale_of_trust(*, trust_variable, trust_step, learning_rate):
 
 @keep_by_rule
 def trust_ratio(rule: Rule) -> Rule:
-    """The rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
+    """Return the rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
 
     Raises:
         RuleError: The rule has no `learning_rate`, or is wrapped so already.
@@ -74,7 +76,7 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
 
 @keep_by_rule
 def sphere(rule: Rule) -> Rule:
-    """The rule whose variables keep the norm that they begin with: AdamH of Adam.
+    """Return the rule whose variables keep the norm that they begin with: AdamH of Adam.
 
     A step is as long as that norm, times the rate. Decay beside the step has no effect. What begins
     at 0 takes the rule's own steps.

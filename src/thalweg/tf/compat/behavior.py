@@ -62,7 +62,7 @@ def disable_resource_variables() -> None:
 
 
 def resource_variables_enabled() -> bool:
-    """Whether variables are resource variables unless `use_resource` says otherwise."""
+    """Return True if variables are resource variables, unless `use_resource` overrides it."""
     return process.resource_variables
 
 
@@ -96,7 +96,8 @@ def control_flow_v2_enabled() -> bool:
 
 
 def begins_graphs(function: F) -> F:
-    """The function, which first begins graph mode where no mode was asked for or relied upon.
+    """Return the function, which first begins graph mode where no mode was asked for or relied
+    upon.
 
     Given a torch tensor, it leaves the mode as it is: such a program computes eagerly.
     """

@@ -1,4 +1,4 @@
-"""What `tf.compat` offers that needs all of `tf`, which says here how to find it."""
+"""Names of `tf.compat` that need all of `tf`, found through a function that `tf` sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs say of devices and of how a session runs: it is accepted, and changes nothing."""
+"""Settings of devices and sessions that programs make: accepted without effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEVICE = re.compile(
 
 @contextlib.contextmanager
 def device(device_name_or_function: object) -> Iterator[None]:
-    """A `with` block that changes nothing: operations run where their tensors are.
+    """Return a context manager that changes nothing: operations run where their tensors are.
 
     Move a module or variable with torch's `.to("cuda")`.
 
@@ -90,14 +90,14 @@ class RunOptions(_Settings):
 
 
 class RunMetadata(_Settings):
-    """What a run would say of itself: nothing."""
+    """Metadata of a run; empty."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**{"step_stats": _Settings(dev_stats=[]), **settings})
 
 
 class AggregationMethod:
-    """How gradients are added up: accepted and ignored."""
+    """Methods of adding up gradients; accepted and ignored."""
 
     ADD_N = DEFAULT = 0
     EXPERIMENTAL_TREE, EXPERIMENTAL_ACCUMULATE_N = 1, 2

@@ -85,7 +85,7 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
-    """A new tensor from a number, array or nested lists, optionally laid out in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally laid out in a shape.
 
     In a graph the last of too few values is repeated; `verify_shape` says whether the value must
     have the shape itself.
@@ -127,7 +127,7 @@ def argmax(
     dimension: int | None = None,
     output_type: object = torch.int64,
 ) -> Tensor:
-    """The index of the largest element along an axis."""
+    """Return the index of the largest element along an axis."""
     return reductions.argmax(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
     )
@@ -140,7 +140,7 @@ def argmin(
     dimension: int | None = None,
     output_type: object = torch.int64,
 ) -> Tensor:
-    """The index of the smallest element along an axis."""
+    """Return the index of the smallest element along an axis."""
     return reductions.argmin(
         input, _axis_given(axis, dimension), output_type=output_type, name=name
     )
@@ -154,7 +154,7 @@ def norm(
     name: str | None = None,
     keep_dims: bool | None = None,
 ) -> Tensor:
-    """As `tf.norm`; `keep_dims` is the old name of `keepdims`."""
+    """Compute a norm as `tf.norm` does; `keep_dims` is the old name of `keepdims`."""
     return reductions.norm(tensor, ord, axis, bool(keepdims or keep_dims), name)
 
 
@@ -170,7 +170,7 @@ def softmax_cross_entropy_with_logits(
     name: str | None = None,
     axis: int | None = None,
 ) -> Tensor:
-    """As `tf.nn.softmax_cross_entropy_with_logits`, but no gradient flows into the labels."""
+    """Compute `tf.nn.softmax_cross_entropy_with_logits`, without a gradient for the labels."""
     _refuse_positional(_sentinel, "softmax_cross_entropy_with_logits")
     fixed = tensor(labels, getattr(logits, "dtype", None)).detach()
     return nn.softmax_cross_entropy_with_logits(fixed, logits, dim if axis is None else axis, name)
@@ -179,7 +179,7 @@ def softmax_cross_entropy_with_logits(
 def sparse_softmax_cross_entropy_with_logits(
     _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
 ) -> Tensor:
-    """As `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
+    """Compute `tf.nn.sparse_softmax_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sparse_softmax_cross_entropy_with_logits")
     return nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name)
 
@@ -187,7 +187,7 @@ def sparse_softmax_cross_entropy_with_logits(
 def sigmoid_cross_entropy_with_logits(
     _sentinel: object = None, labels: object = None, logits: object = None, name: str | None = None
 ) -> Tensor:
-    """As `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
+    """Compute `tf.nn.sigmoid_cross_entropy_with_logits`; arguments only by name."""
     _refuse_positional(_sentinel, "sigmoid_cross_entropy_with_logits")
     return nn.sigmoid_cross_entropy_with_logits(labels, logits, name)
 
@@ -236,7 +236,7 @@ def embedding_lookup(
 def transpose(
     a: object, perm: object = None, name: str = "transpose", conjugate: bool = False
 ) -> Tensor:
-    """As `tf.transpose`."""
+    """Transpose a tensor as `tf.transpose` does."""
     return arrays.transpose(a, perm, conjugate=conjugate, name=name)
 
 
@@ -248,45 +248,45 @@ def gather(
     axis: int | None = None,
     batch_dims: int = 0,
 ) -> Tensor:
-    """As `tf.gather`."""
+    """Gather slices as `tf.gather` does."""
     return arrays.gather(params, indices, axis=axis, batch_dims=batch_dims, name=name)
 
 
 def zeros_like(
     tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
 ) -> Tensor:
-    """As `tf.zeros_like`; `optimize` is ignored."""
+    """Return zeros as `tf.zeros_like` does; `optimize` is ignored."""
     return arrays.zeros_like(tensor, dtype, name)
 
 
 def ones_like(
     tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
 ) -> Tensor:
-    """As `tf.ones_like`; `optimize` is ignored."""
+    """Return ones as `tf.ones_like` does; `optimize` is ignored."""
     return arrays.ones_like(tensor, dtype, name)
 
 
 def shape(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
-    """As `tf.shape`."""
+    """Return the shape of a tensor as `tf.shape` does."""
     return arrays.shape(input, out_type=out_type, name=name)
 
 
 def size(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
-    """As `tf.size`."""
+    """Return the number of elements as `tf.size` does."""
     return arrays.size(input, out_type=out_type, name=name)
 
 
 def convert_to_tensor(
     value: object, dtype: object = None, name: str | None = None, preferred_dtype: object = None
 ) -> Tensor:
-    """As `tf.convert_to_tensor`."""
+    """Convert a value as `tf.convert_to_tensor` does."""
     return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
 
 
 def convert_to_tensor_or_indexed_slices(
     value: object, dtype: object = None, name: str | None = None
 ) -> Any:
-    """As `convert_to_tensor`, but slices stay as they are.
+    """Convert a value as `convert_to_tensor` does, but return slices unchanged.
 
     Raises:
         InvalidTypeError: Slices are of another dtype.
@@ -299,7 +299,8 @@ def convert_to_tensor_or_indexed_slices(
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """As `tf.where`, but `x` and `y` have one shape, and a vector of conditions chooses rows.
+    """Select elements as `tf.where` does, but `x` and `y` have one shape, and a vector of
+    conditions selects rows.
 
     Raises:
         InvalidArgumentError: The shapes differ.

@@ -80,7 +80,8 @@ def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
-    """A tensor scaled by `clip_norm` times the number of its elements over its norm, at most by 1.
+    """Return a tensor scaled by `clip_norm` times the number of its elements over its norm, at most
+    by 1.
 
         t clip_norm min(n / |t|, 1 / clip_norm)
 
@@ -111,7 +112,7 @@ to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
 
 
 def div(x: object, y: object, name: str | None = None) -> Tensor:
-    """The quotient; of integers the whole number below it."""
+    """Return the quotient; of integers the whole number below it."""
 
     def quotient(one: Tensor, other: Tensor) -> Tensor:
         kind = torch.promote_types(one.dtype, other.dtype)
@@ -127,21 +128,21 @@ def accumulate_n(
     tensor_dtype: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """The sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
+    """Return the sum of tensors of one shape; `shape` and `tensor_dtype` are ignored."""
     return add_n(inputs, name or "AccumulateN")
 
 
 def arg_max(
     input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
 ) -> Tensor:
-    """The index of the largest element along a dimension."""
+    """Return the index of the largest element along a dimension."""
     return reductions.argmax(input, dimension, output_type=output_type, name=name)
 
 
 def arg_min(
     input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
 ) -> Tensor:
-    """The index of the smallest element along a dimension."""
+    """Return the index of the smallest element along a dimension."""
     return reductions.argmin(input, dimension, output_type=output_type, name=name)
 
 
@@ -162,7 +163,10 @@ def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
 
 
 def diag(diagonal: object, name: str | None = None) -> Tensor:
-    """Zeros of the shape twice over, with the elements where both places are the same."""
+    """Return a tensor of shape (*s, *s) for a `diagonal` of shape s.
+
+    The element at [*i, *i] is `diagonal[i]`; all others are 0.
+    """
 
     def spread(x: Tensor) -> Tensor:
         return torch.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)
@@ -171,7 +175,9 @@ def diag(diagonal: object, name: str | None = None) -> Tensor:
 
 
 def diag_part(input: object, name: str | None = None) -> Tensor:
-    """The elements whose place in the first half of the dimensions is that in the second half."""
+    """Return the elements whose place in the first half of the dimensions is that in the second
+    half.
+    """
 
     def pick(x: Tensor) -> Tensor:
         half = x.dim() // 2
@@ -195,7 +201,7 @@ def count_nonzero(
     keep_dims: bool | None = None,
     input: object = None,
 ) -> Tensor:
-    """How many elements are not 0, along axes or of all."""
+    """Count the elements that are not 0, along axes or of all."""
     given = input if input_tensor is None else input_tensor
     axis = reduction_indices if axis is None else axis
     return reductions.count_nonzero(given, axis, bool(keepdims or keep_dims), dtype, name)
@@ -208,7 +214,7 @@ def pad(
     name: str | None = None,
     constant_values: object = 0,
 ) -> Tensor:
-    """As `tf.pad` of TensorFlow 2, with `name` before `constant_values`."""
+    """Pad a tensor as `tf.pad` of TensorFlow 2 does, with `name` before `constant_values`."""
     return slicing.pad(tensor, paddings, mode, constant_values, name)
 
 
@@ -220,7 +226,7 @@ def sparse_to_dense(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Tensor:
-    """A tensor that has values at some places, and a default elsewhere.
+    """Return a tensor that has values at some places, and a default elsewhere.
 
     `validate_indices` is ignored: the order of the places does not matter, and a place out of range
     is refused.
@@ -248,7 +254,7 @@ def verify_tensor_all_finite(
 
 
 def model_variables(scope: str | None = None) -> list[Any]:
-    """The variables of the default graph in MODEL_VARIABLES."""
+    """Return the variables of the default graph in MODEL_VARIABLES."""
     return _graph.get_collection(GraphKeys.MODEL_VARIABLES, scope)
 
 
@@ -260,7 +266,7 @@ def make_template(
     custom_getter_: object = None,
     **kwargs: object,
 ) -> Callable[..., Any]:
-    """A function that makes its variables when it is first called, and uses them ever after.
+    """Return a function that makes its variables when it is first called, and uses them ever after.
 
     Args:
         name_: The name of the variable scope, made unique.

@@ -111,7 +111,7 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(tensors: object, name: str | None = None) -> Dataset:
-        """One element for each row.
+        """Return a dataset with one element for each row.
 
         Raises:
             InvalidArgumentError: While it is read, if tensors have different numbers of rows.
@@ -128,7 +128,7 @@ class Dataset:
 
     @staticmethod
     def from_tensors(tensors: object, name: str | None = None) -> Dataset:
-        """One element in all."""
+        """Return a dataset with a single element."""
         return Dataset._of_elements(
             tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1
         )
@@ -142,7 +142,8 @@ class Dataset:
         output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
-        """What `generator(*args)` yields, called anew for each pass.
+        """Return a dataset of the values that `generator(*args)` yields; it is called for each
+        pass.
 
         Raises:
             TypeError: The generator cannot be called, or neither dtypes nor a signature are given.
@@ -191,7 +192,7 @@ class Dataset:
         )
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """The elements of this one, and then those of the other."""
+        """Return the elements of this one, and then those of the other."""
         counts: list[Any] = [self._count, dataset._count]
         return Dataset(
             lambda values: itertools.chain(
@@ -205,7 +206,8 @@ class Dataset:
     def map(
         self, map_func: Callable[..., object], num_parallel_calls: object = None, **options: object
     ) -> Dataset:
-        """What the function returns for each element; a tuple is given as several arguments.
+        """Return a dataset of the function's results for each element; a tuple is passed as several
+        arguments.
 
         All arguments but the first are ignored: there is one thread.
         """
@@ -222,7 +224,9 @@ class Dataset:
         return self._add_step(step, spec)
 
     def flat_map(self, map_func: Callable[..., object], name: str | None = None) -> Dataset:
-        """The elements of the datasets that the function returns, one dataset after the other."""
+        """Return the elements of the datasets that the function returns, one dataset after the
+        other.
+        """
 
         def inner(element: object) -> Dataset:
             made = _call_with_element(map_func, element)
@@ -242,7 +246,7 @@ class Dataset:
         return self._add_step(step, spec, lambda _: None)
 
     def filter(self, predicate: Callable[..., object], name: str | None = None) -> Dataset:
-        """The elements of which the function says so."""
+        """Return the elements of which the function says so."""
 
         def step(every: Iterator[object]) -> Iterator[object]:
             return (x for x in every if bool(_call_with_element(predicate, x)))
@@ -250,21 +254,21 @@ class Dataset:
         return self._add_step(step, counted=lambda _: None)
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first elements, all for -1."""
+        """Return the first elements, all for -1."""
         taken = self._slice_elements(0, None if count == -1 else int(count))
         if self._count == _INFINITE and count != -1:
             taken._count = int(count)
         return taken
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """All but the first elements, none for -1."""
+        """Return a dataset without the first elements, empty for -1."""
         return self._slice_elements(0, 0) if count == -1 else self._slice_elements(int(count))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Each `num_shards`-th element, from `index` on.
+        """Return a dataset of each `num_shards`-th element, from `index` on.
 
         Raises:
-            InvalidArgumentError: `index` is none of so many shards.
+            InvalidArgumentError: `index` is not in [0, num_shards).
         """
         if not 0 <= int(index) < int(num_shards):
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
@@ -325,7 +329,8 @@ class Dataset:
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """As `batch`, of tensors of several sizes, which are padded at their ends.
+        """Return batches as `batch` does, of tensors of several sizes, which are padded at their
+        ends.
 
         Args:
             batch_size, drop_remainder: As in `batch`.
@@ -353,7 +358,7 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """All elements so many times, without end for None and -1."""
+        """Return a dataset of the elements repeated `count` times, without end for None and -1."""
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):
@@ -375,10 +380,11 @@ class Dataset:
         reshuffle_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """In random order: the next is one of `buffer_size` elements. The numbers are torch's.
+        """Return a dataset in random order: the next is one of `buffer_size` elements.
 
-        Without a seed they follow torch's, `tf.random.set_seed`. Each pass has another order,
-        unless `reshuffle_each_iteration` is False. `buffer_size` may be a symbolic tensor.
+        The random numbers are torch's. Without a seed they follow torch's, `tf.random.set_seed`.
+        Each pass has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may
+        be a symbolic tensor.
         """
         generators: list[torch.Generator] = []
 
@@ -393,7 +399,7 @@ class Dataset:
         return self._add_sized_step("buffer_size", buffer_size, step)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """The elements of the first whole pass, kept in memory.
+        """Return the elements of the first whole pass, kept in memory.
 
         Raises:
             NotImplementedError: A file is named.
@@ -417,15 +423,15 @@ class Dataset:
         return dataset
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """The dataset as it is: elements are made when they are asked for."""
+        """Return the dataset as it is: elements are made when they are asked for."""
         return self
 
     def with_options(self, options: object, name: str | None = None) -> Dataset:
-        """The dataset as it is."""
+        """Return the dataset as it is."""
         return self
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """What a function makes of the dataset."""
+        """Return the result of a function of the dataset."""
         return transformation_func(self)
 
     make_one_shot_iterator = make_one_shot_iterator
@@ -442,7 +448,7 @@ class Dataset:
         return mapped(lambda each: each.shape, self.element_spec)
 
     def cardinality(self) -> int:
-        """How many elements there are; -1 if they have no end, -2 if it is not known."""
+        """Return the number of elements; -1 if they have no end, -2 if it is not known."""
         return -2 if self._count is None else -1 if self._count == _INFINITE else int(self._count)
 
     def __len__(self) -> int:
@@ -462,7 +468,7 @@ class Dataset:
         return EagerIterator(self._begin_iteration(), self)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """The elements as arrays."""
+        """Return the elements as arrays."""
         return (mapped(exported, element) for element in self)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -20,7 +20,7 @@ class _IteratorPosition:
         self.elements: Elements[Any] | None = None
 
     def close(self) -> None:
-        """Nothing waits for it."""
+        """Do nothing: no thread waits for the place."""
 
 
 class Iterator:
@@ -36,7 +36,7 @@ class Iterator:
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset."""
+        """Specification of the dataset's elements."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Iterator:
@@ -46,7 +46,7 @@ class Iterator:
         return next(self._elements)
 
     def get_next(self, name: str | None = None) -> Any:
-        """The next element; OutOfRangeError at the end."""
+        """Return the next element; OutOfRangeError at the end."""
         return _next_element(self._elements)
 
     @staticmethod
@@ -56,7 +56,7 @@ class Iterator:
         shared_name: str | None = None,
         output_classes: object = None,
     ) -> InGraph:
-        """An iterator over any dataset with such elements; `make_initializer` says which.
+        """Return an iterator over any dataset with such elements; `make_initializer` says which.
 
         Args:
             output_types: The dtypes of an element.
@@ -87,7 +87,7 @@ class InGraph:
         return self._initializer
 
     def make_initializer(self, dataset: Any, name: str | None = None) -> Any:
-        """An operation that begins with a dataset, from the start."""
+        """Return an operation that begins with a dataset, from the start."""
 
         def begin() -> None:
             self._current_place().elements = dataset._begin_iteration()
@@ -95,7 +95,7 @@ class InGraph:
         return _graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
-        """The next element, another one in each run; OutOfRangeError at the end."""
+        """Return the next element, another one in each run; OutOfRangeError at the end."""
 
         def next_elements() -> list[Any]:
             place = self._current_place()
@@ -127,7 +127,7 @@ def _next_element(elements: Elements[object]) -> object:
 
 
 def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
-    """An iterator that begins by itself; in eager mode that of `iter`.
+    """Return an iterator that begins by itself; in eager mode that of `iter`.
 
     Args:
         dataset: The dataset.
@@ -138,7 +138,7 @@ def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
 
 
 def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> InGraph:
-    """An iterator of a graph; run its `initializer`, with feeds if the dataset needs some.
+    """Return an iterator of a graph; run its `initializer`, with feeds if the dataset needs some.
 
     Args:
         dataset: The dataset.
@@ -158,10 +158,10 @@ def make_initializable_iterator(dataset: Any, shared_name: str | None = None) ->
 
 
 def get_output_types(dataset_or_iterator: Any) -> Any:
-    """The dtypes of an element."""
+    """Return the dtypes of an element."""
     return mapped(lambda each: each.dtype, dataset_or_iterator.element_spec)
 
 
 def get_output_shapes(dataset_or_iterator: Any) -> Any:
-    """The shapes of an element."""
+    """Return the shapes of an element."""
     return mapped(lambda each: each.shape, dataset_or_iterator.element_spec)

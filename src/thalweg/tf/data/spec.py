@@ -1,4 +1,4 @@
-"""What is known of the elements of a dataset before there are any: dtypes and shapes."""
+"""Specifications of the elements of a dataset before they exist: dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def converted(nest: Any, dtypes: Any = None) -> Any:
 
 
 def spec_of(nest: object) -> Any:
-    """The specs of tensors."""
+    """Return the specs of tensors."""
     return mapped(lambda each: TensorSpec(each.shape, each.dtype), nest)
 
 
 def row(spec: TensorSpec) -> TensorSpec:
-    """That of one row."""
+    """Return the specification of one row."""
     return TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
-    """That of several tensors, stacked."""
+    """Return the specification of several tensors, stacked."""
     return TensorSpec(None if spec.shape is UNKNOWN else [size, *spec.shape], spec.dtype)
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """A shape for each tensor of an element, of a nest of them; None for an unknown size.
+    """Return a shape for each tensor of an element, of a nest of them; None for an unknown size.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element.
@@ -79,7 +79,7 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """A number for each tensor of an element, of a nest of them or one for all; 0 if None.
+    """Return a number for each tensor of an element, of a nest of them or one for all; 0 if None.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element, or a number is computed.
@@ -119,14 +119,14 @@ def _number_of(value: Any) -> object:
 
 
 def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
-    """That of several tensors, padded to a shape and stacked."""
+    """Return the specification of several tensors, padded to a shape and stacked."""
     rank = spec.shape.ndims
     sizes = shape if shape is not None or rank is None else [None] * rank
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 
 
 def paired(types: Any, shapes: Any) -> Any:
-    """The specs of a nest of dtypes, and one of shapes, or None."""
+    """Return the specs of a nest of dtypes, and one of shapes, or None."""
     if isinstance(types, dict):
         return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
     if isinstance(types, tuple | list):
@@ -136,7 +136,7 @@ def paired(types: Any, shapes: Any) -> Any:
 
 
 def after(function: Callable[..., object], spec: object, first: Callable[[], Iterator[Any]]) -> Any:
-    """The specs of what a function returns, found by trying it on tensors without values.
+    """Return the specs of what a function returns, found by trying it on tensors without values.
 
     Args:
         function: It takes an element.

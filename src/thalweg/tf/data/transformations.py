@@ -1,4 +1,4 @@
-"""What becomes of the elements of a dataset, one after the other."""
+"""Transformations of the elements of a dataset, one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def checked(title: str, number: Any) -> int:
-    """A size of at least 1.
+    """Return a size of at least 1.
 
     Raises:
         InvalidArgumentError: It is less.
@@ -31,7 +31,7 @@ Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of 
 def batches(
     every: Iterator[object], size: int, drop_remainder: bool, stack: Stack | None = None
 ) -> Iterator[Any]:
-    """So many elements stacked at a time."""
+    """Yield batches of `size` stacked elements."""
     while chunk := list(itertools.islice(every, size)):
         if len(chunk) == size or not drop_remainder:
             columns = zip(*map(leaves_of, chunk), strict=True)
@@ -46,12 +46,12 @@ def _stack_rows(rows: Sequence[Any]) -> object:
 
 
 def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
-    """What stacks tensors of several sizes.
+    """Return a function that stacks tensors of several sizes.
 
     Args:
         shapes: For each tensor of an element the sizes that it is padded to; None, for one or for
             all, stands for the largest of a batch.
-        values: For each what it is padded with.
+        values: For each tensor the number that pads it.
     """
 
     def stack(columns: Iterator[Sequence[object]]) -> Iterator[object]:

@@ -36,7 +36,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class FileStatistics:
-    """What `stat` tells."""
+    """Result of `stat`."""
 
     length: int
     mtime_nsec: int
@@ -44,7 +44,7 @@ class FileStatistics:
 
 
 class ExistingFileError(AlreadyExistsError, FileExistsError):
-    """There is a file or folder of that name already."""
+    """Error of an operation that would replace an existing file or folder."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _raise_tensorflow_errors() -> Iterator[None]:
 
 
 def GFile(name: Path, mode: str = "r") -> IO[Any]:
-    """A file of Python's: text in UTF-8, or bytes where the mode has a "b".
+    """Return a file of Python's: text in UTF-8, or bytes where the mode has a "b".
 
     Raises:
         MissingFileError: It does not exist, or its folder does not.
@@ -77,12 +77,12 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or folder."""
+    """Return True if there is a file or folder of this name."""
     return os.path.exists(path)
 
 
 def isdir(path: Path) -> bool:
-    """Whether there is a folder."""
+    """Return True if there is a folder of this name."""
     return os.path.isdir(path)
 
 
@@ -92,13 +92,13 @@ def join(path: Path, *paths: Path) -> str:
 
 
 def glob(pattern: Path | Sequence[Path]) -> list[str]:
-    """The paths that match a pattern, or one of several, in order."""
+    """Return the paths that match a pattern, or one of several, in order."""
     several = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
     return [path for each in several for path in sorted(patterns.glob(os.fspath(each)))]
 
 
 def listdir(path: Path) -> list[str]:
-    """The names in a folder, in order; MissingFileError if it does not exist."""
+    """Return the names in a folder, in order; MissingFileError if it does not exist."""
     with _raise_tensorflow_errors():
         return sorted(os.listdir(path))
 
@@ -144,14 +144,14 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
 
 
 def stat(path: Path) -> FileStatistics:
-    """The length, the time of the last change, and whether it is a folder."""
+    """Return the length, the time of the last change, and whether it is a folder."""
     with _raise_tensorflow_errors():
         found = os.stat(path)
     return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
 
 
 def walk(top: Path, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each folder below `top`, with the names of the folders and files in it."""
+    """Yield each folder below `top`, with the names of the folders and files in it."""
     return os.walk(os.fspath(top), topdown)
 
 

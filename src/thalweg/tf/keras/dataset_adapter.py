@@ -25,8 +25,8 @@ class _Counted(_Elements):
 
 
 def readable(data: object) -> Any:
-    """A loader of torch for a `tf.data.Dataset`, of which each element is a batch; anything else
-    as it is.
+    """Return a loader of torch for a `tf.data.Dataset`, of which each element is a batch; anything
+    else as it is.
     """
     if not isinstance(data, Dataset):
         return data

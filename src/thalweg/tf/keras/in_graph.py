@@ -65,7 +65,7 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """A function of Keras, such as a loss, that takes tensors of a graph, too."""
+    """Return a function of Keras, such as a loss, that takes tensors of a graph, too."""
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
@@ -125,7 +125,9 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Whether a call on these is of the graph; while Keras computes shapes, only one on symbols."""
+    """Return whether a call on these is of the graph; while Keras computes shapes, only one on
+    symbols.
+    """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
     if in_stateless_scope() or any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):

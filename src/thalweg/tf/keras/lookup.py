@@ -11,8 +11,8 @@ from thalweg._base.execution_context import process, thread
 
 
 def namespace() -> ModuleType:
-    """The module that TensorFlow shows as `tf.keras`; it has old names such as `losses.mse` that
-    `keras` itself does not have.
+    """Return the module that TensorFlow shows as `tf.keras`; it has old names such as `losses.mse`
+    that `keras` itself does not have.
     """
     importlib.import_module("thalweg.integrations.keras3.backend").import_keras()
     importlib.import_module("thalweg.tf.keras.in_graph").lend()
@@ -20,7 +20,7 @@ def namespace() -> ModuleType:
 
 
 class Later:
-    """What `tf.keras` has under a name, of which Keras is imported when something is asked.
+    """Module of `tf.keras` that imports Keras at the first access to an attribute.
 
     Args:
         name: A module, such as "layers".

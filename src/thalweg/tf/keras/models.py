@@ -28,8 +28,10 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 
 
 def as_optimizer(optimizer: object) -> Any:
-    """What `compile` of Keras takes: an optimizer of thalweg or of `tf.train` is wrapped, and so is
-    the one that a name such as "adam" stands for.
+    """Return an optimizer that `compile` of Keras accepts.
+
+    An optimizer of thalweg or of `tf.train` is wrapped, and so is the one that a name such as
+    "adam" stands for.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
@@ -133,7 +135,7 @@ class Compiling(_Model):
 
     @eagerly()
     def compile(self, optimizer: object = "rmsprop", *args: object, **options: object) -> None:
-        """As in Keras; an optimizer of thalweg, or its name, is wrapped for it.
+        """Compile the model as in Keras; an optimizer of thalweg, or its name, is wrapped for it.
 
         In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
         the step is that of the mean over the examples of all of them.
@@ -151,7 +153,7 @@ class Compiling(_Model):
 
     @eagerly()
     def fit(self, x: object = None, *args: object, **options: object) -> Any:
-        """As in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
+        """Train as in Keras; `x` and `validation_data` may be datasets of `tf.data`."""
         if "validation_data" in options:
             options["validation_data"] = readable(options["validation_data"])
         loaded = readable(x)
@@ -161,12 +163,12 @@ class Compiling(_Model):
 
     @eagerly()
     def evaluate(self, x: object = None, *args: object, **options: object) -> Any:
-        """As in Keras; `x` may be a dataset of `tf.data`."""
+        """Evaluate as in Keras; `x` may be a dataset of `tf.data`."""
         return super().evaluate(readable(x), *args, **options)
 
     @eagerly()
     def predict(self, x: object, *args: object, **options: object) -> Any:
-        """As in Keras; `x` may be a dataset of `tf.data`."""
+        """Predict as in Keras; `x` may be a dataset of `tf.data`."""
         return super().predict(readable(x), *args, **options)
 
     train_on_batch = _as_in_keras("train_on_batch")
@@ -174,7 +176,7 @@ class Compiling(_Model):
     predict_on_batch = _as_in_keras("predict_on_batch")
 
     def summary(self, *args: Any, **options: Any) -> Any:
-        """As in Keras, also before there are weights."""
+        """Print a summary as in Keras, also before there are weights."""
         token = _is_printed.set(True)
         try:
             return super().summary(*args, **options)
@@ -182,21 +184,25 @@ class Compiling(_Model):
             _is_printed.reset(token)
 
     def train_step(self, *args: object, **options: object) -> Any:
-        """As in Keras, as a replica of the strategy that the model was compiled in."""
+        """Run Keras' training step as a replica of the strategy that the model was compiled in."""
         return self._strategy.run(super().train_step, args, options)
 
     def compute_loss(
         self, x: object = None, y: object = None, *args: object, **options: object
     ) -> Any:
-        """As in Keras, but labels of one number each are a column, as TensorFlow's Keras had it."""
+        """Compute Keras' loss with labels of one number each as a column, as TensorFlow's Keras had
+        it.
+        """
         return super().compute_loss(x, _label_columns(y), *args, **options)
 
     def compute_metrics(self, x: object, y: object, *args: object, **options: object) -> Any:
-        """As in Keras; for the labels see `compute_loss`."""
+        """Compute metrics as in Keras; for the labels see `compute_loss`."""
         return super().compute_metrics(x, _label_columns(y), *args, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """How the model was compiled; {} and a warning with an optimizer of `tf.train`."""
+        """Return the configuration of `compile`; with an optimizer of `tf.train` return {} and
+        warn.
+        """
         if isinstance(vars(self).get("optimizer"), TFOptimizer):
             warn(
                 "An optimizer of tf.train is neither saved nor copied with its model: compile the"

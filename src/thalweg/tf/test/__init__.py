@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-    """Whether torch has a GPU of CUDA.
+    """Return True if torch has a CUDA GPU.
 
     Args:
         cuda_only: Ignored: there are no others.
@@ -35,7 +35,7 @@ def gpu_device_name() -> str:
 
 
 def is_built_with_cuda() -> bool:
-    """Whether torch was built with CUDA."""
+    """Return True if torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
@@ -43,7 +43,7 @@ is_built_with_gpu_support = is_built_with_cuda
 
 
 def is_built_with_rocm() -> bool:
-    """Whether torch was built with ROCm."""
+    """Return True if torch was built with ROCm."""
     return torch.version.hip is not None
 
 

@@ -23,7 +23,7 @@ class Comparing(unittest.TestCase):
     """The assertions; `evaluate` is that of a derived class."""
 
     def evaluate(self, tensors: object) -> Any:
-        """The values of tensors."""
+        """Return the values of tensors."""
         raise NotImplementedError
 
     def _array_of(self, value: object) -> np.ndarray[Any, Any]:
@@ -32,8 +32,9 @@ class Comparing(unittest.TestCase):
     def assertAllClose(
         self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
     ) -> None:
-        """All numbers of two nests, of the same structure and shapes, are within
-        `atol + rtol * abs(b)`; NaN is near NaN.
+        """Fail unless the numbers of two nests are within `atol + rtol * abs(b)`; NaN is near NaN.
+
+        The nests must have the same structure and shapes.
         """
         if isinstance(a, Mapping) or isinstance(b, Mapping):
             self.assertEqual(set(a), set(b), msg)
@@ -66,7 +67,7 @@ class Comparing(unittest.TestCase):
         bfloat16_atol: float = 1e-2,
         msg: str | None = None,
     ) -> None:
-        """As `assertAllClose`, with the widest tolerance of the dtypes of both."""
+        """Compare as `assertAllClose` does, with the widest tolerance of the dtypes of both."""
         given = locals()
         for value in (a, b):
             prefix = _KINDS.get(_dtype_name(value), "")
@@ -84,7 +85,7 @@ class Comparing(unittest.TestCase):
         self.fail(msg or "The two values are close at all elements.")
 
     def assertAllEqual(self, a: object, b: object, msg: str | None = None) -> None:
-        """Two arrays have the same shape and elements; NaN is equal to NaN."""
+        """Fail unless two arrays have the same shape and elements; NaN is equal to NaN."""
         one, other = self._array_of(a), self._array_of(b)
         self._same_shape(one, other, msg)
         np.testing.assert_array_equal(one, other, err_msg=msg or "")
@@ -98,21 +99,21 @@ class Comparing(unittest.TestCase):
         self.fail(msg or "The two values are equal at all elements.")
 
     def assertAllGreater(self, a: object, comparison_target: object) -> None:
-        """All elements are greater."""
+        """Fail unless all elements are greater."""
         self._assert_all(
             a, lambda each: each > comparison_target, f"greater than {comparison_target}"
         )
 
     def assertAllGreaterEqual(self, a: object, comparison_target: object) -> None:
-        """No element is less."""
+        """Fail if an element is less."""
         self._assert_all(a, lambda each: each >= comparison_target, f"at least {comparison_target}")
 
     def assertAllLess(self, a: object, comparison_target: object) -> None:
-        """All elements are less."""
+        """Fail unless all elements are less."""
         self._assert_all(a, lambda each: each < comparison_target, f"less than {comparison_target}")
 
     def assertAllLessEqual(self, a: object, comparison_target: object) -> None:
-        """No element is greater."""
+        """Fail if an element is greater."""
         self._assert_all(a, lambda each: each <= comparison_target, f"at most {comparison_target}")
 
     def assertAllInRange(
@@ -123,19 +124,19 @@ class Comparing(unittest.TestCase):
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
-        """All elements are between the bounds, or equal to one that is not open."""
+        """Fail unless all elements are between the bounds, or equal to one that is not open."""
         (self.assertAllGreater if open_lower_bound else self.assertAllGreaterEqual)(
             target, lower_bound
         )
         (self.assertAllLess if open_upper_bound else self.assertAllLessEqual)(target, upper_bound)
 
     def assertAllInSet(self, target: object, expected_set: Any) -> None:
-        """All elements are among those expected."""
+        """Fail unless all elements are among those expected."""
         wanted = list(expected_set)
         self._assert_all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
 
     def assertNear(self, f1: object, f2: object, err: object, msg: str | None = None) -> None:
-        """Two numbers differ by at most `err`."""
+        """Fail if two numbers differ by more than `err`."""
         one, other = self._array_of(f1).item(), self._array_of(f2).item()
         near = one == other or abs(one - other) <= err
         self.assertTrue(near, f"{one} != {other} +/- {err}{f' ({msg})' if msg else ''}")
@@ -143,7 +144,9 @@ class Comparing(unittest.TestCase):
     def assertArrayNear(
         self, farray1: Any, farray2: Any, err: object, msg: str | None = None
     ) -> None:
-        """Two lists of numbers are as long, and differ by at most `err` at each place."""
+        """Fail unless two lists of numbers are equally long, and differ by at most `err` at each
+        place.
+        """
         self.assertEqual(len(farray1), len(farray2), msg)
         for one, other in zip(farray1, farray2, strict=True):
             self.assertNear(one, other, err, msg)
@@ -172,15 +175,15 @@ class Comparing(unittest.TestCase):
         )
 
     def assertEmpty(self, container: Any, msg: str | None = None) -> None:
-        """It has no elements."""
+        """Fail if a container has elements."""
         self.assertEqual(len(container), 0, msg)
 
     def assertNotEmpty(self, container: Any, msg: str | None = None) -> None:
-        """It has elements."""
+        """Fail if a container has no elements."""
         self.assertNotEqual(len(container), 0, msg)
 
     def assertLen(self, container: Any, expected_len: int, msg: str | None = None) -> None:
-        """It has so many elements."""
+        """Fail unless a container has this number of elements."""
         self.assertEqual(len(container), expected_len, msg)
 
     def assertItemsEqual(self, first: Any, second: Any, msg: str | None = None) -> None:

@@ -25,7 +25,7 @@ _SEED = 87654321
 
 @functools.cache
 def temporary_folder() -> str:
-    """A folder for the files of tests, removed when the process ends."""
+    """Return a folder for the files of tests, removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="thalweg-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -35,7 +35,7 @@ class _Eager:
     """What a test is given for a session in eager mode: what it runs has run."""
 
     def run(self, fetches: object, feed_dict: object = None) -> object:
-        """The values of eager tensors; ValueError if something is fed."""
+        """Return the values of eager tensors; ValueError if something is fed."""
         if feed_dict:
             raise ValueError("Nothing can be fed in eager mode.")
         return values.computed(fetches)
@@ -64,11 +64,11 @@ class TestCase(Comparing):
         super().tearDown()
 
     def get_temp_dir(self) -> str:
-        """A folder for the test's own files."""
+        """Return a folder for the test's own files."""
         return tempfile.mkdtemp(dir=temporary_folder())
 
     def evaluate(self, tensors: object) -> Any:
-        """The values of a nest of tensors, as arrays; in a graph by the default session, or
+        """Return the values of a nest of tensors, as arrays; in a graph by the default session, or
         otherwise that of `cached_session`.
         """
         if not values.is_symbolic(tensors):
@@ -87,8 +87,11 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """A new session in the block, in which its graph is built; in eager mode one that has run
-        all that it is asked to run. All arguments but `graph` are ignored.
+        """Enter a new session, in whose graph the block builds.
+
+        In eager mode it is one that has run all that it is asked to run. All arguments but `graph`
+        are
+        ignored.
         """
         if graph is None and executing_eagerly():
             yield _Eager()
@@ -104,7 +107,7 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """The same session in all blocks of one test; otherwise as `session`.
+        """Enter a session as `session` does, but the same one in all blocks of a test.
 
         Raises:
             ValueError: A block before it had another graph.

@@ -1,4 +1,4 @@
-"""From what a test is given to arrays."""
+"""Conversion of the arguments of tests to arrays."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from thalweg.variable import tensor_of
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether a session has to compute the value, or a part of it."""
+    """Return True if a session has to compute the value, or a part of it."""
     kinds = _graph.SymbolicTensor | _graph.SymbolicSlices | _graph.Operation
     return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
 
 
 def computed(value: object) -> Any:
-    """The same nest, with arrays for tensors of eager mode; what can be called is called."""
+    """Return the nest with arrays in place of eager tensors; call it first if it is a function."""
     if callable(value) and not isinstance(value, torch.Tensor):
         value = value()
     return mapped(lambda leaf: exported(tensor_of(leaf)), value)

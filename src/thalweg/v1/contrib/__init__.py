@@ -1,4 +1,4 @@
-"""What people used beside TensorFlow 1's own optimizers: `tf.contrib`."""
+"""Optimizers of `tf.contrib` from TensorFlow 1."""
 
 from thalweg.v1.contrib import framework as framework
 from thalweg.v1.contrib import layers as layers

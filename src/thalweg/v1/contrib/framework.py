@@ -37,7 +37,7 @@ __all__ = [
 def get_variables(
     scope: Any = None, suffix: str | None = None, collection: str = GraphKeys.GLOBAL_VARIABLES
 ) -> list[Any]:
-    """The variables of a collection, in order.
+    """Return the variables of a collection, in order.
 
     Args:
         scope: Optional. What names begin with, a regular expression; or a variable scope.

@@ -16,7 +16,7 @@ from thalweg.v1.summary.protos import message
 
 
 def scalar(name: str, tensor: object, collections: object = None, family: str | None = None) -> Any:
-    """A summary of one number.
+    """Return a summary of one number.
 
     Args:
         name: Its tag, below the name scope and made unique.
@@ -35,7 +35,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
 def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
-    """A summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
+    """Return a summary of how the elements of a tensor are distributed; otherwise as `scalar`."""
     return _summary_operation(
         name, values, collections, family, lambda *given: [_values.histogram(*given)]
     )
@@ -48,7 +48,7 @@ def image(
     collections: object = None,
     family: str | None = None,
 ) -> Any:
-    """A summary of the first images of a batch (batch, height, width, channels), of uint8 or
+    """Return a summary of the first images of a batch (batch, height, width, channels), of uint8 or
     floats, which are scaled; otherwise as `scalar`.
     """
 
@@ -59,14 +59,14 @@ def image(
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
-    """A summary of strings, in a list, an array or alone; otherwise as `scalar`."""
+    """Return a summary of strings, in a list, an array or alone; otherwise as `scalar`."""
     return _summary_operation(
         name, tensor, collections, None, lambda *given: [values.text(*given)], str
     )
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
-    """One summary of several.
+    """Merge several summaries into one serialized summary.
 
     Raises:
         InvalidArgumentError: In a run, if two have one tag.
@@ -96,8 +96,8 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """One summary of all in a collection, of those in a name scope if one is given; None if there
-    are none.
+    """Merge all summaries of a collection, or of a name scope in it; return None if there are
+    none.
     """
     _check_mode()
     found = _graph.get_collection(key, scope)

@@ -1,4 +1,4 @@
-"""What a summary says of a tensor, as TensorFlow's kernels do."""
+"""Summary values of tensors, computed as TensorFlow's kernels do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.v1.summary.protos import message
 
 
 def scalar(value: torch.Tensor, tag: str) -> Any:
-    """The one number of a tensor."""
+    """Return the one number of a tensor."""
     if value.numel() != 1:
         raise InvalidArgumentError(
             f"The summary of {tag!r} is of a scalar, not of shape {tuple(value.shape)}."
@@ -35,7 +35,7 @@ def _bucket_limits() -> np.ndarray:
 
 
 def histogram(values: torch.Tensor, tag: str) -> Any:
-    """How many elements are in which bucket.
+    """Return a summary with the number of elements in each bucket.
 
     Raises:
         InvalidArgumentError: An element is not finite.
@@ -61,7 +61,7 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
 
 
 def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
-    """The first images of a batch (batch, height, width, channels of 1, 3 or 4), as PNG.
+    """Return the first images of a batch (batch, height, width, channels of 1, 3 or 4), as PNG.
 
     Those of floats are scaled to [0, 255], so that 0 stays, or is 128 where there are negative
     ones.

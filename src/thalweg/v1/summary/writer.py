@@ -49,7 +49,7 @@ class FileWriter:
             self.add_graph(graph, graph_def=graph_def)
 
     def get_logdir(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return self._logdir
 
     def add_summary(self, summary: object, global_step: object = None) -> None:
@@ -118,13 +118,13 @@ class FileWriter:
 
 
 class FileWriterCache:
-    """One `FileWriter` for each folder."""
+    """Cache of one `FileWriter` for each folder."""
 
     _writers: dict[str, FileWriter] = {}
 
     @staticmethod
     def get(logdir: str | os.PathLike[str]) -> FileWriter:
-        """The writer of a folder, made when first asked."""
+        """Return the writer of a folder, made when first asked."""
         known = FileWriterCache._writers
         return known.get(os.fspath(logdir)) or known.setdefault(
             os.fspath(logdir), FileWriter(logdir)
@@ -148,7 +148,9 @@ def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
 
 
 def graph_def_of(graph: graphs.Graph) -> Any:
-    """The `GraphDef` of a graph: names, kinds and inputs of its operations; not what they do."""
+    """Return the `GraphDef` of a graph: names, kinds and inputs of its operations; not what they
+    do.
+    """
     found = message("GraphDef")()
     for op in graph.get_operations():
         inputs = [f"{x.op.name}:{x.value_index}" if x.value_index else x.op.name for x in op.inputs]

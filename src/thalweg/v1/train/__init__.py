@@ -74,6 +74,7 @@ from thalweg.v1.train.rmsprop import RMSPropOptimizer
 from thalweg.v1.train.saving.checkpoint import Checkpoint
 from thalweg.v1.train.saving.checkpoint_management import (
     checkpoint_exists,
+    checkpoints_iterator,
     generate_checkpoint_state_proto,
     get_checkpoint_mtimes,
     get_checkpoint_state,
@@ -141,6 +142,7 @@ __all__ = [
     "assert_global_step",
     "assign_moving_average",
     "checkpoint_exists",
+    "checkpoints_iterator",
     "cosine_decay",
     "cosine_decay_restarts",
     "create_global_step",

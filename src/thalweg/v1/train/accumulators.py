@@ -29,7 +29,7 @@ class DenseAccumulator:
             self._sum += gradient.detach()
 
     def mean(self) -> Tensor | None:
-        """The sum divided by the number of gradients; nothing may be added after it."""
+        """Return the sum divided by the number of gradients; nothing may be added after it."""
         return None if self._sum is None else self._sum.div_(self._count)
 
 
@@ -72,7 +72,7 @@ class SparseAccumulator:
         self._rows, self._sums, self._counts = rows, sums, counts
 
     def mean(self) -> IndexedSlices | None:
-        """The means of the rows, sorted by row; nothing may be added after it."""
+        """Return the means of the rows, sorted by row; nothing may be added after it."""
         if self._rows is None:
             return None
         counts = self._counts.to(self._sums.dtype)

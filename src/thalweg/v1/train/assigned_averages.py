@@ -112,7 +112,7 @@ def weighted_moving_average(
     collections: Iterable[str] | None = None,
     name: str | None = None,
 ) -> Any:
-    """The average of what `value` is from run to run, each with its weight.
+    """Return the average of what `value` is from run to run, each with its weight.
 
     Args:
         value: A tensor of a graph.

@@ -35,15 +35,15 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 class CallableRate(Argument):
-    """What a `*_decay` function or a policy returns in eager mode: a callable without arguments.
+    """Callable without arguments that `*_decay` functions and policies return in eager mode.
 
-    Arithmetic and torch's functions make another one of it, which follows the same step, as they
-    make another tensor of the tensor that a graph has in its place.
+    Arithmetic and torch's functions return another one, which follows the same step. In a graph,
+    a tensor takes its place.
 
     Args:
         rate: Gives the learning rate now.
         name: Its name in messages.
-        keeps: What remembers something and has `state_dict` and `load_state_dict`.
+        keeps: An object with state, and with `state_dict` and `load_state_dict`.
 
     Attributes:
         source: The function that made it and its arguments by name, by which a file describes it;
@@ -152,7 +152,9 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """A function that returns a learning rate, so that a `CallableRate` tells where it is from."""
+    """Return a function that returns a learning rate, so that a `CallableRate` tells where it is
+    from.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -170,11 +172,11 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """What a function takes; of one that a decorator made, what the decorator's takes.
+    """Return the signature of a function; for a decorated one, that of the decorator's function.
 
     Raises:
-        TypeError: It is not callable.
-        ValueError: It does not tell.
+        TypeError: The argument is not callable.
+        ValueError: The function has no signature.
     """
     # No attribute: `functools.wraps` would copy it to a function that takes something else.
     known = _signatures.get(function) if inspect.isfunction(function) else None

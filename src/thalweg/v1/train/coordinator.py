@@ -69,7 +69,7 @@ class Coordinator:
             self._stopped.set()
 
     def should_stop(self) -> bool:
-        """Whether a stop was requested."""
+        """Return True if a stop was requested."""
         return self._stopped.is_set()
 
     def request_stop(self, ex: object = None) -> None:
@@ -149,7 +149,7 @@ class Coordinator:
 
     @property
     def joined(self) -> bool:
-        """Whether `join` has returned or raised."""
+        """True if `join` has returned or raised."""
         return self._joined
 
     def join(

@@ -283,7 +283,7 @@ def follow_rate(
     name: str,
     rate_at: Callable[[int], Any] | None = None,
 ) -> Any:
-    """The learning rate that a function makes of the global step and its own arguments.
+    """Return the learning rate that a function makes of the global step and its own arguments.
 
     Args:
         rate: Takes the values of `inputs`; returns a 0-d tensor of `dtype`.

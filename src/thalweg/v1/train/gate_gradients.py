@@ -17,7 +17,7 @@ from thalweg.variable import is_frozen, name_of, to_tensor
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """A loss and its variables: those given, or all that it depends on."""
+    """Return a loss and its variables: those given, or all that it depends on."""
     if var_list is None:
         value = loss()
         return value, variables_of(value)
@@ -29,7 +29,9 @@ def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
 
 
 def need_no_tape(variables: Sequence[Tensor]) -> bool:
-    """Whether none is trained only because a tape watches it; tapes end with the forward pass."""
+    """Return True if all variables require gradients or are frozen, so that no tape has to watch
+    them.
+    """
     return all(var.requires_grad or is_frozen(var) for var in variables)
 
 

@@ -25,7 +25,7 @@ _eager: list[object] = []
 
 
 def create_global_step(graph: Any = None) -> Any:
-    """A new int64 variable `global_step`, 0 at first.
+    """Return a new int64 variable `global_step`, 0 at first.
 
     Args:
         graph: The graph to make it in; the default graph if None, or eager mode.
@@ -50,7 +50,7 @@ def create_global_step(graph: Any = None) -> Any:
 
 
 def get_global_step(graph: Any = None) -> Any:
-    """The variable made by `create_global_step`, or None.
+    """Return the variable made by `create_global_step`, or None.
 
     While a session runs that is the session's own, of its graph.
 
@@ -76,7 +76,7 @@ def get_global_step(graph: Any = None) -> Any:
 
 
 def get_or_create_global_step(graph: object = None) -> Any:
-    """The variable that counts steps, made if there is none."""
+    """Return the variable that counts steps, made if there is none."""
     found = get_global_step(graph)
     return create_global_step(graph) if found is None else found
 
@@ -99,7 +99,7 @@ def assert_global_step(global_step_tensor: Any) -> None:
 
 
 def global_step(sess: Any, global_step_tensor: Any) -> int:
-    """The value of a global step: in eager mode `sess` is None."""
+    """Return the value of a global step: in eager mode `sess` is None."""
     if sess is None:
         return int(global_step_tensor)
     return int(sess.run(global_step_tensor))

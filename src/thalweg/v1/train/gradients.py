@@ -1,4 +1,4 @@
-"""From a loss to pairs of gradient and variable, as v1 optimizers compute them."""
+"""Computation of pairs of gradient and variable from a loss, as v1 optimizers do."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def check_gate(gate_gradients: object) -> None:
 
 
 def title_of(var: Any) -> str:
-    """The name of a variable, or of one of a graph."""
+    """Return the name of a variable, or of one of a graph."""
     return var.name if is_symbolic(var) else name_of(var, "Tensor")
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """The error of a `minimize` that has no gradient to apply."""
+    """Return the error of a `minimize` that has no gradient to apply."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (
@@ -116,7 +116,7 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Whether autograd follows all of a list of variables by itself."""
+    """Return whether autograd follows all of a list of variables by itself."""
     return (
         type(var_list) is list
         and bool(var_list)
@@ -200,7 +200,7 @@ def of_loss(
     scale: Scale,
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """The gradients of a loss: a callable, or in graph mode a symbolic tensor.
+    """Return the gradients of a loss: a callable, or in graph mode a symbolic tensor.
 
     Args:
         loss: The loss.
@@ -229,7 +229,7 @@ def of_loss(
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
-    """The function, without the pairs whose gradient is None."""
+    """Return the function, without the pairs whose gradient is None."""
 
     def filtered_grad_fn(*args: object, **kwargs: object) -> GradsAndVars:
         return [(grad, var) for grad, var in grad_fn(*args, **kwargs) if grad is not None]

@@ -227,7 +227,7 @@ class ExponentialMovingAverage(V1StateDict):
 
     @untraced
     def average(self, var: Any) -> Any:
-        """The variable that holds the average of `var`, or None."""
+        """Return the variable that holds the average of `var`, or None."""
         self._settle(var, _AVERAGE)
         with self._lock:
             found = self._slots.get(var, _AVERAGE)
@@ -235,7 +235,7 @@ class ExponentialMovingAverage(V1StateDict):
         return found
 
     def average_name(self, var: Any) -> str:
-        """The name of the average of `var`, without ":0"; also before `apply`."""
+        """Return the name of the average of `var`, without ":0"; also before `apply`."""
         handle = handle_of(var)
         known = self._slots.get(var, _AVERAGE)
         if known is not None:

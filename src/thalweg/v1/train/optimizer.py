@@ -56,7 +56,7 @@ from thalweg.v1.train.gradients import GradsAndVars
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import V1StateDict
 from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
-from thalweg.v1.train.traced_hooks import add_update_names, has_hooks, recorded
+from thalweg.v1.train.traced_hooks import add_update_names, check_counter, has_hooks, recorded
 from thalweg.variable import frozen_among
 
 _SHARED = Lock()  # held by the steps of optimizers made with use_locking=True
@@ -133,7 +133,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         self._under_way: V1StepAdapter | None = None
 
     def get_name(self) -> str:
-        """The name given to the constructor."""
+        """Return the name given to the constructor."""
         return self._name
 
     def _arguments(self) -> dict[str, object]:
@@ -232,7 +232,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> GradsAndVars:
-        """The gradients of a loss, for `apply_gradients`.
+        """Return the gradients of a loss, for `apply_gradients`.
 
         Args:
             loss, var_list, aggregation_method, colocate_gradients_with_ops, grad_loss: As in
@@ -328,7 +328,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
     _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
 
     def takes_transforms(self) -> bool:
-        """Whether a step may be taken by `_take`: nobody else's `apply_gradients` comes between."""
+        """Return True if `_take` may take a step: the user does not replace `apply_gradients`."""
         return self._applies() and "apply_gradients" not in vars(self)
 
     @classmethod
@@ -345,10 +345,16 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         sharing: object = None,
         how: GradientTransforms = NOTHING,
     ) -> object:
-        """Apply gradients now; those that are None are left out. See `_take`.
+        """Update the variables at once, except those whose gradient is None.
+
+        The arguments are those of `_take`.
 
         Returns:
-            What a `_finish` of a subclass returned, unless there is a `global_step`.
+            The result of a subclass's `_finish`; None if there is no such method, if `global_step`
+            is given, or if the step is taken in one call.
+
+        Raises:
+            ValueError: All gradients are None.
         """
         is_plain = how is NOTHING and sharing is None
         if is_plain and self._take_again(given, global_step, captured):
@@ -627,6 +633,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
 
     def _apply_in_graph(self, given: GradsAndVars, global_step: Any, name: Any) -> Any:
         pairs = [(grad, graph_variable_of(var)) for grad, var in given]
+        check_counter(global_step)
         check_updates(pairs)
         for grad, var in pairs:
             if not (grad is None or is_symbolic(grad) or isinstance(grad, Tensor | IndexedSlices)):
@@ -670,7 +677,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
 
     def _is_recorded(self) -> bool:
-        """Whether hooks are called once, when a graph is built."""
+        """Return whether hooks are called once, when a graph is built."""
         return not self.HOOKS_AT_EACH_RUN and has_hooks(self)
 
     def _read_values(self) -> dict[str, Any]:
@@ -690,11 +697,13 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         return [self._read_values(), list(self._symbolic_attributes().values())]
 
     def _may_call_users(self) -> bool:
-        """Whether the beginning of a step calls users' functions."""
+        """Return whether the beginning of a step calls users' functions."""
         return True
 
     def _finishes_itself(self) -> bool:
-        """Whether `_finish` is a subclass's own; `_counting_moves` does what the library's does."""
+        """Return whether `_finish` is a subclass's own; `_counting_moves` does what the library's
+        does.
+        """
         return getattr(self._finish, "__func__", None) is not Optimizer._finish
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:

@@ -1,4 +1,4 @@
-"""What TensorFlow's `Optimizer.apply_gradients` asks of each kind of variable: the hook to call.
+"""Processors of each kind of variable, through which `apply_gradients` calls the hooks.
 
 Optimizers that replace `apply_gradients` with their own call these, as that of TensorFlow does:
 `_get_processor(var).update_op(optimizer, grad)` between `_prepare` and `_finish`.
@@ -126,7 +126,7 @@ def _is_variable(v: object) -> bool:
 
 
 def processor_of(v: object) -> OptimizableVariable:
-    """The processor for a variable or tensor.
+    """Return the processor for a variable or tensor.
 
     Raises:
         NotImplementedError: It is neither.

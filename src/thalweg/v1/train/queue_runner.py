@@ -104,7 +104,7 @@ class QueueRunner:
         self._running.clear()
 
     def to_proto(self, export_scope: str | None = None) -> QueueRunnerDef | None:
-        """The names of the queue and of the operations.
+        """Return the names of the queue and of the operations.
 
         Args:
             export_scope: Optional. A scope that is cut off the names.
@@ -132,7 +132,7 @@ class QueueRunner:
     def from_proto(
         queue_runner_def: QueueRunnerDef, import_scope: str | None = None
     ) -> QueueRunner:
-        """The queue runner of what `to_proto` returned, in the default graph.
+        """Return the queue runner of what `to_proto` returned, in the default graph.
 
         Args:
             queue_runner_def: The names.
@@ -195,7 +195,7 @@ class QueueRunner:
 
     @property
     def _has_cancel(self) -> bool:
-        """Whether something ends the waits of these threads."""
+        """True if something ends the waits of these threads."""
         return self.cancel_op is not None
 
     def _make_thread(

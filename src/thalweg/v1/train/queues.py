@@ -282,7 +282,7 @@ class QueueBase:
         return found[0] if len(found) == 1 else found
 
     def size(self, name: str | None = None) -> Any:
-        """How many elements it has."""
+        """Return the number of elements in the queue, as an int32 tensor of shape ()."""
 
         def count_elements() -> torch.Tensor:
             count = len(self._current_store().elements)
@@ -291,7 +291,7 @@ class QueueBase:
         return self._run_or_record(count_elements, [], name or "Size", Output(torch.int32, (), ()))
 
     def is_closed(self, name: str | None = None) -> Any:
-        """Whether `close` has run."""
+        """Return a bool tensor of shape () that is true after `close` has run."""
 
         def ask_closed() -> torch.Tensor:
             return torch.tensor(self._current_store().closed, dtype=torch.bool, device="cpu")

@@ -6,7 +6,7 @@ before, which the look confirms, or is read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
@@ -21,17 +21,15 @@ from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_hyper
 from thalweg._core.outcome import not_taken
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import RepeatedPairs
+from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs, can_read
 from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import SteadyApply, has_own_methods
+from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
 from thalweg.v1.train.callable_rate import follows_count
 from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
-FAILED = -1  # to make the numbers of a step
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
 _NUMBERS = (float, int, np.generic)  # which functions return
-_LONGEST = 32  # steps of a chain
 _UNKNOWN = float("0")  # in place of what a function would return
 
 
@@ -94,11 +92,11 @@ class SteadyV1Apply(SteadyApply):
             for each in planned.ready.dtypes:
                 own = optimizer._hyper_scalars(values, each, None)
                 self._scalars[each] = {**own, **dict.fromkeys(optimizer.POWERS, each(0))}
-        # Whether the scalars of all steps follow from the counts that those before have left.
-        self._is_chained = (
+        # The scalars of all steps follow from the counts that those before have left.
+        self._is_foreseen = (
             bool(self._scalars)
             and not self._counts_anew
-            and set(self._moving) == set(self._decays)
+            and set(self._moving) == {*self._decays, *found.read}
             and (self._is_simple or not self._moving)
             and (bool(self._decays) or not self._reads)
         )
@@ -117,14 +115,14 @@ class SteadyV1Apply(SteadyApply):
 
     def _read_counters(self) -> list[Any]:
         known = list(map(number_of, self._counters))
-        self._chain, self._at = [], 0
         self._known = self.taken, known  # an interruption may come before the next ones are kept
         self._found.expect(known)
+        self._forget_coming()
         return known
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
-        """The step that was repeated last, if everything stands and it could be taken so."""
+        """Return the step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step, values, how) = kept.last, step
         values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
@@ -143,7 +141,9 @@ class SteadyV1Apply(SteadyApply):
         kept_in = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         # The plans hold this step, and have to go with the optimizer.
         looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
-        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how)
+        read = hooks.values if current_session() is None else {}
+        read = {name: each for name, each in read.items() if can_read(each)}
+        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how, read)
         return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
@@ -168,15 +168,19 @@ class SteadyV1Apply(SteadyApply):
             or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
-        if self._is_chained and (values is None or self._are_alike(values)):
-            return self._take_chained(kept, pairs, how)
+        is_as_read = values is None or not (self._found.read or not self._are_alike(values))
+        if self._is_foreseen and is_as_read:
+            other = self._take_coming(optimizer, pairs, how)
+            if other == look.WRITTEN_BY_OTHERS:
+                self._read_counters()
+                other = self._take_coming(optimizer, pairs, how)
+            if other not in (look.NOT_TABLED, look.DENORMAL):
+                return self._is_done(kept, pairs, other)
         if values is None:
             values = self._values
             if self._reads:
-                if self._functions and not self._is_ready(pairs):
-                    if self._is_over_pairs(pairs):
-                        kept.quick = None
-                    return False
+                if self._functions and (other := self._compare(pairs)):
+                    return self._is_done(kept, pairs, other)
                 values = self._read_values(optimizer)
         other = FAILED
         if values is not None and self._are_alike(values):
@@ -190,50 +194,21 @@ class SteadyV1Apply(SteadyApply):
 
     def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
         """Return whether the step was taken; forget it if it is to be planned anew."""
-        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS)
+        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS, look.TRACED)
         if self.read is not None or (is_other and self._is_over_pairs(pairs)):
             kept.quick = None
         return not other
 
-    def _take_chained(self, kept: PlanCache, pairs: list[Any], how: GradientTransforms) -> bool:
-        other = self._take_next(pairs, how)
-        if other == look.WRITTEN_BY_OTHERS:
-            self._read_counters()
-            other = self._take_next(pairs, how)
-        return self._is_done(kept, pairs, other)
-
-    def _take_next(self, pairs: list[Any], how: GradientTransforms) -> int:
-        """Return 0 if the step was taken with the numbers of the chain; see `_take_as_known`."""
-        begun = self._count.value
-        try:
-            if self._known[0] != begun:
-                self._read_counters()
-            if self._at >= len(self._chain):
-                self._extend_chain()
-            scalars, following = self._chain[self._at]
-            other = self._found.take(pairs, begun, scalars.__getitem__, 1, following, how)
-        except ERRORS:
-            if self.taken != begun:  # a signal's function raised it after the step
-                raise
-            return FAILED  # the careful way says it
-        if not other:
-            self._known, self._at = (begun + 1, following), self._at + 1
-        return other
-
-    def _extend_chain(self) -> None:
-        """Compute the scalars of steps to come, and what they count; see `RatesAhead`."""
-        chain: list[tuple[dict[Dtype, dict[str, Any]], list[Any]]] = []
-        known, count = self._known[1], min(2 * len(self._chain), _LONGEST) or 1
-        for _ in range(count):
-            try:
-                scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
-            except ERRORS:
-                if not chain:
-                    raise
-                break
+    def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        known_at, known = self._known
+        if known_at != first:
+            known = self._read_counters()
+        while True:
+            scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
             known = list(map(_following, self._kinds, known, self._factors))
-            chain.append((scalars, known))
-        self._chain, self._at = chain, 0
+            first += 1
+            self._known = first, known
+            yield ComingStep(scalars, 1, known)
 
     def _scalars_at(self, dtype: Dtype, known: Sequence[Any]) -> dict[str, Any]:
         """Return the scalars of a step that begins with these counts."""
@@ -241,13 +216,13 @@ class SteadyV1Apply(SteadyApply):
         powers = {name: dtype(each) for name, each in zip(self._powers, known, strict=False)}
         return {**self._scalars[dtype], **rates, **powers}
 
-    def _is_ready(self, pairs: list[object]) -> bool:
-        """Return whether the step is as it was, before users' functions are called."""
+    def _compare(self, pairs: list[object]) -> int:
+        """Return what is not as it was, before users' functions are called; 0 if nothing is."""
         other = self._found.compare(pairs, self.taken)
         if other == look.WRITTEN_BY_OTHERS:
             self._read_counters()
             other = self._found.compare(pairs, self.taken)
-        return not other
+        return other
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
         """Return what a step reads; None where the careful way has to raise an error.
@@ -264,7 +239,7 @@ class SteadyV1Apply(SteadyApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Whether values differ from those of before in elements of tensors alone."""
+        """Return whether values differ from those of before in elements of tensors alone."""
         for name in self._moving:
             each = values.get(name)
             if isinstance(each, _NUMBERS):
@@ -358,7 +333,7 @@ def _following(kind: Any, known: Any, factor: Any) -> Any:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether a step is the update of a rule, and counts."""
+    """Return whether a step is the update of a rule, and counts."""
     return (
         not optimizer._finishes_itself()
         and not optimizer._has_symbols

@@ -168,7 +168,7 @@ class RuleOptimizer(Optimizer):
         return scatters(self._choose_rule())
 
     def _one_by_one(self) -> bool:
-        """Whether a subclass's hook updates each variable."""
+        """Return whether a subclass's hook updates each variable."""
         cls, own = type(self), vars(self)
         for hook in _UPDATES:
             if hook in own or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
@@ -176,19 +176,21 @@ class RuleOptimizer(Optimizer):
         return False
 
     def _has_own_hook(self, hook: str) -> bool:
-        """Whether a subclass, or this very optimizer, has a hook of its own."""
+        """Return whether a subclass, or this very optimizer, has a hook of its own."""
         own = getattr(type(self), hook) is not getattr(RuleOptimizer, hook)
         return own or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
-        """Whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none does."""
+        """Return whether a subclass's hook gets sparse gradients; where TensorFlow scatters, none
+        does.
+        """
         is_own = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
         return is_own and self._choose_rule().duplicates != "successive"
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
-        """Whether a subclass's hooks are called before the updates."""
+        """Return whether a subclass's hooks are called before the updates."""
         return not (is_ours(cls._prepare) and is_ours(cls._create_slots))
 
     def _may_call_users(self) -> bool:
@@ -263,7 +265,7 @@ class RuleOptimizer(Optimizer):
 
 
 def check_hyper(name: str, value: object) -> Any:
-    """A hyperparameter as a constructor was given it, if a step could use it.
+    """Return a hyperparameter as a constructor was given it, if a step could use it.
 
     Raises:
         InvalidTypeError: It is no number, tensor or callable; says where variables go.

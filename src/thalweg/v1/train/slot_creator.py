@@ -19,12 +19,12 @@ from thalweg.variable import Variable, as_dtype, name_of, to_tensor
 
 
 def base_name(var: Any) -> str:
-    """The name of a variable without ":0"."""
+    """Return the name of a variable without ":0"."""
     return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
 
 
 def scoped_name(var: Any, title: str) -> str:
-    """The name of a slot of a graph's variable: below the variable scope it is made in."""
+    """Return the name of a slot of a graph's variable: below the variable scope it is made in."""
     scope = get_variable_scope().name if var.graph is get_default_graph() else ""
     return f"{scope}/{title}" if scope else title
 
@@ -37,7 +37,7 @@ def create_slot(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """A variable that begins with a value, and is not trained.
+    """Return a variable that begins with a value, and is not trained.
 
     Args:
         primary: The variable or tensor that it lies beside.
@@ -58,8 +58,8 @@ def create_slot_with_initializer(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """A variable that begins with `initializer(shape, dtype=dtype)`, or with `initializer` itself
-    if that is a tensor; as `create_slot` otherwise.
+    """Return a variable that begins with `initializer(shape, dtype=dtype)`, or with `initializer`
+    itself if that is a tensor; as `create_slot` otherwise.
     """
     kind = as_dtype(dtype)
     if not callable(initializer):
@@ -82,7 +82,7 @@ def create_zeros_slot(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """A variable of zeros, of the shape of `primary`, also where only a run knows that.
+    """Return a variable of zeros, of the shape of `primary`, also where only a run knows that.
 
     `dtype` is that of `primary` by default; the rest as in `create_slot`.
     """

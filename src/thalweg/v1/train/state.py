@@ -1,4 +1,4 @@
-"""What a v1 optimizer remembers: slots beside each variable, and variables of no variable."""
+"""State of a v1 optimizer: slots of each variable, and optimizer-wide variables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class State(TrackableSlots):
         self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """The slot called `name` of a variable, or None if there is none (yet).
+        """Return the slot called `name` of a variable, or None if there is none (yet).
 
         Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
         and all ranks call this.
@@ -71,12 +71,14 @@ class State(TrackableSlots):
         return found
 
     def get_slot_names(self) -> list[str]:
-        """The names of the slots made so far, sorted; [] before the first step."""
+        """Return the names of the slots made so far, sorted; [] before the first step."""
         self._settle()
         return sorted(self._slots.names())
 
     def variables(self) -> list[Any]:
-        """The optimizer's own variables in the present graph, or in eager mode, sorted by name."""
+        """Return the optimizer's own variables in the present graph, or in eager mode, sorted by
+        name.
+        """
         self._settle()
         graph = graph_of()
         own = [slot for _, _, slot in self._slots.triples()] + list(self._non_slots.values())

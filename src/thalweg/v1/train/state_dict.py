@@ -163,7 +163,7 @@ def _base_name(var: Tensor) -> str:
 
 
 def tensors_of(given: object) -> dict[str, Tensor]:
-    """The tensors of a state by name.
+    """Return the tensors of a state by name.
 
     Raises:
         InvalidTypeError: It is no mapping, or holds what is no tensor.

@@ -1,4 +1,4 @@
-"""What an optimizer of TensorFlow 1 has to say about a step: its hooks, in TensorFlow's order."""
+"""Adapters between TensorFlow 1 optimizers and the core step, with hooks in TensorFlow's order."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from thalweg.variable import Variable, titles_of
 
 
 class V1StepAdapter(Hooks):
-    """One step.
+    """Adapter of one step.
 
     Args:
         optimizer: The `Optimizer`.
-        global_step: What is raised by 1, or None.
+        global_step: The variable that is raised by 1, or None.
         name: The name of the step.
-        values: What the optimizer reads once a step, by name. If None it is read when it is first
-            asked for; a graph's operation has it from when the graph was built.
+        values: The values that the optimizer reads once a step, by name. If None they are read at
+            first use; an operation of a graph has them from the time when the graph was built.
     """
 
     builds = False  # whether a graph is being built, and no step is taken
@@ -60,7 +60,7 @@ class V1StepAdapter(Hooks):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the optimizer reads once a step."""
+        """Values that the optimizer reads once a step, by name."""
         if self._values is None:
             optimizer = self._optimizer
             self._values = (
@@ -124,7 +124,7 @@ class V1StepAdapter(Hooks):
 
 
 def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[Call]:
-    """What counts a step, as functions in C; on the device, where one counts.
+    """Return calls of C functions that count a step, on the host or on the device of each counter.
 
     Args:
         moves: Counters, and how they move.
@@ -149,7 +149,7 @@ def counting_calls(moves: Sequence[Move], taken: Tensor | None = None) -> list[C
 
 
 class V1RuleStepAdapter(V1StepAdapter):
-    """One step of an optimizer that runs a rule."""
+    """Adapter of one step of an optimizer that runs a rule."""
 
     def __init__(
         self,
@@ -214,5 +214,5 @@ def check_global_step(global_step: object) -> None:
 
 
 def _is_global_step(global_step: object) -> bool:
-    """Whether it can be counted up: a scalar, or None."""
+    """Return whether it can be counted up: a scalar, or None."""
     return global_step is None or (isinstance(global_step, Tensor) and not global_step.dim())

@@ -246,7 +246,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return last
 
     def get_chief_queue_runner(self) -> QueueRunner:
-        """The queue runner whose thread is the chief.
+        """Return the queue runner whose thread is the chief.
 
         Raises:
             ValueError: `apply_gradients` was not called before.
@@ -256,7 +256,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return self._chief_queue_runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> Operation:
-        """An operation that lets workers go on before the first step.
+        """Return an operation that lets workers go on before the first step.
 
         The tokens say that the local step is the present global step. Gradients of workers that
         got one after the first step was taken are dropped.
@@ -285,7 +285,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             return self._meeting.put_tokens(self._global_step, num_tokens, check=True)
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
-        """A hook that initializes the worker, and on the chief starts the queue runner.
+        """Return a hook that initializes the worker, and on the chief starts the queue runner.
 
         Args:
             is_chief: Whether the chief is beside this worker.
@@ -309,13 +309,13 @@ class _Meeting:
         self._opt = opt
 
     def here(self) -> Rendezvous:
-        """The rendezvous of the session that runs."""
+        """Return the rendezvous of the session that runs."""
         session: Any = current_session()
         key = (Rendezvous, self._variables, tuple(self._kinds))
         return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
 
     def handle(self) -> SymbolicTensor:
-        """The rendezvous itself."""
+        """Return the rendezvous itself."""
         return operation(self.here, [], "rendezvous", kind="pure", outputs=Output())
 
     def meet(self, stamp: SymbolicTensor) -> SymbolicTensor:

@@ -45,8 +45,22 @@ HOOKS = (
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Whether a hook of an optimizer is a user's own, of its class or of itself alone."""
+    """Return True if the user replaces a hook of an optimizer, in its class or in the object
+    alone.
+    """
     return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
+
+
+def check_counter(global_step: Any) -> Any:
+    """Return the variable of the graph that counts steps, another scalar tensor, or None.
+
+    Raises:
+        InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
+    """
+    step = None if global_step is None else graph_variable_of(global_step)
+    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
+        check_global_step(step)
+    return step
 
 
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
@@ -69,9 +83,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._recorder.refuse_graph()
     variables = distinct([var for _, var in pairs])
     graph: Any = variables[0].graph  # pyright: ignore
-    step = None if global_step is None else graph_variable_of(global_step)
-    if not (isinstance(step, GraphVariable) and step.shape in ((), UNKNOWN)):
-        check_global_step(step)
+    step = check_counter(global_step)
     hooks = optimizer._make_hooks(global_step, name, None)
     hooks.builds = True
     with (

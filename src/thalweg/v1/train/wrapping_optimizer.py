@@ -52,19 +52,19 @@ class WrappingOptimizer(Optimizer):
 
     @untraced
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer inside computes them."""
+        """Return the pairs of gradient and variable that the wrapped optimizer computes."""
         return self._opt.compute_gradients(*args, **kwargs)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """A slot of the optimizer inside."""
+        """Return a slot of the optimizer inside."""
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: object, **kwargs: object) -> list[str]:
-        """The slots of the optimizer inside."""
+        """Return the slots of the optimizer inside."""
         return self._opt.get_slot_names(*args, **kwargs)
 
     def variables(self) -> list[Any]:
-        """The variables of the optimizer inside."""
+        """Return the variables of the optimizer inside."""
         return self._opt.variables()
 
     def _checkpointed(self) -> object:

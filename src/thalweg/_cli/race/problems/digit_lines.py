@@ -37,22 +37,24 @@ class DigitLines(Problem):
     """The problem, with CTC as its loss; accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        """The loss per label, averaged over the lines of a batch."""
+        """Return the loss per label, averaged over the lines of a batch."""
         return line_loss(model(self.train.inputs[rows]), self.train.targets[rows])
 
     def scores(self, model: nn.Module) -> Scores:
-        """Where the model stands."""
+        """Measure the losses and the accuracy of a model."""
         train_loss, _ = measured(model, self.train_sample)
         test_loss, errors = measured(model, self.test)
         return Scores(train_loss, test_loss, max(0.0, 1 - errors))
 
     def test_loss(self, model: nn.Module) -> float:
-        """The mean loss per label on the test lines; nothing is read."""
+        """Return the mean loss per label on the test lines; nothing is read."""
         return mean_loss(model, self.test)
 
 
 def load(seed: int, train_lines: int = TRAIN_LINES, test_lines: int = TEST_LINES) -> DigitLines:
-    """The problem; the seed decides which images are for testing, and what stands in a line."""
+    """Return the problem; the seed decides which images are for testing, and what stands in a
+    line.
+    """
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 
@@ -154,13 +156,15 @@ def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def read(scores: Tensor) -> list[list[int]]:
-    """The labels that are most likely frame by frame, with repeats and blanks taken out."""
+    """Return the labels that are most likely frame by frame, with repeats and blanks taken out."""
     best = scores.argmax(1).tolist()
     return [[label for label, _ in groupby(line) if label != BLANK] for line in best]
 
 
 def distance(one: list[int], other: list[int]) -> int:
-    """How many labels must be inserted, deleted or replaced to turn one list into the other."""
+    """Return how many labels must be inserted, deleted or replaced to turn one list into the
+    other.
+    """
     row = list(range(len(other) + 1))
     for count, label in enumerate(one, 1):
         diagonal, row[0] = row[0], count
@@ -172,7 +176,7 @@ def distance(one: list[int], other: list[int]) -> int:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, examples: Examples) -> float:
-    """The mean loss per label."""
+    """Return the mean loss per label."""
     loss = 0.0
     model.eval()
     for inputs, targets in zip(
@@ -185,7 +189,7 @@ def mean_loss(model: nn.Module, examples: Examples) -> float:
 
 @torch.no_grad()
 def measured(model: nn.Module, examples: Examples) -> tuple[float, float]:
-    """The mean loss per label, and the label error rate: edits over labels."""
+    """Return the mean loss per label, and the label error rate: edits over labels."""
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(

@@ -16,7 +16,7 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """The problem; the seed decides which images are for testing."""
+    """Return the problem; the seed decides which images are for testing."""
     need_modules("sklearn")
     from sklearn.datasets import load_digits
 
@@ -41,7 +41,7 @@ def load(seed: int) -> Problem:
 
 
 def model() -> nn.Module:
-    """Two convolutions and two dense layers; 38,282 parameters."""
+    """Return a model of two convolutions and two dense layers; 38,282 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),

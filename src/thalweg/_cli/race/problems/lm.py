@@ -35,7 +35,9 @@ OPTIMIZERS = (
 
 
 def load(seed: int) -> Problem:
-    """The problem; the seed decides which files are for testing, and where examples begin."""
+    """Return the problem; the seed decides which files are for testing, and where examples
+    begin.
+    """
     texts = [_encode(path.read_text("utf-8", "replace")) for path in stdlib_text.files()]
     if sum(map(len, texts)) < FEWEST_CHARACTERS:
         raise RaceError(
@@ -76,7 +78,9 @@ def _cut_examples(text: np.ndarray, count: int, random: np.random.Generator) -> 
 
 
 class Transformer(nn.Module):
-    """Two layers of attention and a dense network each, of width 64; 116,193 parameters."""
+    """Model of two layers, each of attention and a dense network, of width 64; 116,193
+    parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,11 +91,11 @@ class Transformer(nn.Module):
         self.scores = nn.Linear(WIDTH, CLASSES)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The layer that characters are looked up in."""
+        """Return the layer that characters are looked up in."""
         return self.characters
 
     def get_output_embeddings(self) -> nn.Module:
-        """The layer that makes scores."""
+        """Return the layer that makes scores."""
         return self.scores
 
     def forward(self, characters: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ class TransformerLayer(nn.Module):
         self.narrow = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Of shape (batch, CONTEXT, WIDTH), as it is given."""
+        """Return values of shape (batch, CONTEXT, WIDTH), the shape of the input."""
         seen = self.norms[0](values)
         heads = [
             each(seen).unflatten(2, (HEADS, -1)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What a problem is: examples with labels, and a model that maps the first to the second."""
+"""Base class of problems: examples with labels, and a model that maps the first to the second."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Problem:
         return len(self.train.targets) // self.batch_size
 
     def order(self, epochs: int, seed: int) -> Tensor:
-        """Which examples each step takes, a row per step; a new shuffle every epoch."""
+        """Return the indices of the examples of each step, a row per step; a new shuffle every
+        epoch.
+        """
         generator = torch.Generator(device="cpu").manual_seed(seed)
         count = self.steps_per_epoch * self.batch_size
         shuffle = partial(
@@ -77,20 +79,22 @@ class Problem:
         return torch.cat(passes).reshape(-1, self.batch_size)
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        """The loss of one batch, to be differentiated."""
+        """Return the loss of one batch, to be differentiated."""
         return functional.cross_entropy(model(self.train.inputs[rows]), self.train.targets[rows])
 
     def scores(self, model: nn.Module) -> Scores:
-        """Where the model stands."""
+        """Measure the losses and the accuracy of a model."""
         train_loss, _ = _measure(model, self.train_sample)
         return Scores(train_loss, *_measure(model, self.test))
 
     def test_loss(self, model: nn.Module) -> float:
-        """The mean loss on the test examples."""
+        """Return the mean loss on the test examples."""
         return _measure(model, self.test)[0]
 
     def hidden_matrices(self, model: nn.Module) -> list[nn.Parameter]:
-        """What rules of matrices update: all weights of layers but those of the first and last."""
+        """Return the parameters for rules of matrices: all weights of layers but the first and
+        last.
+        """
         named = dict(model.named_parameters())
         return [named[name] for name in hidden_matrices(model, output=self.output)]
 

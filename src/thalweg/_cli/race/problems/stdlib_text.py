@@ -40,7 +40,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Adagrad", "Adadelta", "Ftrl")
 
 
 def load(seed: int) -> Problem:
-    """The problem; the seed decides which files are for testing."""
+    """Return the problem; the seed decides which files are for testing."""
     texts = [TOKEN.findall(path.read_text("utf-8", "replace")) for path in files()]
     if sum(map(len, texts)) < FEWEST_TOKENS:
         raise RaceError(
@@ -68,12 +68,12 @@ def load(seed: int) -> Problem:
 
 
 def root() -> Path:
-    """The folder of the standard library."""
+    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def files() -> list[Path]:
-    """The sources, in the same order everywhere."""
+    """Return the sources, in the same order everywhere."""
     found: list[Path] = []
     for name in PACKAGES.split():
         module, package = root() / f"{name}.py", root() / name

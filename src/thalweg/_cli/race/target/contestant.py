@@ -18,7 +18,7 @@ from thalweg._cli.race.target.search_spaces import Point, Space
 def make_optimizer(
     space: Space, point: Point, model: nn.Module, problem: Problem, steps: int
 ) -> Any:
-    """The optimizer of a trial, as a user makes it.
+    """Return the optimizer of a trial, as a user makes it.
 
     Args:
         space: The contestant's.
@@ -65,7 +65,7 @@ def _with_betas(arguments: dict[str, float]) -> dict[str, Any]:
 
 
 def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
-    """The schedule of its rate; None if it has none."""
+    """Return the schedule of its rate; None if it has none."""
     if not space.falls:
         return None
     factor = partial(rate_factor, warmup=round(space.warmup * steps), steps=steps)
@@ -73,7 +73,7 @@ def make_schedule(space: Space, optimizer: Any, steps: int) -> Any:
 
 
 def rate_factor(step: int, *, warmup: int, steps: int) -> float:
-    """What the rate is multiplied by in a step, counted from 0: it rises, and falls as a cosine."""
+    """Return the factor of the rate in a step, counted from 0: it rises, and falls as a cosine."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))

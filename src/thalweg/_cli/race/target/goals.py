@@ -1,4 +1,4 @@
-"""What is to be reached: a loss on the test examples of each problem, and the steps for it."""
+"""Goals: a loss on the test examples of each problem, and the number of steps for it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _BASES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
-    """The first points of the sequence, all shifted by one random vector.
+    """Return the first points of the sequence, all shifted by one random vector.
 
     Args:
         count: How many.

@@ -27,7 +27,7 @@ def save(results: Results, summary: Summary, path: Path) -> None:
 
 
 def figure(plan: StudyPlan, summary: Summary) -> Any:
-    """The picture, as matplotlib's `Figure`."""
+    """Return the picture, as matplotlib's `Figure`."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")

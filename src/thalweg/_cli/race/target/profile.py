@@ -38,21 +38,21 @@ class RankedRun:
 
 
 def steps_of(results: Results, key: Key) -> float:
-    """The steps of a trial that reached the target."""
+    """Return the steps of a trial that reached the target."""
     return float(results.ran[key].steps or math.inf)
 
 
 def seconds_of(results: Results, key: Key) -> float:
-    """The seconds of one that was timed."""
+    """Return the seconds of one that was timed."""
     timed = results.timed[key]
     return timed.seconds if results.by_clock else timed.cpu
 
 
 def place_all(results: Results, measure: Callable[[Results, Key], float]) -> list[RankedRun]:
-    """All contestants by one measure, the best first.
+    """Rank all contestants by one measure, the best first.
 
-    Of each problem the median over studies counts; which ranks are left open is told by the scores
-    of single studies, as they are paired: all contestants have the same weights and batches there.
+    Of each problem the median over studies counts. Open ranks are found from the scores of single
+    studies, in pairs: all contestants have the same weights and batches there.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure) for study in range(plan.studies)]
@@ -95,7 +95,7 @@ def _costs_of(results: Results, study: int, measure: Callable[[Results, Key], fl
 
 
 def ratios_of(costs: Costs) -> dict[str, list[float]]:
-    """How much more than the best each contestant needs, for each problem."""
+    """Return, for each problem, the cost of each contestant divided by that of the best."""
     found: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
     for each in costs.values():
         best = min(each.values())
@@ -105,18 +105,24 @@ def ratios_of(costs: Costs) -> dict[str, list[float]]:
 
 
 def scores_of(costs: Costs) -> dict[str, float]:
-    """The mean of each profile over tau from 1 to `LONGEST`."""
+    """Return the mean of each profile over tau from 1 to `LONGEST`."""
     return {name: score_of(ratios) for name, ratios in ratios_of(costs).items()}
 
 
 def score_of(ratios: Sequence[float]) -> float:
-    """Of one profile: a problem counts from where its ratio is reached."""
+    """Return the mean of a profile over tau from 1 to `LONGEST`: a number from 0 to 1.
+
+    `ratios` has one ratio for each problem, infinite for a miss. A problem counts for every tau
+    from its ratio on.
+    """
     shares = [max(0.0, LONGEST - ratio) / (LONGEST - 1) for ratio in ratios]
     return statistics.fmean(shares)
 
 
 def curve_of(ratios: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The corners of a profile, from tau 1 to `LONGEST`: tau, and the share from there on."""
+    """Return the corners of a profile, from tau 1 to `LONGEST`: tau, and the share from there
+    on.
+    """
     taus = [1.0, *sorted(ratio for ratio in ratios if 1 < ratio <= LONGEST), LONGEST]
     shares = [sum(ratio <= tau for ratio in ratios) / len(ratios) for tau in taus]
     return taus, shares

@@ -1,4 +1,4 @@
-"""What a race to a target has found so far, in a file that is whole at any moment."""
+"""Results of a race to a target so far, in a file that is whole at any moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUIET = 0.9  # of the time that a process alone has of a core
 
 
 class Key(NamedTuple):
-    """Which trial."""
+    """Key of a trial."""
 
     problem: str
     contestant: str
@@ -33,16 +33,16 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What is to be run.
+    """Trials to run.
 
     Args:
         problems: Their names.
         spaces: The contestants' search spaces, by name.
-        trials: In a study of a contestant on a problem; the fastest counts.
-        studies: How many; their median counts.
+        trials: The number in a study of a contestant on a problem; the fastest counts.
+        studies: The number of studies; their median counts.
         seed: Decides points, and with the number of a study the first weights and the batches,
             which are those of all contestants.
-        threads: How many threads a trial uses.
+        threads: The number of threads of a trial.
     """
 
     problems: Sequence[str]
@@ -53,7 +53,9 @@ class StudyPlan:
     threads: int = 1
 
     def trial_keys(self) -> list[Key]:
-        """All trials, study by study, so that what was stopped has whole studies."""
+        """Return the keys of all trials, study by study, so that a stopped race has whole
+        studies.
+        """
         return [
             Key(problem, name, study, trial)
             for study in range(self.studies)
@@ -63,17 +65,17 @@ class StudyPlan:
         ]
 
     def point(self, key: Key) -> Point:
-        """The point of a trial: the same on all problems."""
+        """Return the point of a trial: the same on all problems."""
         space = self.spaces[key.contestant]
         number = key.study * self.trials + key.trial
         return space.draw(number, halton(number + 1, space.dimensions, self.seed)[number])
 
     def seed_of(self, key: Key) -> int:
-        """Which first weights and batches."""
+        """Return the seed of the first weights and batches of a trial."""
         return self.seed + key.study
 
     def settings(self) -> dict[str, Any]:
-        """All that decides on numbers, as JSON has it."""
+        """Return all settings that numbers depend on, as JSON values."""
         told = {
             "problems": {name: asdict(GOALS[name]) for name in self.problems},
             "contestants": {name: asdict(space) for name, space in self.spaces.items()},
@@ -91,12 +93,12 @@ class StudyPlan:
 
 @dataclass
 class Results:
-    """What was found.
+    """Results of the trials of a plan.
 
     Attributes:
-        plan: What is to be.
-        ran: What came of each trial.
-        timed: How long the fastest trials of studies take alone.
+        plan: The plan.
+        ran: The result of each trial.
+        timed: The times of the fastest trials of studies when they run alone.
     """
 
     plan: StudyPlan
@@ -104,7 +106,7 @@ class Results:
     timed: dict[Key, Timed] = field(default_factory=dict)
 
     def fastest(self, problem: str, contestant: str, study: int) -> Key | None:
-        """The trial of a study that reached the target first; None if none did."""
+        """Return the trial of a study that reached the target first; None if none did."""
         keys = [Key(problem, contestant, study, trial) for trial in range(self.plan.trials)]
         own = {key: self.ran[key].steps for key in keys if key in self.ran}
         hits = [(steps, key) for key, steps in own.items() if steps is not None]
@@ -118,16 +120,18 @@ class Results:
 
     @property
     def by_clock(self) -> bool:
-        """Whether times are the clock's. Where others took the cores, they are the processor's."""
+        """True if times are the clock's. Where others took the cores, they are the processor's."""
         return self.plan.threads > 1 or self.quiet >= QUIET
 
     def to_run(self) -> list[list[Key]]:
-        """The trials that are still to be run: those of a study one after the other."""
+        """Return the trials that are still to be run: those of a study one after the other."""
         left = [key for key in self.plan.trial_keys() if key not in self.ran]
         return [list(own) for _, own in groupby(left, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
-        """Those that are still to be timed, the contestants of a problem one after the other."""
+        """Return the trials that are still to be timed, the contestants of a problem one after the
+        other.
+        """
         plan = self.plan
         found = [
             self.fastest(problem, name, study)
@@ -138,7 +142,7 @@ class Results:
         return [key for key in found if key is not None and key not in self.timed]
 
     def text(self, summary: Mapping[str, Any] | None = None) -> str:
-        """All of it as JSON."""
+        """Return the results as JSON text."""
         trials: list[str] = []
         for key in self.plan.trial_keys():
             if key in self.ran:
@@ -160,7 +164,7 @@ class Results:
 
 
 def resume(plan: StudyPlan, path: Path) -> Results:
-    """What a file has of a plan.
+    """Read the results of a plan from a file.
 
     Raises:
         RaceError: There is no such file, it is damaged, or its settings are others; says which.
@@ -246,7 +250,7 @@ def _ran_of(row: dict[str, Any]) -> Ran:
 
 
 def has_unfinished(path: Path) -> bool:
-    """Whether a file has trials, and not all of its plan."""
+    """Return True if a file has trials, and not all of its plan."""
     try:
         told = _read(path)
     except RaceError:

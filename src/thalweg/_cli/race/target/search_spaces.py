@@ -1,10 +1,10 @@
-"""Who can race to a target: each with one published search space, and a schedule of its own.
+"""Contestants of a race to a target: each with one published search space, and its own schedule.
 
 Numbers are those of the sources. Those of MARIN are the grids of "Fantastic Pretraining Optimizers
-and Where to Find Them" for its smallest model, with what is beside each grid: gradients are
+and Where to Find Them" for its smallest model, with the settings beside each grid: gradients are
 clipped to a norm of 1, SOAP changes its bases every tenth step, Muon does not warm up. Others warm
 up in 5 % of the steps, as AlgoPerf's baselines; all but schedule-free ones then fall as a cosine.
-Epsilons are those of the classes. Regularization that is none of an optimizer's (dropout, smoothed
+Epsilons are those of the classes. Regularization outside of the optimizer (dropout, smoothed
 labels) and sizes of batches are left out.
 """
 
@@ -33,7 +33,7 @@ SUBMISSIONS = (
 
 @dataclass(frozen=True)
 class Log:
-    """All numbers between two, drawn evenly by their logarithms."""
+    """Range of numbers that are drawn evenly by their logarithms."""
 
     low: float
     high: float
@@ -67,11 +67,11 @@ class Space:
 
     @property
     def dimensions(self) -> int:
-        """How many numbers of [0, 1) make a point."""
+        """Number of coordinates in [0, 1) that make a point."""
         return len(self.choices)
 
     def draw(self, number: int, unit: Sequence[float]) -> Point:
-        """A point.
+        """Return a point.
 
         Args:
             number: Of the trial, counted through all studies.
@@ -138,7 +138,7 @@ DEFAULT = tuple(
 
 
 def find_spaces(names: Sequence[str]) -> dict[str, Space]:
-    """The search spaces of contestants, by their names as `thalweg rules` has them.
+    """Return the search spaces of contestants, by their names as `thalweg rules` has them.
 
     Args:
         names: In any case; "optim:" may be left out.

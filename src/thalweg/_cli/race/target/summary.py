@@ -1,4 +1,4 @@
-"""What a race to a target comes to: two rankings, and what the tuning took."""
+"""Summary of a race to a target: two rankings, and the cost of the tuning."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thalweg._cli.race.target.results import Results
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a contestant's search took.
+    """Cost of a contestant's search.
 
     Attributes:
-        steps: Of all trials of a study on all problems, the mean over studies.
-        hits: In how many studies, of all problems, a trial reached the target.
-        studies: How many there were.
+        steps: The steps of all trials of a study on all problems, the mean over studies.
+        hits: The number of studies, of all problems, in which a trial reached the target.
+        studies: The number of studies.
     """
 
     steps: float
@@ -28,12 +28,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Summary:
-    """What all of it comes to.
+    """Rankings of a race to a target.
 
     Attributes:
         steps: The contestants by steps to the target.
-        seconds: And by time.
-        tuning: What their searches took, by name.
+        seconds: The contestants by time.
+        tuning: The costs of their searches, by name.
         by_clock: Whether times are the clock's, and not the processor's.
     """
 
@@ -44,7 +44,7 @@ class Summary:
 
 
 def summarize(results: Results) -> Summary:
-    """Of results that are complete."""
+    """Return the summary of complete results."""
     return Summary(
         place_all(results, steps_of),
         place_all(results, seconds_of),
@@ -65,7 +65,7 @@ def _tuning_of(results: Results, name: str) -> Tuning:
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
-    """As JSON has it: a miss is null."""
+    """Return a summary as JSON values: a miss is null."""
     return {
         "steps": [_row_of(each) for each in summary.steps],
         "seconds": [_row_of(each) for each in summary.seconds],
@@ -80,7 +80,7 @@ def _row_of(placed: RankedRun) -> dict[str, Any]:
 
 
 def write_notes(results: Results, summary: Summary) -> list[str]:
-    """How the tables rank, and what they cannot tell."""
+    """Return notes on how the tables rank, and on their limits."""
     plan = results.plan
     of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
     of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"

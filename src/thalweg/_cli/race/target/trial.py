@@ -1,4 +1,4 @@
-"""One trial: a training with one point of a search space, until it reaches the target or not."""
+"""Trial: a training with one point of a search space, until it reaches the target or not."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from thalweg._cli.race.target.search_spaces import Point, Space
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a trial.
+    """Result of a trial.
 
     Attributes:
-        steps: After how many the loss was at the target; None if it never was.
-        taken: How many were taken.
+        steps: The number of steps after which the loss was at the target; None if it never was.
+        taken: The number of steps taken.
         loss: The lowest on the test examples; infinite if it never was a number.
-        seconds: Of its steps, without the first, which compiles, and without what measures losses.
+        seconds: The time of its steps, without the first, which compiles, and without measurements
+            of losses.
     """
 
     steps: int | None
@@ -40,10 +41,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Timed:
-    """How long a trial takes to where it reached the target, when no other one runs.
+    """Time of a trial until it reached the target, when no other one runs.
 
     Attributes:
-        seconds: Of its steps, as those of `Ran`.
+        seconds: The time of its steps, as in `Ran`.
         cpu: The seconds of them in which this process had a processor.
     """
 
@@ -53,7 +54,7 @@ class Timed:
 
 @cache
 def load(name: str) -> Problem:
-    """A problem, once in each process."""
+    """Return a problem, once in each process."""
     return PROBLEMS[name](DATA_SEED)
 
 

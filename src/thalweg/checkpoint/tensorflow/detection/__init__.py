@@ -1,1 +1,1 @@
-"""Which optimizer the tensors of a file are of: told by names, by a graph, or by their order."""
+"""Detection of a file's optimizer from its tensors: by names, by a graph, or by their order."""

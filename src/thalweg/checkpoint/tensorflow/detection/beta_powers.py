@@ -21,7 +21,7 @@ Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: 
 
 
 def split_powers(tensors: Mapping[str, StoredTensor]) -> tuple[Sets, dict[str, StoredTensor]]:
-    """The powers, each optimizer's by their short names, and everything else."""
+    """Return the powers, each optimizer's by their short names, and everything else."""
     found: Sets = {}
     rest: dict[str, StoredTensor] = {}
     for name, value in tensors.items():
@@ -37,7 +37,7 @@ def split_powers(tensors: Mapping[str, StoredTensor]) -> tuple[Sets, dict[str, S
 def with_powers(
     optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
-    """The optimizers with their powers, and the steps that these tell.
+    """Return the optimizers with their powers, and the steps that these tell.
 
     A second optimizer of the same name has the second set. Where there are more sets than that,
     optimizers of other variables share a name; where there are several names, no order of sets is
@@ -64,7 +64,7 @@ def with_powers(
 def with_steps(
     found: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
 ) -> FoundOptimizer:
-    """The optimizer with the number of its steps, and betas that follow from the powers.
+    """Return the optimizer with the number of its steps, and betas that follow from the powers.
 
     Args:
         found: The optimizer.

@@ -1,4 +1,4 @@
-"""What a file of TensorFlow holds: variables, the optimizers beside them, and what is unknown."""
+"""Contents of a TensorFlow file: variables, their optimizers, and unknown tensors."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ class TensorFlowCheckpoint:
 
     @property
     def step(self) -> int | None:
-        """How many steps were taken; None if the file does not tell."""
+        """Number of steps taken; None if the file does not have it."""
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """How many steps were taken: by the counter of the file, else by its optimizers.
+        """Return the number of steps taken: from the counter of the file, else from its optimizers.
 
         A counter is called "global_step", or is the only one besides "save_counter".
         """
@@ -140,13 +140,15 @@ class TensorFlowCheckpoint:
         return None
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """All tensors, by their names in the file; of Keras' files those that the library reads."""
+        """Return all tensors by their names in the file; of Keras files those that the library
+        reads.
+        """
         if isinstance(self.source, KerasFile):
             return {**self.source.variables, **self.source.optimizer}
         return self.source or {}
 
     def summary(self) -> str:
-        """What is in the file, in a few lines."""
+        """Return a description of the file's contents, in a few lines."""
         size = sum(len(each.data) for each in self.variables.values())
         lines = [f"{self.path}: {len(self.variables)} variables, {size:,} bytes"]
         lines += [str(each) for each in self.optimizers]

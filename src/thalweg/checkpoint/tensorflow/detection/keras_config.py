@@ -57,12 +57,12 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
 
 
 def is_legacy(file: KerasFile) -> bool:
-    """Whether it is OptimizerV2's, and not that of Keras 2.11 and later."""
+    """Return True if the optimizer is an OptimizerV2, not one of Keras 2.11 and later."""
     return next(iter(file.optimizer), "").rpartition("/")[2] == "iter"
 
 
 def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
-    """What its user should know of going on with it."""
+    """Return notes for the user about continuing with the optimizer."""
     plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
     return (INSIDE,) if plain and not _is_optimizer_v2(file) else ()
 
@@ -73,7 +73,9 @@ def _is_optimizer_v2(file: KerasFile) -> bool:
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:
-    """What the optimizer did around its updates and none here does."""
+    """Return the options of the optimizer around its updates that this library lacks, as
+    name=value.
+    """
     config = file.config or {}
     return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
 

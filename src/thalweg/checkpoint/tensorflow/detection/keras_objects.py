@@ -70,7 +70,7 @@ class ListedVariables:
 def sort_numbered(
     own: ListedVariables, owners: Sequence[Owner], class_name: str = ""
 ) -> FoundOptimizer:
-    """The optimizer of a node.
+    """Return the optimizer of a node.
 
     Args:
         own: Its variables.

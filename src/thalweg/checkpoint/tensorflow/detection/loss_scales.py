@@ -1,4 +1,4 @@
-"""What a dynamic loss scale remembers, by the names of `tf.train.experimental.DynamicLossScale`."""
+"""State of a dynamic loss scale, by the names of `tf.train.experimental.DynamicLossScale`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
 
 
 def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
-    """What should be known of going on without it, in words."""
+    """Return a note about continuing without the loss scale, or () if there is none."""
     if not scale:
         return ()
     return (
@@ -27,7 +27,7 @@ def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
 
 
 def if_usual(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The same, if a loss scale may have these values; else nothing."""
+    """Return a copy of the entries if a loss scale may have these values; else an empty dict."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
     are_counts = all(each.dtype in INTEGERS for name, each in scale.items() if name != SCALE)
     are_scalars = not any(each.shape for each in scale.values())
@@ -35,6 +35,6 @@ def if_usual(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def scale_in(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The two variables by which a Saver keeps a loss scale; {} if they are not there."""
+    """Return the two variables by which a Saver keeps a loss scale; {} if they are not there."""
     found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
     return if_usual(found) if len(found) == 2 else {}

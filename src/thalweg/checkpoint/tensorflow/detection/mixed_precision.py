@@ -1,4 +1,4 @@
-"""What OpenSeq2Seq's mixed precision keeps in a checkpoint: masters and the loss scale.
+"""Mixed precision of OpenSeq2Seq in a checkpoint: masters and the loss scale.
 
 The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have no
 names of their own: they are `Loss_Optimization/Variable`, `Variable_1` and so on, in the order in
@@ -36,7 +36,7 @@ _SCALERS = {
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """What OpenSeq2Seq keeps beside the variables and their slots.
+    """Entries of OpenSeq2Seq's mixed precision beside the variables and their slots.
 
     Attributes:
         masters: The float32 master of each float16 variable, by the variable's name.

@@ -44,7 +44,7 @@ _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 def sorted_objects(
     path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str = ""
 ) -> TensorFlowCheckpoint:
-    """The checkpoint that these tensors are.
+    """Return the checkpoint that these tensors are.
 
     Args:
         path: Where it was read.
@@ -133,7 +133,7 @@ class _View:
         return places
 
     def name(self, index: int) -> str:
-        """What a variable is called: its key without the words that all keys have."""
+        """Return the name of a variable: its key without the suffix that all keys have."""
         return self.keys[index].removesuffix(SUFFIX)
 
     def value(self, index: int) -> StoredTensor:
@@ -150,21 +150,21 @@ class _View:
         return value.dtype in numbers and not value.shape and "/" not in name
 
     def full_name(self, index: int) -> str:
-        """The name that a variable had in the program, without ":0"."""
+        """Return the name that a variable had in the program, without ":0"."""
         names = [
             each.full_name for each in self._node_at(index).attributes if each.name == ATTRIBUTE
         ]
         return names[0].removesuffix(":0") if names else ""
 
     def other_names(self, variables: set[str]) -> dict[str, str]:
-        """The full names of variables that no other one has."""
+        """Return the full names of variables that no other one has."""
         full = {self.name(node): self.full_name(node) for node in self.keys}
         full = {name: other for name, other in full.items() if name in variables and other}
         count = Counter(full.values())
         return {name: other for name, other in full.items() if count[other] == 1}
 
     def optimizer_nodes(self) -> list[int]:
-        """The nodes that have slots, or are otherwise known to be optimizers."""
+        """Return the nodes that have slots, or are otherwise known to be optimizers."""
         return [
             index
             for index in self._places
@@ -173,10 +173,11 @@ class _View:
         ]
 
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
-        """What the loss scales around optimizers remember, by their nodes; it is `taken`, too.
+        """Return the state of the loss scales around optimizers, by their nodes, and mark it as
+        taken.
 
         A scale is beside the optimizer that it is around (`tf.train.experimental`, TensorFlow 2.2),
-        among its own variables (later ones), or what has the optimizer inside (Keras 3).
+        among its own variables (later ones), or has the optimizer inside (Keras 3).
         """
         found: dict[int, dict[str, StoredTensor]] = {}
         for index in self._places:
@@ -200,7 +201,7 @@ class _View:
         return found
 
     def sort_optimizer(self, index: int) -> FoundOptimizer:
-        """The optimizer of a node; its variables are `taken` from now on."""
+        """Return the optimizer of a node; its variables are `taken` from now on."""
         node = self._node_at(index)
         if set(MARKS) <= node.children.keys():
             return self._sort_numbered(index)
@@ -327,7 +328,9 @@ def _keras_hypers(scalars: dict[str, StoredTensor]) -> dict[str, float]:
 
 
 def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
-    """Whether variables are called as those of this optimizer are, if it was given no name."""
+    """Return whether variables are called as those of this optimizer are, if it was given no
+    name.
+    """
     if is_keras:
         return any(title.split("/")[0] == family.title for title in titles)
     return any(title.rpartition("/")[2] == family.title for title in titles)

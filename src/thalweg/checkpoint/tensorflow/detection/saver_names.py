@@ -39,7 +39,7 @@ _DEEPEST = 100  # scopes that are left off
 def sorted_names(
     path: str, tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
 ) -> TensorFlowCheckpoint:
-    """The checkpoint that these tensors are.
+    """Return the checkpoint that these tensors are.
 
     Args:
         path: Where they were read.

@@ -17,7 +17,7 @@ FLOATS = ("F64", "F32", "F16")
 
 
 def as_number(value: StoredTensor) -> Any:
-    """A scalar as the number that gives its bits again where it is made a hyperparameter.
+    """Return a scalar as the number that gives its bits again where it is made a hyperparameter.
 
     Of a float32 it is the shortest decimal, 0.1 and not 0.10000000149011612: constructors round
     it to the same float32, and where they take it exactly it is most likely what was given.
@@ -29,14 +29,14 @@ def as_number(value: StoredTensor) -> Any:
 
 
 def shortest_decimal(number: object) -> Any:
-    """The shortest decimal of a float that a float32 holds; anything else as it is."""
+    """Return the shortest decimal of a float that a float32 holds; anything else as it is."""
     with np.errstate(over="ignore"):
         rounded = np.float32(number) if type(number) is float else None
     return float(str(rounded)) if rounded is not None and rounded == number else number
 
 
 def count_of(value: StoredTensor | None) -> int | None:
-    """A scalar as a count, also one that is stored as a float; None if it is no integer."""
+    """Return a scalar as a count, also one that is stored as a float; None if it is no integer."""
     if value is None or value.shape or value.dtype not in (*INTEGERS, *FLOATS):
         return None
     number = value.array().item()
@@ -44,7 +44,7 @@ def count_of(value: StoredTensor | None) -> int | None:
 
 
 def as_count(count: int, dtype: torch.dtype) -> Tensor:
-    """A count of steps as a variable of some dtype holds it.
+    """Return a count of steps as a variable of some dtype holds it.
 
     Raises:
         CheckpointMismatchError: It is negative, or rounded or cut off in this dtype.

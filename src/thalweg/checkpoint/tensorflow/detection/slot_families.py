@@ -1,4 +1,4 @@
-"""Which slots TensorFlow's optimizers keep, and in which order: what a file tells them apart by."""
+"""Slots of TensorFlow's optimizers in their order, from which a file's optimizer is detected."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ KERAS = (
 
 
 def families_titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
-    """The families of which a name, such as "Adam", is the default."""
+    """Return the families of which a name, such as "Adam", is the default."""
     return [family for family in families if family.title == title]
 
 
 def with_slots(slots: Iterable[str], families: Iterable[Family]) -> list[Family]:
-    """The families that keep just these slots."""
+    """Return the families that keep just these slots."""
     wanted = set(slots)
     return [family for family in families if set(family.slots) == wanted]

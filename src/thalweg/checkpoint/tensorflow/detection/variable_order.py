@@ -1,4 +1,4 @@
-"""Which variables have slots: those that were trained, in the model's order or by their names."""
+"""Variables that have slots: the trained ones, in the model's order or by their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """The variables that have slots of these shapes, or None where that is not certain.
+    """Return the variables that have slots of these shapes, or None where that is not certain.
 
     A `.h5` file lists the model's variables in its order, and a `.keras` file its layers. What is
     inside of a layer, and the layers of a class of your own, have the names of attributes there,
@@ -46,7 +46,7 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 
 def _is_ordered(places: Sequence[Place]) -> bool:
-    """Whether the model has these places in this order for certain."""
+    """Return whether the model has these places in this order for certain."""
     return all(map(_may_follow, places, places[1:]))
 
 
@@ -165,7 +165,7 @@ class Owner:
 def owners_of(
     wanted: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """The variables that slots belong to, and where that is not certain, in words.
+    """Return the variables that slots belong to, and where that is not certain, in words.
 
     Names decide, then shapes, then the order of layers that are numbered.
 
@@ -200,7 +200,7 @@ def owners_of(
 
 
 def _are_numbered(owners: Sequence[Owner]) -> bool:
-    """Whether numbers alone tell variables apart, so that they have an order."""
+    """Return whether numbers alone tell variables apart, so that they have an order."""
     for one, other in pairwise(owners):
         pairs = zip(one.order, other.order, strict=False)
         first = next(((a, b) for a, b in pairs if a != b), None)

@@ -1,4 +1,4 @@
-"""What is written: variables by TensorFlow's names and with its axes, and their optimizer."""
+"""Content to write: variables by TensorFlow's names and with its axes, and their optimizer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KINDS = ("tf2", "tf1")
 
 @dataclass(frozen=True)
 class ExportContents:
-    """What a checkpoint is made of.
+    """Content of a checkpoint.
 
     Attributes:
         optimizer: The optimizer, or None.
         variables: Variables by TensorFlow's names.
         slots: Slots of these variables by kind, in order of creation.
-        scalars: What belongs to the optimizer and to no variable, by TensorFlow's short names.
+        scalars: Values of the optimizer that belong to no variable, by TensorFlow's short names.
         global_step: The count of steps, or None.
         averages: Moving averages of variables, by TensorFlow's names of these.
     """

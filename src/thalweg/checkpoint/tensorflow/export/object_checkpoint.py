@@ -19,7 +19,7 @@ _SLOT = "/.OPTIMIZER_SLOT/"
 
 
 def as_objects(found: ExportContents) -> tuple[dict[str, StoredTensor], ObjectGraph]:
-    """The tensors by their keys, and the graph.
+    """Return the tensors by their keys, and the graph.
 
     Raises:
         CheckpointMismatchError: A variable has a name that the optimizer or the count of steps has.
@@ -73,7 +73,7 @@ class _Graph:
         self._slots: dict[int, list[SlotVariable]] = {}
 
     def find_or_add(self, parts: list[str]) -> int:
-        """The node at the end of a path from the root, made if it is not there."""
+        """Return the node at the end of a path from the root, made if it is not there."""
         at = 0
         for part in parts:
             if part not in self._children[at]:
@@ -82,7 +82,7 @@ class _Graph:
         return at
 
     def add_variable(self, path: str, value: StoredTensor, full_name: str) -> int:
-        """A variable at a path; its node."""
+        """Return a variable at a path; its node."""
         parts = path.split("/")
         node = self.find_or_add(parts)
         self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", value, full_name)
@@ -104,7 +104,7 @@ class _Graph:
         self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
 
     def as_object_graph(self) -> ObjectGraph:
-        """The graph."""
+        """Return the graph."""
         return ObjectGraph(
             tuple(
                 Node(

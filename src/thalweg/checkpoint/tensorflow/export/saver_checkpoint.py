@@ -18,7 +18,7 @@ _AVERAGE = "grads_ema"
 
 
 def as_saver(found: ExportContents) -> tuple[dict[str, StoredTensor], None]:
-    """The tensors by their names.
+    """Return the tensors by their names.
 
     Raises:
         CheckpointMismatchError: A slot would have the name of a variable. Nothing was written.

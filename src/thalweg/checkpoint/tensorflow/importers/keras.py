@@ -26,13 +26,13 @@ def loading_keras(
     scalars: Mapping[str, Tensor],
     hyperparameters: Mapping[str, Any],
 ) -> AbstractContextManager[state.Loading]:
-    """What sets slots, counters and hyperparameters.
+    """Return the loading that sets slots, counters and hyperparameters.
 
     Args:
         optimizer: The optimizer.
         slots: For each variable its slots by kind.
-        scalars: "iter", and what else belongs to no variable.
-        hyperparameters: Those that the file has.
+        scalars: "iter", and other values that belong to no variable.
+        hyperparameters: The hyperparameters in the file.
 
     Raises:
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.

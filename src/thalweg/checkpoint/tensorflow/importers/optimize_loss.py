@@ -28,7 +28,7 @@ _AVERAGE = "grads_ema"
 
 
 def is_training(opt: object) -> bool:
-    """Whether it is what trains with OpenSeq2Seq's additions."""
+    """Return True if an object trains with OpenSeq2Seq's additions."""
     return isinstance(opt, TrainingStep | MicroBatchStep | MixedPrecisionOptimizerWrapper)
 
 
@@ -43,9 +43,9 @@ def inner_of(opt: Any) -> Any:
 def loading_training(
     opt: Any, placed: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """What sets masters, slots, powers, the loss scale and the count of steps.
+    """Return the loading that sets masters, slots, powers, the loss scale and the count of steps.
 
-    Sums of gradients begin anew, as a training of OpenSeq2Seq begins to count its batches anew.
+    Sums of gradients start again, as a training of OpenSeq2Seq starts again to count its batches.
 
     Args:
         opt: The step of training, or the optimizer of masters.

@@ -42,7 +42,7 @@ _SCALING = ("loss_scale", "loss_scaling_params")
 
 
 def class_of(found: FoundOptimizer, path: str) -> type[Any]:
-    """The class of an optimizer that was found.
+    """Return the class of an optimizer that was found.
 
     Raises:
         CheckpointMismatchError: The file does not tell what it is.
@@ -95,7 +95,7 @@ def refuse_lost(found: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
-    """What a class of `thalweg.v1` keeps, by the name that it is or would be given."""
+    """Return the slot families of a class of `thalweg.v1`, titled with its name argument."""
     known = [base.__name__ for base in cls.__mro__]
     title = given.get("name") or _default_arguments(cls).get("name")
     return [
@@ -107,7 +107,7 @@ def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """What an optimizer of `thalweg.v1` keeps beside a variable, and what it calls that."""
+    """Return the slots that an optimizer of `thalweg.v1` keeps for a variable, with their names."""
     twin: Any = state.staged(optimizer)
     twin._create_slots([var])
     names: dict[str, str] = {}
@@ -123,7 +123,7 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
 def make_optimizer(
     cls: type[object], found: FoundOptimizer | None, given: Mapping[str, object], path: str
 ) -> Any:
-    """An optimizer of a class.
+    """Return an optimizer of a class.
 
     Args:
         cls: The class.
@@ -184,7 +184,8 @@ def make_wrapped(
     given: Mapping[str, Any],
     file: TensorFlowCheckpoint,
 ) -> Any:
-    """As `make_optimizer`; in a file with masters the optimizer of these.
+    """Return the optimizer that `make_optimizer` makes; for a file with masters, the masters'
+    optimizer.
 
     Raises:
         OptionError: The loss scale is fixed and not given as `loss_scale`.

@@ -25,7 +25,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """What sets slots and powers.
+    """Return the loading that sets slots and powers.
 
     Args:
         optimizer: The optimizer.
@@ -73,7 +73,7 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Why powers are not those of these betas after one number of steps, in words."""
+    """Return reasons why the powers are not those of these betas after one number of steps."""
     found: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: each for name, each in powers.items() if each.is_floating_point()}

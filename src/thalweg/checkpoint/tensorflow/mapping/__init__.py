@@ -1,1 +1,1 @@
-"""Which variable each tensor of a file becomes, and with which axes."""
+"""Assignment of the tensors of a file to variables, with their axes."""

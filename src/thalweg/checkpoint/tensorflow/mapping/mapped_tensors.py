@@ -43,7 +43,7 @@ class MappedTensors:
     def of(
         cls, file: TensorFlowCheckpoint, targets: TargetTensors, rules: Rules | None
     ) -> MappedTensors:
-        """A file and its targets.
+        """Return a file and its targets.
 
         Raises:
             CheckpointMismatchError: A variable finds no target, a target no variable, or they
@@ -60,15 +60,15 @@ class MappedTensors:
         return cls(file, targets, {name: kept[name] for name in ordered})
 
     def target(self, name: str) -> Tensor:
-        """The tensor that a variable goes to."""
+        """Return the tensor that a variable goes to."""
         return self.targets.tensors[self.places[name].target or ""]
 
     def permute_like(self, name: str, value: StoredTensor) -> Tensor:
-        """A tensor beside a variable, with the axes of its target."""
+        """Return a tensor beside a variable, with the axes of its target."""
         return with_axes(value.tensor(), self.places[name].axes)
 
     def variables(self) -> list[tuple[Entry, Tensor]]:
-        """The targets and their values."""
+        """Return the targets and their values."""
         return [
             (
                 Entry(place.target or "", self.target(name)),
@@ -78,7 +78,7 @@ class MappedTensors:
         ]
 
     def slots(self, found: FoundOptimizer | None) -> Slots:
-        """The slots of an optimizer; those of variables that are left out are left out, too.
+        """Return the slots of an optimizer; those of variables that are left out are left out, too.
 
         Raises:
             CheckpointMismatchError: A variable lacks slots that others have.
@@ -106,5 +106,5 @@ class MappedTensors:
 
 
 def with_axes(tensor: Tensor, axes: Axes | None) -> Tensor:
-    """A tensor with its axes in another order; one without axes has none to turn."""
+    """Return a tensor with its axes in another order; one without axes has none to turn."""
     return tensor if axes is None or not tensor.dim() else tensor.permute(axes).contiguous()

@@ -42,7 +42,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variable goes.
+    """Destination of a variable.
 
     Attributes:
         target: The name of the parameter; None leaves the variable out.
@@ -55,11 +55,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """One rule.
+    """Rule for variables whose names match a pattern.
 
     Attributes:
-        pattern: TensorFlow's names that it is for.
-        place: What becomes of them; the target has the same `*` as the pattern.
+        pattern: The pattern of TensorFlow's names.
+        place: Their destination; the target has the same `*` as the pattern.
         title: The rule in a message.
     """
 
@@ -68,7 +68,7 @@ class Line:
     title: str
 
     def forward(self, name: str) -> Place | None:
-        """What becomes of a variable; None if the rule is not for it."""
+        """Return the destination of a variable; None if the rule is not for it."""
         found = _match_wildcards(self.pattern, name, "/")
         if found is None:
             return None
@@ -80,7 +80,9 @@ class Line:
         return Place(_fill_wildcards(target, parts), self.place.axes)
 
     def backward(self, target: str) -> str | None:
-        """What TensorFlow calls the variable of a parameter; None if the rule is not for it."""
+        """Return TensorFlow's name of the variable of a parameter; None if the rule is not for
+        it.
+        """
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
@@ -110,7 +112,7 @@ class Rules:
 
     @classmethod
     def of(cls, given: object) -> Rules | None:
-        """The rules that were given: a path, a dictionary, a function, `Rules`, or None.
+        """Return the rules that were given: a path, a dictionary, a function, `Rules`, or None.
 
         Raises:
             MissingFileError: There is no such file.
@@ -131,7 +133,7 @@ class Rules:
         )
 
     def place(self, name: str) -> Place | None:
-        """Where a variable goes; None if no rule is for it."""
+        """Return the destination of a variable; None if no rule is for it."""
         if self.are_none:
             return Place(name)
         if self.function is not None:
@@ -139,7 +141,8 @@ class Rules:
         return next((place for line in self.lines if (place := line.forward(name))), None)
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
-        """The name of the variable that a parameter is, and its axes; None if no rule is for it.
+        """Return the name of the variable that a parameter is, and its axes; None if no rule is for
+        it.
 
         Raises:
             InvalidConfigError: The rules are a function, which has no way back.
@@ -163,7 +166,7 @@ SAME = Rules(are_none=True)
 
 
 def parse(text: str, title: str = "rules") -> Rules:
-    """The rules in the text of a rules file.
+    """Return the rules in the text of a rules file.
 
     Args:
         text: The text.

@@ -55,7 +55,7 @@ def by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict
 
 
 def hint_at_target(own: Sequence[str], targets: Sequence[str]) -> str:
-    """The target that a variable with these names may be meant for, in words."""
+    """Return the target that a variable with these names may be meant for, in words."""
     near = _nearest_name(own, {_plain_name(each): each for each in targets[:_COMPARED]})
     if near is None:
         return ""
@@ -65,7 +65,7 @@ def hint_at_target(own: Sequence[str], targets: Sequence[str]) -> str:
 
 
 def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
-    """The variable that a target may be meant for, in words."""
+    """Return the variable that a target may be meant for, in words."""
     listed = list(names)[:_COMPARED]
     near = _nearest_name(
         [target], {_plain_name(each): name for name in listed for each in names[name]}

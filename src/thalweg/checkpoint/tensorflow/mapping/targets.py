@@ -1,4 +1,4 @@
-"""What a checkpoint is loaded into: a module, or variables by name."""
+"""Targets of loading a checkpoint: a module, or variables by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TargetTensors:
 
     @classmethod
     def of(cls, given: object) -> TargetTensors:
-        """The tensors of a module, of a dictionary, or of a list of variables.
+        """Return the tensors of a module, of a dictionary, or of a list of variables.
 
         Parameters of a module that have no name yet are given theirs, as
         `thalweg.named_variables` does.

@@ -1,4 +1,4 @@
-"""Which tensor each variable of a checkpoint becomes: by rules, or by its name."""
+"""Assignment of the variables of a checkpoint to tensors: by rules, or by name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def map_variables(
     optional: Collection[str],
     rules: Rules | None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """Where each variable goes, and why that cannot be, in words; one of both is empty.
+    """Return the place of each variable, or descriptions of problems; one of both is empty.
 
     Args:
         variables: The variables of a checkpoint.
         other_names: Second names, by which rules and names may find them, too.
-        targets: The tensors that are to be set.
-        optional: The names of those that need not be.
-        rules: The rules; None goes by names.
+        targets: The tensors to set.
+        optional: The names of targets that may stay unset.
+        rules: The rules; None assigns by names.
     """
     names = {name: [name] for name in variables}
     for name, other in other_names.items():
@@ -123,7 +123,7 @@ def _describe_mismatch(
 
 
 def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
-    """A shape with other axes; None if there are more or fewer of them."""
+    """Return a shape with other axes; None if there are more or fewer of them."""
     if axes is None:
         return tuple(shape)
     return tuple(shape[axis] for axis in axes) if len(axes) == len(shape) else None

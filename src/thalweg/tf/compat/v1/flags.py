@@ -40,7 +40,7 @@ class _Flags:
         return absl("flags").FLAGS(argv, known_only)
 
     def flag_values_dict(self) -> dict[str, Any]:
-        """The value of each flag."""
+        """Return the value of each flag."""
         return self._parse_flags().flag_values_dict()
 
     def __contains__(self, name: str) -> bool:

@@ -31,7 +31,7 @@ _CUT = 0.87962566103423978  # the standard deviation of a normal distribution cu
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """How many inputs and outputs a kernel of this shape connects."""
+    """Return the numbers of inputs and outputs that a kernel of this shape connects."""
     if len(shape) < 2:
         return (shape[0], shape[0]) if shape else (1, 1)
     field = math.prod(shape[:-2])
@@ -189,7 +189,7 @@ _BY_NAME = (
 
 
 def get(identifier: object) -> Any:
-    """An initializer from one, its class, its name, or None for none.
+    """Return an initializer from one, its class, its name, or None for none.
 
     Raises:
         InvalidArgumentError: No initializer has this name.

@@ -23,7 +23,7 @@ _counts: collections.Counter[tuple[str, int]] = collections.Counter()
 
 
 def get_logger() -> logging.Logger:
-    """The logger "tensorflow"."""
+    """Return the logger "tensorflow"."""
     for logger in _LOGGERS:
         if not (logging.getLogger().handlers or logger.handlers):
             handler = logging.StreamHandler()
@@ -40,7 +40,7 @@ def set_verbosity(v: int) -> None:
 
 
 def get_verbosity() -> int:
-    """The level from which on messages are shown."""
+    """Return the level from which on messages are shown."""
     return get_logger().getEffectiveLevel()
 
 

@@ -11,7 +11,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def quotient(total: Any, count: Any) -> Tensor:
-    """The quotient, 0 where `count` is 0."""
+    """Return the quotient, 0 where `count` is 0."""
     empty = count == 0
     return torch.where(empty, 0, total / torch.where(empty, 1, count))
 

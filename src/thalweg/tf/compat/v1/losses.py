@@ -47,7 +47,7 @@ _LOSSES = GraphKeys.LOSSES
 
 
 class Reduction(enum.StrEnum):
-    """What becomes of the weighted losses of single elements.
+    """Reductions of the weighted losses of single elements.
 
     NONE keeps them, SUM adds them up, and the others divide the sum: MEAN by the sum of the
     weights, SUM_OVER_BATCH_SIZE by the number of losses, SUM_BY_NONZERO_WEIGHTS by the number of
@@ -63,7 +63,7 @@ class Reduction(enum.StrEnum):
 
     @classmethod
     def all(cls) -> tuple[Reduction, ...]:
-        """All of them."""
+        """Return all reductions."""
         return tuple(cls)
 
 
@@ -77,19 +77,19 @@ def add_loss(loss: object, loss_collection: str | None = _LOSSES) -> None:
 
 
 def get_losses(scope: str | None = None, loss_collection: str = _LOSSES) -> list[Any]:
-    """The losses that were collected, of those in a name scope if one is given."""
+    """Return the losses that were collected, of those in a name scope if one is given."""
     return _graph.get_collection(loss_collection, scope)
 
 
 def get_regularization_losses(scope: str | None = None) -> list[Any]:
-    """The penalties of variables that were collected."""
+    """Return the penalties of variables that were collected."""
     return _graph.get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
 def get_regularization_loss(
     scope: str | None = None, name: str = "total_regularization_loss"
 ) -> Tensor:
-    """The sum of the penalties of variables, 0 if there are none."""
+    """Return the sum of the penalties of variables, 0 if there are none."""
     found = get_regularization_losses(scope)
     return add_n(found, name=name) if found else _graph.constant(0.0)
 
@@ -97,7 +97,7 @@ def get_regularization_loss(
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> Tensor:
-    """The sum of the losses that were collected, and of the penalties of variables.
+    """Return the sum of the losses that were collected, and of the penalties of variables.
 
     Raises:
         ValueError: There are none.
@@ -117,7 +117,8 @@ def compute_weighted_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """One number of the losses of single elements, or with `Reduction.NONE` their weighted tensor.
+    """Reduce the losses of single elements to one number, or with `Reduction.NONE` return their
+    weighted tensor.
 
     Raises:
         ValueError: The weights do not broadcast to the losses, or the reduction is none.
@@ -288,7 +289,9 @@ def log_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """The cross entropy of labels and probabilities, to which `epsilon` is added in logarithms."""
+    """Return the cross entropy of labels and probabilities, to which `epsilon` is added in
+    logarithms.
+    """
 
     def entropy(wanted: Tensor, given: Tensor) -> Tensor:
         return -wanted * (given + epsilon).log() - (1 - wanted) * (1 - given + epsilon).log()
@@ -306,7 +309,7 @@ def sigmoid_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """The cross entropy of labels and `sigmoid(logits)`, for each element.
+    """Return the cross entropy of labels and `sigmoid(logits)`, for each element.
 
     `label_smoothing` moves labels toward 1/2 by this share.
     """
@@ -328,9 +331,11 @@ def softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """The cross entropy of probabilities and `softmax(logits)`, for each row.
+    """Return the weighted cross entropy of labels and `softmax(logits)`, reduced to one number.
 
-    `label_smoothing` moves labels toward equal ones by this share. No gradient flows into labels.
+    `Reduction.NONE` returns one number for each row. `label_smoothing` moves labels toward equal
+    ones by this share. No gradient flows into labels. In graph mode the loss is added to
+    `loss_collection`.
     """
     labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
     labels = cast(labels, logits.dtype)
@@ -353,7 +358,7 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """The cross entropy of class numbers and `softmax(logits)`, for each row.
+    """Return the cross entropy of class numbers and `softmax(logits)`, for each row.
 
     Labels and weights may have a last dimension of size 1.
     """

@@ -131,7 +131,7 @@ def mean(
     updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
-    """The weighted mean of values."""
+    """Return the weighted mean of values."""
     collections = (metrics_collections, updates_collections)
     return _mean_metric(name or "mean", lambda given: given, [values], weights, collections)
 
@@ -144,7 +144,7 @@ def accuracy(
     updates_collections: object = None,
     name: str | None = None,
 ) -> Metric:
-    """How often predictions are equal to labels."""
+    """Measure how often predictions are equal to labels."""
 
     def correct(wanted: Tensor, given: Tensor) -> Tensor:
         wanted, given = _squeeze_alike(wanted, given)
@@ -248,7 +248,7 @@ def _confusion_metric(
 
 
 def _count_metric(title: str, what: str) -> Callable[..., Metric]:
-    return _confusion_metric(title, {"count": title}, torch.clone, f"How often {what}")
+    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {what}")
 
 
 true_positives = _count_metric("true_positives", "a prediction is true, rightly")
@@ -286,8 +286,8 @@ def auc(
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> Metric:
-    """The area under the curve of rates at several thresholds, of labels that count as bools and
-    predictions in [0, 1].
+    """Return the area under the curve of rates at several thresholds, of labels that count as bools
+    and predictions in [0, 1].
 
     Args:
         labels: The labels.

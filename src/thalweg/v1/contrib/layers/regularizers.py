@@ -12,7 +12,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 
 def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
-    """A function of weights that returns their penalty, scale sum(weights^2) / 2.
+    """Return a function of weights that returns their penalty, scale sum(weights^2) / 2.
 
     Args:
         scale: A float, at least 0, so that the gradient is `scale` times the weights.

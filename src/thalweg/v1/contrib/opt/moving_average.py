@@ -95,13 +95,14 @@ class MovingAverageOptimizer(WrappingOptimizer):
         return self._ema if name == _AVERAGES else super()._lookup_dependency(name)
 
     def average(self, var: object) -> Any:
-        """The variable that holds the average of `var`, or None."""
+        """Return the variable that holds the average of `var`, or None."""
         return self._ema.average(var)
 
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """A saver that saves averages under the names of their variables, and these under theirs.
+        """Return a saver that saves averages under the names of their variables, and these under
+        theirs.
 
         What reads the variables of its checkpoints, such as a plain `Saver` of a graph without an
         optimizer, so gets the averages. This saver restores both to where they belong.
@@ -157,7 +158,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """As `Optimizer.apply_gradients`; the averages follow."""
+        """Apply gradients as `Optimizer.apply_gradients` does, then update the averages."""
         pairs = as_pairs(grads_and_vars)
         variables = distinct([var for grad, var in pairs if grad is not None])
         if not is_deferred(*chain.from_iterable(pairs)):

@@ -99,7 +99,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """As `Optimizer.apply_gradients`; variables are clipped after the step."""
+        """Apply gradients as `Optimizer.apply_gradients` does, then clip the variables."""
         pairs = as_pairs(grads_and_vars)
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]

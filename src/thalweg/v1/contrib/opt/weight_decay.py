@@ -86,10 +86,10 @@ class DecoupledWeightDecayExtension(Optimizer):
         grad_loss: object = None,
         decay_var_list: Iterable[object] | None = None,
     ) -> Any:
-        """As `Optimizer.minimize`.
+        """Minimize a loss as `Optimizer.minimize` does, and decay variables.
 
         Args:
-            loss: As there, and so are those up to `grad_loss`.
+            loss: As in `Optimizer.minimize`, like all arguments up to `grad_loss`.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
         with self._while_decaying(decay_var_list):
@@ -112,10 +112,10 @@ class DecoupledWeightDecayExtension(Optimizer):
         name: str | None = None,
         decay_var_list: Iterable[object] | None = None,
     ) -> Any:
-        """As `Optimizer.apply_gradients`.
+        """Apply gradients as `Optimizer.apply_gradients` does, and decay variables.
 
         Args:
-            grads_and_vars, global_step, name: As there.
+            grads_and_vars, global_step, name: As in `Optimizer.apply_gradients`.
             decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
         """
         optimizer, chosen = _DECAYED.get()
@@ -220,7 +220,7 @@ def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
 
 @cache
 def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any]:
-    """The class of an optimizer that decays weights before each step of `base_optimizer`.
+    """Return the class of an optimizer that decays weights before each step of `base_optimizer`.
 
     Args:
         base_optimizer: A class derived from `Optimizer`.

@@ -1,4 +1,4 @@
-"""By what a loss is multiplied, so that gradients of 16 bits do not vanish."""
+"""Loss scales: factors of a loss that keep 16-bit gradients from vanishing."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A loss scale with what `get_config` gave."""
+        """Return a loss scale with what `get_config` gave."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
@@ -137,17 +137,17 @@ class DynamicLossScale(LossScale):
 
     @property
     def initial_loss_scale(self) -> float:
-        """What it began with."""
+        """Initial value of the scale."""
         return self._initial_loss_scale
 
     @property
     def increment_period(self) -> int:
-        """How many finite steps in a row raise it."""
+        """Number of finite steps in a row after which the scale rises."""
         return self._increment_period
 
     @property
     def multiplier(self) -> float:
-        """By what it is raised."""
+        """Factor by which the scale rises."""
         return self._multiplier
 
     def __call__(self) -> Any:
@@ -168,10 +168,10 @@ class DynamicLossScale(LossScale):
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Whether a step with these gradients is taken, and what is to become of the scale.
+        """Return the decision whether a step with these gradients is taken, and the next scale.
 
         Args:
-            has_nan: Whether there is a NaN among them, a bool or a tensor of one.
+            has_nan: Whether a gradient is NaN, a bool or a tensor of one.
             amax: The largest magnitude, a float or a tensor of one.
         """
         own = {name: resolve(var) for name, var in self._state().items()}
@@ -205,7 +205,7 @@ class DynamicLossScale(LossScale):
 
 
 def get(identifier: object) -> Any:
-    """The loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
+    """Return the loss scale that a number, "dynamic", or a `LossScale` stands for; None for None.
 
     Raises:
         ValueError: It stands for none.
@@ -226,7 +226,7 @@ def _no_update() -> object:
 
 
 def _are_finite(grads: Iterable[object]) -> torch.Tensor:
-    """Whether all elements of all gradients are finite."""
+    """Return whether all elements of all gradients are finite."""
     given = [values_of(found) for grad in grads if (found := concrete(grad)) is not None]
     for values in given:
         check_held(values, f"A gradient of shape {tuple(values.shape)}")

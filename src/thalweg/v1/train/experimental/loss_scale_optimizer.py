@@ -75,7 +75,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
-        """The gradients of the loss, computed from a scaled one; see `Optimizer`."""
+        """Return the gradients of the loss, computed from a scaled one; see `Optimizer`."""
 
         def scale_loss(value: object) -> object:
             return value * _cast_scale(self._loss_scale(), value)
@@ -138,7 +138,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, given: Sequence[tuple[object, object]]) -> bool:
-        """Whether a device may decide, in the step of the optimizer inside."""
+        """Return whether a device may decide, in the step of the optimizer inside."""
         is_plain = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_known = type(self._loss_scale) is scales.DynamicLossScale
         is_there = not all(isinstance(var, Tensor) and is_host(var) for _, var in given)
@@ -187,7 +187,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return [*super()._own_entries(), *(Entry(f"loss_scale/{name}", var) for name, var in own)]
 
     def variables(self) -> list[Any]:
-        """The variables of the optimizer inside, and of the loss scale."""
+        """Return the variables of the optimizer inside, and of the loss scale."""
         in_graph = not executing_eagerly()
         own = self._loss_scale._weights.values()
         return [*self._opt.variables(), *(x for x in own if hasattr(x, "initializer") == in_graph)]

@@ -34,10 +34,13 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
 
 
 def global_step_for(hook: SessionRunHook) -> Any:
-    """What counts steps in the default graph, as it is before a run counts one.
+    """Return the tensor of the default graph's global step, as it is before a run raises it.
+
+    Args:
+        hook: The hook that needs it, for the error.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: The graph has no global step.
     """
     found = _get_or_create_global_step_read()
     if found is None:

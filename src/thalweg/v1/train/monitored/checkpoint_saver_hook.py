@@ -23,22 +23,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointSaverListener:
-    """What is called around each save of a `CheckpointSaverHook`; override what is needed.
+    """Base class of callbacks around each save of a `CheckpointSaverHook`; override the methods
+    needed.
 
     Reference: tf.train.CheckpointSaverListener
     """
 
     def begin(self) -> None:
-        """The graph is built, but may still be added to."""
+        """Prepare the listener: the graph is built, but may still be added to."""
 
     def before_save(self, session: Any, global_step_value: int) -> None:
-        """A checkpoint is about to be written."""
+        """Handle a checkpoint that is about to be written."""
 
     def after_save(self, session: Any, global_step_value: int) -> Any:
-        """A checkpoint has been written; a result that is true requests a stop."""
+        """Handle a checkpoint that has been written; a true result requests a stop."""
 
     def end(self, session: Any, global_step_value: int) -> None:
-        """The session is about to be closed, after the last checkpoint."""
+        """Handle the end of the session, which is about to be closed, after the last checkpoint."""
 
 
 class CheckpointSaverHook(SessionRunHook):
@@ -146,7 +147,7 @@ class CheckpointSaverHook(SessionRunHook):
 
 
 def the_saver(graph: Any) -> Any:
-    """The saver in a graph's collection SAVERS, or None.
+    """Return the saver in a graph's collection SAVERS, or None.
 
     Raises:
         RuntimeError: There are several.

@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 
 
 class StepContext:
-    """What a function that `run_step_fn` calls is given.
+    """Argument of the function that `run_step_fn` calls.
 
     Args:
         session: The session itself, whose runs call no hooks.
@@ -45,7 +45,7 @@ class StepContext:
         return self._session
 
     def run_with_hooks(self, *args: object, **kwargs: object) -> Any:
-        """As `MonitoredSession.run`."""
+        """Run fetches with hooks, with the arguments of `MonitoredSession.run`."""
         return self._run_with_hooks(*args, **kwargs)
 
     def request_stop(self) -> None:
@@ -124,7 +124,7 @@ class MonitoredSession:
         options: object = None,
         run_metadata: object = None,
     ) -> Any:
-        """As `Session.run`; what hooks ask for is run at the same time.
+        """Run fetches as `Session.run` does, together with the fetches of hooks.
 
         Raises:
             RuntimeError: The session is closed, a stop has been requested, or two feed the same.
@@ -188,7 +188,7 @@ class MonitoredSession:
         return step_fn(StepContext(self._require_session(), self.run))
 
     def should_stop(self) -> bool:
-        """Whether to run no more: a stop was requested, or the session is closed.
+        """Return True if a stop was requested or the session is closed.
 
         Raises:
             BaseException: The error with which one of the session's threads has failed.
@@ -278,7 +278,7 @@ class SingularMonitoredSession(MonitoredSession):
         super().__init__(creator, hooks, stop_grace_period_secs)
 
     def raw_session(self) -> Session:
-        """The session itself, whose runs call no hooks."""
+        """Return the session itself, whose runs call no hooks."""
         return self._require_session()
 
 

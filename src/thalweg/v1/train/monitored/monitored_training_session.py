@@ -40,7 +40,7 @@ def MonitoredTrainingSession(
     summary_dir: Path | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
-    """A `MonitoredSession` for training, with the usual hooks.
+    """Return a `MonitoredSession` for training, with the usual hooks.
 
     Args:
         master: Ignored, as is `config`.

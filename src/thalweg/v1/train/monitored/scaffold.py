@@ -110,15 +110,15 @@ class Scaffold:
     def get_or_default(
         arg_name: str, collection_key: str, default_constructor: Callable[[], object]
     ) -> Any:
-        """What a collection of the default graph has, or else what is made, and put into it.
+        """Return the item of a collection of the default graph, or make one and add it.
 
         Args:
-            arg_name: The argument of the constructor that would say which one is meant.
+            arg_name: The constructor's argument that selects an item, for the error.
             collection_key: The collection.
-            default_constructor: Makes it.
+            default_constructor: Makes the item if the collection is empty.
 
         Raises:
-            RuntimeError: The collection has several.
+            RuntimeError: The collection has several items.
         """
         graph = get_default_graph()
         found = graph.get_collection(collection_key)
@@ -137,5 +137,5 @@ class Scaffold:
 
     @staticmethod
     def default_local_init_op() -> Any:
-        """An operation that initializes the local variables."""
+        """Return an operation that initializes the local variables."""
         return group(local_variables_initializer(), name="local_init")

@@ -1,4 +1,4 @@
-"""How a `MonitoredSession` makes its session."""
+"""Factories of the session of a `MonitoredSession`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SessionCreator(ABC):
 
     @abstractmethod
     def create_session(self) -> Session:
-        """A session of the default graph that is ready."""
+        """Return a session of the default graph that is ready."""
 
 
 class ChiefSessionCreator(SessionCreator):

@@ -73,7 +73,7 @@ class SessionManager:
         init_feed_dict: object = None,
         init_fn: Callable[[Any], object] | None = None,
     ) -> Session:
-        """A session with the values of a checkpoint, or else initialized.
+        """Return a session with the values of a checkpoint, or else initialized.
 
         Args:
             master: Ignored, as is `config`.
@@ -129,7 +129,7 @@ class SessionManager:
         max_wait_secs: float = 7200,
         config: object = None,
     ) -> tuple[Session, bool]:
-        """A session with the values of a checkpoint if there is one; see `prepare_session`.
+        """Return a session with the values of a checkpoint if there is one; see `prepare_session`.
 
         `local_init_op` is run in either case.
 
@@ -181,7 +181,11 @@ class SessionManager:
         return state
 
     def _initialized_locally(self, session: Session) -> str | None:
-        """Run `local_init_op`, or say why that cannot be done."""
+        """Run `local_init_op`, if there is one and the session is ready for it.
+
+        Returns:
+            Why the session is not ready, or None; nothing was run if it is not ready.
+        """
         if self._local_init_op is None:
             return None
         problem = _not_ready(session, self._ready_for_local_init_op)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class SessionRunArgs(NamedTuple):
-    """What is to be run.
+    """Fetches and feeds of a run.
 
     Args:
         fetches: As in `Session.run`.
-        feed_dict: Likewise, or None.
+        feed_dict: As in `Session.run`, or None.
         options: Ignored.
     """
 
@@ -20,12 +20,12 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple):
-    """What a run has given.
+    """Results of a run.
 
     Args:
-        results: What the hook asked for, or None.
-        options: As given to the run.
-        run_metadata: Likewise.
+        results: The values of the hook's fetches, or None.
+        options: The options of the run.
+        run_metadata: The metadata of the run.
     """
 
     results: Any
@@ -34,10 +34,10 @@ class SessionRunValues(NamedTuple):
 
 
 class SessionRunContext:
-    """One run of a `MonitoredSession`, as hooks see it.
+    """Context of one run of a `MonitoredSession`, for hooks.
 
     Args:
-        original_args: What was asked for, without what hooks add.
+        original_args: The caller's fetches and feeds, without those of hooks.
         session: The session in which it runs, where hooks may run more.
     """
 
@@ -48,7 +48,7 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What was asked for, without what hooks add."""
+        """Fetches and feeds of the caller, without those of hooks."""
         return self._original_args
 
     @property
@@ -58,7 +58,7 @@ class SessionRunContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has requested a stop."""
+        """True if a hook has requested a stop."""
         return self._stop_requested
 
     def request_stop(self) -> None:
@@ -93,10 +93,10 @@ class SessionRunHook:
     """
 
     def begin(self) -> None:
-        """The graph is built, but may still be added to."""
+        """Prepare the hook: the graph is built, but may still be added to."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """The session is there and global variables are initialized.
+        """Prepare the hook for a session whose global variables are initialized.
 
         Args:
             session: The session.
@@ -104,14 +104,12 @@ class SessionRunHook:
         """
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """A run comes.
-
-        Returns:
-            What to run besides, and to feed; or None.
-        """
+        """Return the additional fetches and feeds of the next run, or None."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """A run is done; `run_values.results` is what `before_run` asked for."""
+        """Handle the end of a run; `run_values.results` are the values of the fetches of
+        `before_run`.
+        """
 
     def end(self, session: Any) -> None:
-        """The session is about to be closed."""
+        """Handle the end of the session, which is about to be closed."""

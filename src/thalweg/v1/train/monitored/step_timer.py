@@ -1,4 +1,4 @@
-"""When hooks do what they do from time to time."""
+"""Timer of hooks that act every so many steps or seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class SecondOrStepTimer:
         self._last = None
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Whether it is time at this step; never twice for one step."""
+        """Return True if the hook is due at a step; False if it was triggered at this step
+        already.
+        """
         if self._last is None:
             return True
         last_step, last_time = self._last
@@ -60,5 +62,5 @@ class SecondOrStepTimer:
         return self._last[1] - before[1], step - before[0]
 
     def last_triggered_step(self) -> int | None:
-        """The step at which it triggered last."""
+        """Return the step at which it triggered last."""
         return None if self._last is None else self._last[0]

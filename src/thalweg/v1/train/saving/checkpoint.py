@@ -128,7 +128,9 @@ class Checkpoint(Trackable):
 
     @property
     def save_counter(self) -> Variable:
-        """How often `save` has saved, by which it numbers its files; saved and restored, too."""
+        """Variable that counts calls of `save` and numbers its files; it is saved and restored,
+        too.
+        """
         self._maybe_create_save_counter()
         return self._tracked[_COUNTER]
 

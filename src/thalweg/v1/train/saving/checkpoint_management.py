@@ -1,4 +1,4 @@
-"""Which checkpoints there are: the file `checkpoint` in their folder, and their own files."""
+"""Lists of checkpoints: the file `checkpoint` in their folder, and their own files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from thalweg._formats.atomic_write import NOWHERE
@@ -16,6 +17,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
 _LOG = logging.getLogger(__name__)
+_POLL_SECONDS = 1.0
 STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
 
 Path = str | os.PathLike[str]
@@ -28,16 +30,16 @@ def generate_checkpoint_state_proto(
     all_model_checkpoint_timestamps: Sequence[float] | None = None,
     last_preserved_timestamp: float | None = None,
 ) -> CheckpointState:
-    """What the file `checkpoint` of a folder is to say.
+    """Return the content of the file `checkpoint` of a folder.
 
     Args:
         save_dir: The folder.
-        model_checkpoint_path: The prefix of the newest checkpoint. Where neither it nor the folder
-            is absolute, the result has it as it is seen from the folder, as those that follow.
+        model_checkpoint_path: The prefix of the newest checkpoint. If neither it nor the folder is
+            absolute, it is made relative to the folder, and so are the prefixes that follow.
         all_model_checkpoint_paths: Optional. The prefixes of all checkpoints that are kept, the
             oldest first; the newest is added if it is not the last.
-        all_model_checkpoint_timestamps: Optional. When each was written, in seconds since 1970.
-        last_preserved_timestamp: Optional. When the last one was written that is kept for good.
+        all_model_checkpoint_timestamps: Optional. The time of each, in seconds since 1970.
+        last_preserved_timestamp: Optional. The time of the last one that is never deleted.
 
     Raises:
         ValueError: There are not as many times as checkpoints.
@@ -108,19 +110,20 @@ def update_checkpoint_state(
 def get_checkpoint_state(
     checkpoint_dir: Path, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """What the file `checkpoint` of a folder says, with paths that begin with the folder.
+    """Return the content of the file `checkpoint` of a folder, with paths that begin with the
+    folder.
 
     Returns:
         None if there is no such file.
 
     Raises:
-        ValueError: It names no checkpoint.
-        DataLossError: It is damaged.
-        UnsafeCheckpointError: It leads out of the folder.
+        ValueError: The file names no checkpoint.
+        DataLossError: The file is damaged.
+        UnsafeCheckpointError: A path leads out of the folder.
 
     Differs from:
-        TensorFlow, which takes a damaged file for none, and a training that goes on from there for
-        a new one.
+        TensorFlow, which treats a damaged file as a missing one, so that a training that continues
+        from there starts anew.
     """
     folder = os.fspath(checkpoint_dir)
     state = read_state(folder, STATE if latest_filename is None else latest_filename)
@@ -130,7 +133,7 @@ def get_checkpoint_state(
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
-    """The prefix of the newest checkpoint in a folder, or None.
+    """Return the prefix of the newest checkpoint in a folder, or None.
 
     Args:
         checkpoint_dir: The folder.
@@ -148,13 +151,59 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
     return state.model_checkpoint_path
 
 
+def checkpoints_iterator(
+    checkpoint_dir: Path,
+    min_interval_secs: float = 0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], object] | None = None,
+) -> Iterator[str]:
+    """Yield the prefix of the newest checkpoint of a folder, whenever there is another one.
+
+    Args:
+        checkpoint_dir: Folder that a training saves to; it may not exist yet.
+        min_interval_secs: Least time between two results.
+        timeout: Optional. Seconds to wait for a checkpoint before the iteration ends.
+        timeout_fn: Optional. Function that is called after each timeout; the iteration ends if its
+            result is true, and otherwise continues.
+
+    Raises:
+        ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
+    """
+    previous = None
+    while True:
+        newest = _wait_for_another(checkpoint_dir, previous, timeout)
+        if newest is not None:
+            start = time.monotonic()
+            previous = newest
+            yield newest
+            time.sleep(max(0.0, start + min_interval_secs - time.monotonic()))
+        elif timeout_fn is None or timeout_fn():
+            return
+
+
+def _wait_for_another(folder: Path, previous: str | None, timeout: float | None) -> str | None:
+    """Return the newest checkpoint as soon as it is not `previous`, or None after a timeout."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        newest = latest_checkpoint(folder)
+        if newest not in (None, previous):
+            return newest
+        if end is not None and time.monotonic() + _POLL_SECONDS > end:
+            return None
+        time.sleep(_POLL_SECONDS)
+
+
 def checkpoint_exists(checkpoint_prefix: Path) -> bool:
-    """Whether there is a checkpoint with that prefix, of ours or of TensorFlow's."""
+    """Return True if there is a checkpoint with a prefix, in this library's format or in
+    TensorFlow's.
+    """
     return is_checkpoint(os.fspath(checkpoint_prefix))
 
 
 def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
-    """When checkpoints were written, in seconds since 1970; those that are gone are left out."""
+    """Return the times at which checkpoints were written, in seconds since 1970, without missing
+    ones.
+    """
     times: list[float] = []
     for prefix in [os.fspath(each) for each in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):

@@ -99,7 +99,7 @@ class CheckpointManager:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """How many steps come between two saves, or None."""
+        """Number of steps between two saves, or None."""
         return self._interval
 
     @property

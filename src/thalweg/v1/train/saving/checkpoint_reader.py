@@ -1,4 +1,4 @@
-"""What is in a checkpoint, in our format or in TensorFlow's."""
+"""Reader of checkpoints in this library's format and in TensorFlow's."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ class CheckpointReader:
         self._entries = {name: (each.dtype, tuple(each.shape)) for name, each in found}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shape of each tensor by its name."""
+        """Return the shape of each tensor by its name."""
         return {name: list(shape) for name, (_, shape) in self._entries.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """The torch dtype of each tensor by its name; "string" for what is no tensor."""
+        """Return the torch dtype of each tensor by its name; "string" for what is no tensor."""
         return {
             name: dtype_of(dtype) if dtype in ITEM_BYTES else dtype
             for name, (dtype, _) in self._entries.items()
         }
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is one of that name."""
+        """Return True if the checkpoint has a tensor of this name."""
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """The value of that name, as a NumPy array or scalar.
+        """Return the value of that name, as a NumPy array or scalar.
 
         What NumPy has no dtype for is a torch tensor.
 
@@ -90,14 +90,14 @@ class CheckpointReader:
             return stored.tensor()
 
     def debug_string(self) -> bytes:
-        """A line for each tensor: its name, dtype and shape."""
+        """Return a line for each tensor: its name, dtype and shape."""
         lines = [
             f"{name} ({dtype}) {list(shape)}" for name, (dtype, shape) in self._entries.items()
         ]
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """The tensors of these names, which must be there; their checksums are verified.
+        """Return the tensors of these names, which must be there; their checksums are verified.
 
         Raises:
             OSError: They are damaged, or another checkpoint has taken the place of this one.
@@ -109,7 +109,9 @@ class CheckpointReader:
         return {name: found[name].tensor() for name in names}
 
     def keys_by_name(self) -> dict[str, str]:
-        """The names of tensors by the names of their variables, where objects have been saved."""
+        """Return the names of tensors by the names of their variables, where objects have been
+        saved.
+        """
         if not self._is_ours:
             graph = bundle.read(self._path, ()).graph
         else:
@@ -135,5 +137,5 @@ def _locate_existing(prefix: str) -> ResolvedPath:
 
 
 def is_checkpoint(prefix: str) -> bool:
-    """Whether there is a checkpoint with that prefix, or a file that may be one."""
+    """Return True if there is a checkpoint with a prefix, or a file that may be one."""
     return locate_checkpoint(prefix).kind not in (PathKind.MISSING, PathKind.FOLDER)

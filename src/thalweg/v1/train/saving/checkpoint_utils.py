@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and variables that begin with it."""
+"""Access to values of checkpoints, and variables that are initialized from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Path = str | os.PathLike[str]
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
-    """A reader of a checkpoint.
+    """Return a reader of a checkpoint.
 
     Args:
         ckpt_dir_or_file: Its prefix, or a folder, of which it is the newest one.
@@ -40,7 +40,8 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
-    """The names in a checkpoint, sorted, each with the shape of its tensor; see `load_checkpoint`.
+    """Return the names in a checkpoint, sorted, each with the shape of its tensor; see
+    `load_checkpoint`.
 
     Example:
         >>> import tempfile
@@ -57,11 +58,11 @@ def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
 
 
 def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
-    """One value of a checkpoint, as `CheckpointReader.get_tensor` gives it.
+    """Return one value of a checkpoint, as `CheckpointReader.get_tensor` does.
 
     Args:
         ckpt_dir_or_file: As in `load_checkpoint`.
-        name: Its name; ":0" at the end may be there.
+        name: The name of the value; it may end with ":0".
 
     Raises:
         NotFoundError: There is no value of that name.

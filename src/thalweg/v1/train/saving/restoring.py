@@ -1,4 +1,4 @@
-"""What a checkpoint has for the variables of a graph, and whether it fits."""
+"""Values of a checkpoint for the variables of a graph, checked for shape and dtype."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fitting_values(
     variables: Mapping[str, GraphVariable],
     reshape: bool = False,
 ) -> dict[GraphVariable, Tensor]:
-    """The values of variables in a checkpoint.
+    """Return the values of variables in a checkpoint.
 
     Args:
         reader: Reads the checkpoint.

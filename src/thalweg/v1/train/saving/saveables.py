@@ -1,4 +1,4 @@
-"""What a `Saver` saves: the variables of a graph by the names they have in a checkpoint."""
+"""Variables that a `Saver` saves, by their names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 
 def all_saveable() -> list[Any]:
-    """What a saver of the default graph saves if nobody says what."""
+    """Return the global variables and saveable objects of the default graph: the default of a
+    `Saver`.
+    """
     graph = get_default_graph()
     keys = GraphKeys.GLOBAL_VARIABLES, GraphKeys.SAVEABLE_OBJECTS
     return [each for key in keys for each in graph.get_collection(key)]
@@ -59,7 +61,7 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
 
 
 def as_variable(item: object) -> GraphVariable | None:
-    """The variable of the default graph that `item` is or stands for, or None."""
+    """Return the variable of the default graph that `item` is or stands for, or None."""
     if isinstance(item, GraphVariable):
         return item
     known = get_default_graph().stand_ins.get(id(item))

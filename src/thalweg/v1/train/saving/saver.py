@@ -329,6 +329,7 @@ def _folder_of(prefix: str) -> str:
 
 def _refuse_protos(what: str) -> NoReturn:
     raise NotImplementedError(
-        f"{what}: there are no protocol buffers of savers and graphs here. Build the graph by the"
-        " same Python code, and make another Saver."
+        f"{what}: there are no protocol buffers of savers and graphs, because a graph holds Python"
+        " functions. Build the graph by the same Python code, and restore its variables with a new"
+        " Saver."
     )

@@ -1,4 +1,4 @@
-"""What a `Saver` is given: the session, and the step."""
+"""Arguments of a `Saver`: the session, and the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_session(sess: object) -> Session:
 def values_of(
     session: Session, variables: list[GraphVariable], global_step: object
 ) -> tuple[list[Tensor], int | None]:
-    """The values of variables in a session, and the step."""
+    """Return the values of variables in a session, and the step."""
     if isinstance(global_step, GraphVariable):
         *values, step = session.snapshot([*variables, global_step])
         return values, int(step)

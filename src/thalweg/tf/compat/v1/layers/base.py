@@ -40,7 +40,7 @@ _ACTIVATIONS = {
 
 
 def activation_of(activation: Any) -> Callable[[Any], Any] | None:
-    """A function from one, or its name; None for none.
+    """Return a function from one, or its name; None for none.
 
     Raises:
         InvalidArgumentError: No activation has this name.
@@ -123,12 +123,12 @@ class Layer:
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """Those of its variables that are trained."""
+        """Variables of the layer that are trained."""
         return [each for each in self.variables if self.trainable and _is_trained(each)]
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """Those of its variables that are not trained."""
+        """Variables of the layer that are not trained."""
         return [each for each in self.variables if not (self.trainable and _is_trained(each))]
 
     trainable_weights, non_trainable_weights = trainable_variables, non_trainable_variables
@@ -138,7 +138,7 @@ class Layer:
         self.built = True
 
     def call(self, inputs: object, *args: object, **kwargs: object) -> Any:
-        """The outputs."""
+        """Return the outputs."""
         raise NotImplementedError
 
     def __call__(self, inputs: object, *args: object, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ class Layer:
             return self._build_and_call(inputs, *args, **kwargs)
 
     def apply(self, inputs: object, *args: object, **kwargs: object) -> Any:
-        """The same as a call."""
+        """Call the layer."""
         return self(inputs, *args, **kwargs)
 
     def _build_and_call(self, inputs: Any, *args: object, **kwargs: object) -> Any:
@@ -189,7 +189,7 @@ class Layer:
             )
 
     def channels(self, shape: Sequence[int | None], axis: int = -1) -> int:
-        """The size of a dimension that variables have, too.
+        """Return the size of a dimension that variables have, too.
 
         Raises:
             ValueError: It is not known.
@@ -212,7 +212,7 @@ class Layer:
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """A variable of the layer: found or made in its scope, in eager mode made.
+        """Return a variable of the layer: found or made in its scope, in eager mode made.
 
         The arguments are those of `get_variable`, whose defaults apply; an initializer may be
         given by name.
@@ -276,7 +276,7 @@ def _snake_case(title: str) -> str:
 def bound(
     signature: inspect.Signature, name: str, args: Sequence[object], kwargs: dict[str, object]
 ) -> dict[str, Any]:
-    """The arguments of a call by their names.
+    """Return the arguments of a call by their names.
 
     Raises:
         TypeError: They are not those of the function.
@@ -289,7 +289,8 @@ def bound(
 
 
 def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
-    """A function that makes a layer and calls it: `(inputs, *arguments of the layer, reuse=None)`.
+    """Return a function that makes a layer and calls it: `(inputs, *arguments of the layer,
+    reuse=None)`.
 
     In a graph the scope has exactly the name that it is given, so that `reuse=True` finds it again.
     """

@@ -117,8 +117,10 @@ class Conv3D(Convolution):
 
 
 class Conv2DTranspose(Convolution):
-    """What `Conv2D` with the same strides has as gradient; its kernel is (height, width, filters,
-    channels). See `Convolution`; there is no `dilation_rate`.
+    """Layer that computes the gradient of `Conv2D` with the same strides.
+
+    Its kernel is (height, width, filters, channels). See `Convolution`; there is no
+    `dilation_rate`.
     """
 
     SIZES, RANK = 2, (4, 4)

@@ -71,7 +71,8 @@ class Dense(Layer):
 
 
 class Dropout(Layer):
-    """In training, elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
+    """Layer that, in training, sets elements to 0 with probability `rate` and scales others by 1 /
+    (1 - rate).
 
     Args:
         rate: A number or tensor.
@@ -107,7 +108,7 @@ def decided(training: object) -> Any:
 
 
 class Flatten(Layer):
-    """All dimensions but the first as one.
+    """Layer that flattens all dimensions but the first into one.
 
     Args:
         data_format: "channels_last", or "channels_first", where channels go last before.

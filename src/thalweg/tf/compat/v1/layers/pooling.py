@@ -12,7 +12,7 @@ from thalweg.tf.compat.v1.layers.base import Layer, as_function
 
 
 class Pooling(Layer):
-    """What becomes of the elements in each window.
+    """Layer that reduces the elements in each window to one.
 
     Args:
         pool_size: A number, or one for each size.

@@ -81,7 +81,7 @@ def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
 
 
 def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
-    """A graph as JSON."""
+    """Return a graph as JSON."""
     return [
         {
             "children": dict(node.children),
@@ -93,7 +93,7 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
 
 
 def decode_graph(nodes: object, source: str) -> ObjectGraph:
-    """A graph from its JSON.
+    """Return a graph from its JSON.
 
     Args:
         nodes: What `encode_graph` returned.

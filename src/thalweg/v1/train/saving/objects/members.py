@@ -1,4 +1,4 @@
-"""What a checkpoint of objects consists of: objects, their children by name, and variables."""
+"""Members of an object checkpoint: objects, their children by name, and variables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ObjectMember:
 
 
 def is_trackable(value: object) -> bool:
-    """Whether a value can be part of a checkpoint."""
+    """Return True if a value can be part of a checkpoint."""
     if isinstance(value, GraphVariable):
         return True
     return isinstance(value, (Tensor, *_CONTAINERS)) and not is_symbolic(value)
@@ -70,8 +70,8 @@ def check_trackable(value: object, path: str) -> None:
 
 
 def children_of(owner: object) -> dict[str, Any]:
-    """The children of an object by name; those of a module are its parts, parameters, and the
-    buffers that its `state_dict` has.
+    """Return the children of an object by name; those of a module are its parts, parameters, and
+    the buffers that its `state_dict` has.
     """
     if isinstance(owner, Trackable):
         return owner._trackable_children(save_type="checkpoint")
@@ -96,7 +96,7 @@ def _check_key(name: object) -> str:
 
 
 def child_of(owner: object, name: str) -> Any:
-    """The child of this name, or None."""
+    """Return the child of this name, or None."""
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
@@ -112,7 +112,7 @@ def child_of(owner: object, name: str) -> Any:
 
 
 def held_by(value: Any, graph: Any) -> Any:
-    """The variable that `value` is, or is in a graph; or the object that is saved for it."""
+    """Return the variable that `value` is, or is in a graph; or the object that is saved for it."""
     if isinstance(value, Trackable):
         return value._checkpointed()
     value = handle_of(value)
@@ -122,19 +122,19 @@ def held_by(value: Any, graph: Any) -> Any:
 
 
 def is_variable(held: object) -> bool:
-    """Whether it has a value."""
+    """Return True if an object is a tensor or a variable of a graph."""
     return isinstance(held, Tensor | GraphVariable)
 
 
 def members_of(root: object, graph: object = None) -> list[ObjectMember]:
-    """All objects that a root leads to, itself first, those near to it before others; then slots.
+    """Return all objects that are reachable from a root, nearest first, then slots.
 
     Args:
-        root: The root.
-        graph: The graph in which torch's parameters have variables that stand for them, or None.
+        root: The root, the first element of the list.
+        graph: The graph in which variables stand for torch's parameters, or None.
 
     Raises:
-        InvalidTypeError: Something cannot be part of a checkpoint; names it.
+        InvalidTypeError: An object cannot be part of a checkpoint; names it.
     """
     members: list[ObjectMember] = []
     places: dict[int, int] = {}
@@ -178,19 +178,19 @@ def _escape_name(name: str) -> str:
 
 
 def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
-    """The optimizers among members, in the order in which their locks are taken."""
+    """Return the optimizers among members, in the order in which their locks are taken."""
     found = [each.held for each in members if isinstance(each.held, TrackableSlots)]
     return sorted(found, key=id)
 
 
 def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
-    """The graphs whose variables are among members."""
+    """Return the graphs whose variables are among members."""
     found = (each.held.graph for each in members if isinstance(each.held, GraphVariable))
     return list({id(graph): graph for graph in found}.values())
 
 
 def describe_members(members: Iterable[ObjectMember]) -> ObjectGraph:
-    """The members as a checkpoint describes them."""
+    """Return the members as a checkpoint describes them."""
     return ObjectGraph(tuple(map(_describe_member, members)))
 
 

@@ -16,7 +16,7 @@ from thalweg.v1.train.saving.objects.walk import Walk
 
 
 class Restoration(ObjectValues):
-    """One restore; see `ObjectValues`."""
+    """Restore of an object checkpoint; see `ObjectValues`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -96,12 +96,14 @@ class Position:
         return self._restoration.graph
 
     def is_simple_variable(self) -> bool:
-        """Whether it is a value and nothing else."""
+        """Return True if the position is a variable without children whose value is not restored
+        yet.
+        """
         restoration, node = self._restoration, self._node
         return node in restoration.left and not restoration.nodes[node].children
 
     def value(self) -> Tensor:
-        """The value; not to be written to."""
+        """Return the value; not to be written to."""
         return self._restoration.left[self._node]
 
     def restore(self, trackable: object) -> None:

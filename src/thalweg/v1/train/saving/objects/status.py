@@ -1,4 +1,4 @@
-"""What `Checkpoint.restore` returns: what has been restored, and what waits."""
+"""Return values of `Checkpoint.restore`: restored values, and values that wait for objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InitializationOnlyStatus:
         self._fail_not_restored()
 
     def expect_partial(self) -> Self:
-        """The status itself."""
+        """Return the status itself."""
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
@@ -48,7 +48,7 @@ class InitializationOnlyStatus:
         self._fail_not_restored()
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """In graph mode initialize all variables.
+        """Initialize all variables of the graph, in graph mode.
 
         Args:
             session: By default the default session.
@@ -131,7 +131,8 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """In graph mode give a session the values: all of its graph that have found a variable.
+        """Load the values of all variables that were found into a session's graph; in graph mode
+        only.
 
         Args:
             session: By default the default session.
@@ -146,7 +147,8 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             chosen.load_all(own)
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """In graph mode give a session the values, and initialize what the file does not have.
+        """Load the values into a session and initialize variables that the file lacks; in graph
+        mode only.
 
         Args:
             session: By default the default session.

@@ -17,11 +17,11 @@ _numbers = itertools.count(1)
 
 
 class ObjectValues:
-    """What a file has for objects, and which of them it has found.
+    """Values of a file for objects, and the objects that were found.
 
     Args:
         source: The file, for messages.
-        graph: What the objects of the file are.
+        graph: The graph of the file's objects.
         values: The values of variables, by their positions among these objects.
         building: The graph that is being built; None in eager mode.
 
@@ -31,10 +31,10 @@ class ObjectValues:
         graph: The graph that was being built.
         nodes: The objects of the file.
         links: The slots of each optimizer and of each variable, by their positions.
-        objects: The object that each position has found.
-        left: The values of positions that have found no object.
-        assignments: The values of graph variables, which sessions are given.
-        is_first: Whether nothing has been looked for yet, and `left` is the file's own memory.
+        objects: The object found for each position.
+        left: The values of positions without an object.
+        assignments: The values of graph variables, which sessions load.
+        is_first: Whether no object was looked up yet, and `left` is the file's own memory.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class ObjectValues:
         self._valued = frozenset(values)
 
     def name(self, node: int) -> str:
-        """What a value is called: its key in the file without TensorFlow's ending."""
+        """Return the key of a value in the file, without TensorFlow's ending."""
         keys = (each.key for each in self.nodes[node].attributes if each.name == VALUE)
         return next(keys, f"object {node}").removesuffix(SUFFIX)
 
     def waiting(self) -> list[str]:
-        """The names of the values that have found no object."""
+        """Return the names of the values that have found no object."""
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
     def settle(self, objects: Mapping[int, object], awaited: Iterable[int]) -> None:

@@ -138,9 +138,9 @@ def _with_weights(
 
 @_with_weights(_Dense, "fully_connected")
 def fully_connected(inputs: object, num_outputs: int) -> Sequence[Any]:
-    """As `tf.layers.dense`, with `relu` and `xavier_initializer` by default.
+    """Apply a layer as `tf.layers.dense` does, with `relu` and `xavier_initializer` by default.
 
-    `normalizer_fn`, called with `normalizer_params`, stands in for the biases.
+    `normalizer_fn`, called with `normalizer_params`, replaces the biases.
     """
     return (num_outputs,)
 
@@ -155,7 +155,7 @@ def conv2d(
     data_format: str | None = None,
     rate: object = 1,
 ) -> Sequence[Any]:
-    """As `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
+    """Apply `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
     return num_outputs, kernel_size, stride, padding, _format_of(data_format), rate
 
 
@@ -168,7 +168,7 @@ def conv2d_transpose(
     padding: str = "SAME",
     data_format: str | None = "NHWC",
 ) -> Sequence[Any]:
-    """As `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
+    """Apply `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
     return num_outputs, kernel_size, stride, padding, _format_of(data_format)
 
 
@@ -197,7 +197,7 @@ def batch_norm(
     renorm_decay: float = 0.99,
     adjustment: object = None,
 ) -> Tensor:
-    """As `tf.layers.batch_normalization`, without `gamma` by default.
+    """Normalize as `tf.layers.batch_normalization` does, without `gamma` by default.
 
     With `updates_collections=None` the outputs wait for the moving averages. The variance that is
     averaged has one example less in its divisor for inputs of two and of four dimensions, unless
@@ -267,7 +267,7 @@ def layer_norm(
     begin_params_axis: int = -1,
     scope: object = None,
 ) -> Tensor:
-    """Each example normalized by its own moments, along the axes from `begin_norm_axis` on.
+    """Normalize each example by its own moments, along the axes from `begin_norm_axis` on.
 
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
     """
@@ -281,7 +281,7 @@ def layer_norm(
 
 
 def flatten(inputs: object, outputs_collections: object = None, scope: str | None = None) -> Tensor:
-    """All dimensions but the first as one."""
+    """Flatten all dimensions but the first into one."""
     outputs = layers.flatten(inputs, name=scope or "Flatten")
     return _collect_outputs(outputs, None, None, outputs_collections)
 
@@ -295,7 +295,7 @@ def dropout(
     scope: str | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """As `tf.layers.dropout`, of which `keep_prob` is the share that is kept."""
+    """Apply `tf.layers.dropout`; `keep_prob` is the fraction of elements that is kept."""
     own = (1 - keep_prob, noise_shape, seed, is_training)
     return _collect_outputs(layers.dropout(inputs, *own), None, None, outputs_collections)
 
@@ -309,7 +309,7 @@ def max_pool2d(
     outputs_collections: object = None,
     scope: str | None = None,
 ) -> Tensor:
-    """As `tf.layers.max_pooling2d`."""
+    """Take maxima as `tf.layers.max_pooling2d` does."""
     outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format_of(data_format))
     return _collect_outputs(outputs, None, None, outputs_collections)
 
@@ -323,7 +323,7 @@ def avg_pool2d(
     outputs_collections: object = None,
     scope: str | None = None,
 ) -> Tensor:
-    """As `tf.layers.average_pooling2d`."""
+    """Take means as `tf.layers.average_pooling2d` does."""
     outputs = layers.average_pooling2d(
         inputs, kernel_size, stride, padding, _format_of(data_format)
     )

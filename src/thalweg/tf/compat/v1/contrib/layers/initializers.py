@@ -22,8 +22,8 @@ def variance_scaling_initializer(
     seed: int | None = None,
     dtype: object = torch.float32,
 ) -> Callable[..., Tensor]:
-    """An initializer of random numbers of which the variance is `factor` divided by the size of a
-    kernel.
+    """Return an initializer of random numbers of which the variance is `factor` divided by the size
+    of a kernel.
 
     Args:
         factor: A number.
@@ -58,5 +58,5 @@ def variance_scaling_initializer(
 def xavier_initializer(
     uniform: bool = True, seed: int | None = None, dtype: object = torch.float32
 ) -> Callable[..., Any]:
-    """An initializer by the mean of inputs and outputs (Glorot & Bengio 2010)."""
+    """Return an initializer by the mean of inputs and outputs (Glorot & Bengio 2010)."""
     return variance_scaling_initializer(1.0, "FAN_AVG", uniform, seed, dtype)

@@ -199,6 +199,8 @@ def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
     factor = multipliers.get(var, multipliers.get(var.name))
     if grad is None or factor is None:
         return grad
+    if is_tensor(factor) and grad.dtype is not None:
+        factor = _graph.cast(factor, grad.dtype)
     if isinstance(grad, IndexedSlices):
         return IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
     return grad * factor

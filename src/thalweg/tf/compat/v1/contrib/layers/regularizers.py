@@ -14,8 +14,8 @@ from thalweg.tf.elementwise import add_n
 
 
 def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
-    """A function of weights that returns their penalty, scale sum(|weights|); None if `scale` is
-    0. `scope` is ignored.
+    """Return a function of weights that returns their penalty, scale sum(|weights|); None if
+    `scale` is 0. `scope` is ignored.
 
     Raises:
         ValueError: `scale` is negative.
@@ -28,7 +28,9 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
 def sum_regularizer(
     regularizer_list: Sequence[Any], scope: str | None = None
 ) -> Callable[[Any], Any] | None:
-    """A function that returns the sum of several penalties; None of none. `scope` is ignored."""
+    """Return a function that returns the sum of several penalties; None of none. `scope` is
+    ignored.
+    """
     given = [each for each in regularizer_list if each is not None]
     if not given:
         return None
@@ -42,7 +44,7 @@ def sum_regularizer(
 
 
 def apply_regularization(regularizer: Callable[[Any], Any], weights_list: Any = None) -> Any:
-    """The sum of the penalties of weights, by default of those in the collection WEIGHTS.
+    """Return the sum of the penalties of weights, by default of those in the collection WEIGHTS.
 
     It goes to REGULARIZATION_LOSSES; it is 0 if there are none.
     """

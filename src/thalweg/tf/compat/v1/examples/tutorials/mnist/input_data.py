@@ -38,7 +38,7 @@ class DataSet:
     def next_batch(
         self, batch_size: int, fake_data: bool = False, shuffle: bool = True
     ) -> tuple[Any, Any]:
-        """The next examples; where an epoch ends, the batch goes on with those of the next.
+        """Return the next examples; where an epoch ends, the batch goes on with those of the next.
 
         Args:
             batch_size: How many, at most `num_examples`.

@@ -1,0 +1,125 @@
+"""Guards of the look: functions of torch that tell what else happens to operations."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thalweg import Variable, optim
+from thalweg._engines import guards, probe
+from thalweg.keras import optimizers
+from thalweg.v1 import train
+
+pytestmark = pytest.mark.skipif(
+    isinstance(probe.layout(), str) or not guards.find_guards(),
+    reason="torch's objects cannot be read here",
+)
+
+
+def _is_on(guard: guards.Guard) -> bool:
+    found = ctypes.PYFUNCTYPE(ctypes.c_uint64)(guard.address)()
+    if guard.is_pointer:
+        found = ctypes.c_uint64.from_address(found).value
+    return bool(found & (guard.mask % 2**64))
+
+
+class _Functions(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "profiler": torch.profiler.profile,
+    "dispatch mode": _Dispatch,
+    "function mode": _Functions,
+    "inference mode": torch.inference_mode,
+}
+
+
+def _states() -> list[bool]:
+    return list(map(_is_on, guards.find_guards()))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_each_is_on_in_its_block_alone(name: str) -> None:
+    assert not any(_states())
+    with BLOCKS[name]():
+        states = _states()
+    assert states == [*(each == name for each in BLOCKS), False]
+    assert not any(_states())
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, whose tracer is deprecated
+def test_the_last_is_on_while_torch_traces() -> None:
+    found: list[list[bool]] = []
+
+    def function(x: Tensor) -> Tensor:
+        found.append(_states())
+        return x + 1
+
+    torch.jit.trace(function, torch.ones(2), check_trace=False)
+    assert found[0] == [False, False, False, False, True]
+
+
+def _torchs(var: Any) -> Callable[[Any], object]:
+    optimizer = optim.SGD([var], lr=0.1)
+
+    def step(grad: Any) -> None:
+        var.grad = grad
+        optimizer.step()
+
+    step.taken = lambda: getattr(optimizer._own.quick, "taken", 0)  # pyright: ignore
+    return step
+
+
+def _of_pairs(optimizer: Any) -> Callable[[Any], Callable[[Any], object]]:
+    def make(var: Any) -> Callable[[Any], object]:
+        def step(grad: Any) -> None:
+            optimizer.apply_gradients([(grad, var)])
+
+        step.taken = lambda: getattr(optimizer._plans.now().quick, "taken", 0)  # pyright: ignore
+        return step
+
+    return make
+
+
+STEPS: dict[str, Callable[[], Callable[[Any], Callable[[Any], object]]]] = {
+    "optim": lambda: _torchs,
+    "keras": lambda: _of_pairs(optimizers.SGD(0.1)),
+    "v1": lambda: _of_pairs(train.GradientDescentOptimizer(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", [each for each in BLOCKS if each != "profiler"])
+@pytest.mark.parametrize("front_end", STEPS)
+def test_no_step_in_a_block_is_taken_in_one_call(front_end: str, name: str) -> None:
+    var = Parameter(torch.ones(3)) if front_end == "optim" else Variable(torch.ones(3))
+    step: Any = STEPS[front_end]()(var)
+    for _ in range(4):
+        step(torch.ones(3))
+    before = step.taken()
+    assert before == 2
+    grad = torch.ones(3)
+    with BLOCKS[name]():
+        step(grad)
+    assert step.taken() <= before
+    step(torch.ones(3))
+    assert torch.allclose(var.detach(), torch.full((3,), 0.4))
