@@ -120,7 +120,7 @@ def few(made: Record) -> str:
         if any("?" in values[name] for name in names):
             left_out += 1
             continue
-        lines.append(f"| {what}{_mark(made, names)} | {text.format_map(values)} | {peer} |")
+        lines.append(f"| {what}{_mark(made, text)} | {text.format_map(values)} | {peer} |")
     run = " of one run" * made.is_one_run
     note = " Rows that were measured beside other processes are left out." if left_out else ""
     return "\n".join([*lines, "", f"Medians{run}. {made.place}.{note}"])
@@ -136,12 +136,12 @@ def all_of(made: Record) -> str:
     return "\n".join([text, "", *lines])
 
 
-def _mark(made: Record, names: Iterable[str]) -> str:
-    """Return the groups of figures that were measured on another machine, for the end of a cell."""
+def _mark(made: Record, text: str) -> str:
+    """Return the groups of a text's figures that were measured on another machine, in brackets."""
     elsewhere = [
         f" (`{group}`)"
         for group in made.elsewhere
-        if any(figure.name in names for figure in made.groups[group])
+        if any(f"{{{figure.name}}}" in text for figure in made.groups[group])
     ]
     return "".join(elsewhere)
 
