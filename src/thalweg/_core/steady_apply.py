@@ -126,7 +126,7 @@ class SteadyApply(ABC):
             count_before: How many steps were taken before the first of them.
         """
         first, end = self._computed_span
-        limit = min(2 * (end - first), MOST_COMING) if count_before == end else 1
+        limit = max(1, min(2 * (end - first), MOST_COMING)) if count_before == end else 1
         steps: list[ComingStep] = []
         with suppress(*ERRORS):  # which the step itself raises, when it comes
             steps.extend(islice(self._coming_steps(optimizer, count_before), limit))

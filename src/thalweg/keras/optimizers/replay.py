@@ -26,6 +26,7 @@ from thalweg.schedules.base import FormulaSchedule
 from thalweg.variable import Variable
 
 _EXACT = (int, float, np.number)
+_UNREAD = object()  # the learning rate while numbers are being read
 _RATE = "learning_rate"
 # What decides on a step beside hyperparameters.
 _ASKED = (
@@ -63,12 +64,19 @@ class SteadyKerasApply(SteadyApply):
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
-        """Read the count of steps and all hyperparameters, which others may have written to."""
+        """Read the count of steps and all hyperparameters, which others may have written to.
+
+        A signal's function may take a step meanwhile: until the end it finds `_UNREAD`, or numbers
+        that are not as expected, and reads for itself.
+        """
+        self._given_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: each._version for name, each in self._tensors.items()}
-        known = [Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())]
+        taken, known = -1, []
+        while taken != self.taken:  # else the count is not that of these steps
+            taken = self.taken
+            known = [Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())]
         scalars: dict[Dtype, dict[str, Any]] = {}
-        self._given_rate = self._values.get(_RATE)
-        self._schedule = _Schedule(self._given_rate)
+        self._schedule = _Schedule(rate)
         self._functions = _user_functions(optimizer)
         self.calls = bool(self._functions)
         if self._has_known_scalars:
@@ -76,10 +84,11 @@ class SteadyKerasApply(SteadyApply):
             with optimizer._hyper.knowing(dict.fromkeys(functions, 0.0)):
                 scalars = {each: optimizer._hyper_scalars(each) for each in self._dtypes}
         # An interruption may come between a step and what is kept of it here.
-        self._begun, self._scalars = int(known[0]) - self.taken, scalars
-        self._found.expect(known)
+        self._begun, self._scalars = int(known[0]) - taken, scalars
+        self._follow_rate(optimizer, rate)
         self._forget_coming()
-        self._follow_rate(optimizer)
+        self._found.expect(known)
+        self._given_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
         """Read the hyperparameters that were set since they were read, as far as versions tell."""
@@ -92,19 +101,20 @@ class SteadyKerasApply(SteadyApply):
             if version == versions[name]:
                 continue
             number = Tensor.item(tensor)
-            self._forget_coming()
-            self._found.expect((number,), place)
             if name in self._scalar_names:
                 for dtype, own in self._scalars.items():
                     change(dtype, own, self._scalar_names[name], as_read(tensor, number, dtype))
-            versions[name] = version
             if name == _RATE and self._rates:
-                self._follow_rate(optimizer)
+                self._follow_rate(optimizer, self._given_rate)
+            self._forget_coming()
+            # Last: a step that a signal's function takes before finds the number unexpected.
+            self._found.expect((number,), place)
+            versions[name] = version
 
-    def _follow_rate(self, optimizer: Any) -> None:
+    def _follow_rate(self, optimizer: Any, rate: object) -> None:
         """Have the learning rate computed ahead, if it follows from the number of the step."""
         self._rates = {}
-        rate, decays = self._given_rate, optimizer._initial_decay > 0
+        decays = optimizer._initial_decay > 0
         if not self._has_known_scalars or self._functions or rate is None:
             return
         if isinstance(rate, FormulaSchedule) or decays:

@@ -114,10 +114,15 @@ class SteadyV1Apply(SteadyApply):
         return decays if functions and is_counted else {}
 
     def _read_counters(self) -> list[Any]:
-        known = list(map(number_of, self._counters))
-        self._known = self.taken, known  # an interruption may come before the next ones are kept
-        self._found.expect(known)
+        """Return the values of the counters, which the look then expects, and keep them."""
+        taken, known = -1, []
+        # Again if a signal's function took a step meanwhile: numbers and count belong together.
+        while taken != self.taken:
+            taken, known = self.taken, list(map(number_of, self._counters))
+        self._known = taken, known  # an interruption may come before the next ones are kept
         self._forget_coming()
+        # Last: a step that a signal's function takes before finds the numbers unexpected.
+        self._found.expect(known)
         return known
 
     @staticmethod
@@ -200,9 +205,11 @@ class SteadyV1Apply(SteadyApply):
         return not other
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
+        if self._known[0] != first:
+            self._read_counters()
         known_at, known = self._known
-        if known_at != first:
-            known = self._read_counters()
+        if known_at != first:  # a signal's function took this step meanwhile
+            return
         while True:
             scalars = {dtype: self._scalars_at(dtype, known) for dtype in self._scalars}
             known = list(map(_following, self._kinds, known, self._factors))
