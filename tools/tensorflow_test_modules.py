@@ -179,8 +179,8 @@ DECORATORS = {
 TEST_UTIL: dict[str, object] = {
     **DECORATORS,
     "TensorFlowTestCase": tf.test.TestCase,
-    "device": contextlib.nullcontext,
-    "use_gpu": contextlib.nullcontext,
+    "device": lambda *args, **options: contextlib.nullcontext(),
+    "use_gpu": lambda *args, **options: contextlib.nullcontext(),
     "is_gpu_available": return_false,
     "get_small_sequential_mlp": get_small_sequential_mlp,
     "get_test_data": get_test_data,

@@ -113,6 +113,16 @@ class Recorder(unittest.TestResult):
 
     addError = addFailure
 
+    def addSubTest(self, test: unittest.TestCase, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self.write(test.id(), *describe(err[1]))
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.write(test.id(), "passed")
+
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+        self.write(test.id(), "failed", "The test passed, and a failure was expected.")
+
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self.write(test.id(), "skipped", reason)
 
@@ -173,6 +183,8 @@ def run_separately(path: Path, version: int, roots: list[Path]) -> Outcomes:
         process.start()
         process.join()
         lines = [json.loads(line) for line in report]
+    if process.exitcode:
+        lines.append(["process", "failed", f"The process ended with {process.exitcode}."])
     return {name.partition(".")[2] or name: (outcome, text) for name, outcome, text in lines}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,21 @@ def resolve(domain: str, info: dict[str, str]) -> str | None:
     """Where the source of a documented object is, for `sphinx.ext.linkcode`."""
     if domain != "py" or not info["module"].startswith("thalweg"):
         return None
-    path = ROOT / "src" / info["module"].replace(".", "/")
+    module = _defining_module(info["module"], info["fullname"])
+    path = ROOT / "src" / module.replace(".", "/")
     found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return f"{SOURCE}/blob/main/{found.relative_to(ROOT)}" if found.exists() else None
+
+
+def _defining_module(module: str, name: str) -> str:
+    """Return the module with the code of an object that may be exported from another one."""
+    try:
+        found = attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError):
+        return module
+    function = found if hasattr(found, "__globals__") else getattr(found, "__init__", None)
+    home = getattr(function, "__globals__", {}).get("__name__", module)
+    return home if home.startswith("thalweg") else module
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg.errors import RuleError
 
@@ -34,6 +35,7 @@ class ComposedFormula:
         raise RuleError(f"{self.__qualname__} is run by engines alone.")
 
 
+@exported_from("thalweg.formula")
 class ChainedFormula(ComposedFormula):
     """A formula and then another, which gets the variable that the first has made.
 

@@ -313,7 +313,7 @@ class RepeatedPairs:
             if self._may_have_threads:
                 self._launches.set_threads(found)
             return found.take(given, begun)
-        return self._take_measured(gradients, given, begun, how, look.WHOLE, values_of, step)
+        return self._take_measured(gradients, given, begun, how, 0, values_of, step)
 
     def _take_measured(
         self,

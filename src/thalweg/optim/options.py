@@ -1,6 +1,14 @@
-"""The options that every constructor of `thalweg.optim` takes, one class for each."""
+"""The options that every constructor of `thalweg.optim` takes, one class for each.
+
+`Any`, `Mapping`, `Storage` and `torch` are for `typing.get_type_hints` of these classes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping as Mapping
+from typing import Any as Any
+
+import torch as torch
 
 from thalweg._core.options.accumulation import Accumulation
 from thalweg._core.options.average import Average
@@ -14,6 +22,7 @@ from thalweg._core.options.masters import Masters, Offload, StateDtype
 from thalweg._core.options.rounding import Rounding
 from thalweg._core.options.split import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.options.state_storage import Storage as Storage
 from thalweg._core.options.wrappers import (
     Cautious,
     CautiousDecay,

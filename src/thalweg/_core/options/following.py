@@ -9,7 +9,7 @@ from thalweg.formula import ChainedFormula, Formula, Rule, Slot
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
-    """A rule after which a formula runs; see `Then`.
+    """Return a rule after whose update a formula runs; see `ChainedFormula`.
 
     Rows that a sparse gradient does not name follow it, too; entries of one row are added up, so
     that it runs once for each.

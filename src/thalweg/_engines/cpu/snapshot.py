@@ -103,9 +103,14 @@ def routine(block: int) -> Callable[[list[Any] | None, int, int], int]:
     Args:
         block: The address of the block.
     """
+    return _builtin_maker()(_method(), block.to_bytes(8, sys.byteorder), None)
+
+
+@cache
+def _builtin_maker() -> Callable[[int, bytes, None], Any]:
+    """Return `PyCFunction_NewEx` of Python's C interface."""
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
-    return make(_method(), block.to_bytes(8, sys.byteorder), None)
+    return kind(("PyCFunction_NewEx", ctypes.pythonapi))
 
 
 @cache
