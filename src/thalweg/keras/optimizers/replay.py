@@ -71,10 +71,12 @@ class SteadyKerasApply(SteadyApply):
         """
         self._given_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: each._version for name, each in self._tensors.items()}
-        taken, known = -1, []
-        while taken != self.taken:  # else the count is not that of these steps
-            taken = self.taken
-            known = [Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())]
+        steps, numbers = -1, []
+        while steps != self.taken:  # else the count is not that of these steps
+            steps = self.taken
+            numbers = [
+                Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())
+            ]
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._schedule = _Schedule(rate)
         self._functions = _user_functions(optimizer)
@@ -84,10 +86,10 @@ class SteadyKerasApply(SteadyApply):
             with optimizer._hyper.knowing(dict.fromkeys(functions, 0.0)):
                 scalars = {each: optimizer._hyper_scalars(each) for each in self._dtypes}
         # An interruption may come between a step and what is kept of it here.
-        self._begun, self._scalars = int(known[0]) - taken, scalars
+        self._begun, self._scalars = int(numbers[0]) - steps, scalars
         self._follow_rate(optimizer, rate)
         self._forget_coming()
-        self._found.expect(known)
+        self._found.expect(numbers)
         self._given_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:

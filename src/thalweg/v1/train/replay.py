@@ -115,15 +115,15 @@ class SteadyV1Apply(SteadyApply):
 
     def _read_counters(self) -> list[Any]:
         """Return the values of the counters, which the look then expects, and keep them."""
-        taken, known = -1, []
+        steps, numbers = -1, []
         # Again if a signal's function took a step meanwhile: numbers and count belong together.
-        while taken != self.taken:
-            taken, known = self.taken, list(map(number_of, self._counters))
-        self._known = taken, known  # an interruption may come before the next ones are kept
+        while steps != self.taken:
+            steps, numbers = self.taken, list(map(number_of, self._counters))
+        self._known = steps, numbers  # an interruption may come before the next ones are kept
         self._forget_coming()
         # Last: a step that a signal's function takes before finds the numbers unexpected.
-        self._found.expect(known)
-        return known
+        self._found.expect(numbers)
+        return numbers
 
     @staticmethod
     def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
