@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import thalweg.v1 as tf
-from thalweg import Variable, schedules
+from thalweg import Variable, optim, schedules
 from thalweg._core.repeated_pairs import RepeatedPairs
 from thalweg._engines import probe
 from thalweg.keras import backend, optimizers
@@ -523,3 +523,34 @@ def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -
         found.append((getattr(quick, "taken", 0), weights.detach()))
     assert [taken for taken, _ in found] == [STEPS - 2, 0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+RATES_WITHOUT_MEMORY = {
+    "zeros": lambda: torch._efficientzerotensor((), dtype=torch.float32, device="cpu"),
+    "negative bit": lambda: torch.view_as_complex(torch.tensor([0.0, -0.1])).conj().imag,
+}
+
+
+@pytest.mark.parametrize("kind", RATES_WITHOUT_MEMORY)
+@pytest.mark.parametrize("front_end", ["optim", "keras", "v1"])
+def test_rates_that_no_memory_holds_as_they_are(front_end: str, kind: str) -> None:
+    """Steps read such a rate by torch's functions: its memory is missing, or has another sign."""
+    ends: list[Tensor] = []
+    for rate in (RATES_WITHOUT_MEMORY[kind](), float(RATES_WITHOUT_MEMORY[kind]())):
+        variable: Any = Variable(torch.ones(3))
+        if front_end == "optim":
+            optimizer: Any = optim.SGD(
+                [variable], lr=rate, foreach=isinstance(rate, Tensor) or None
+            )
+        else:
+            made = {"keras": optimizers.SGD, "v1": train.GradientDescentOptimizer}[front_end]
+            optimizer = made(rate)
+        for _ in range(6):
+            gradient = torch.full((3,), 0.5)
+            if front_end == "optim":
+                variable.grad = gradient
+                optimizer.step()
+            else:
+                optimizer.apply_gradients([(gradient, variable)])
+        ends.append(variable.detach().as_subclass(Tensor).clone())
+    assert torch.equal(*ends)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from attack.interruptions import TRAININGS, Training
 from interrupting import outcome
-from thalweg import optim
+from thalweg import Variable, optim
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam
 
@@ -177,3 +178,36 @@ def test_keras_within_a_constraint() -> None:
     with pytest.raises(FailedPreconditionError, match="within a step of the same"):
         optimizer.apply_gradients(pairs)
     assert optimizer.iterations.item() == 2
+
+
+@pytest.mark.parametrize("steps", [4, 5, 8])
+def test_a_step_within_a_step_after_the_count_was_set(steps: int) -> None:
+    """Take a step while the numbers of coming steps, and the table of them, are made."""
+
+    def trained() -> tuple[Any, list[Any]]:
+        variable, optimizer = Variable(torch.ones(5)), Adam(0.1)
+        pairs = [(torch.ones(5), variable)]
+        for _ in range(steps):
+            optimizer.apply_gradients(pairs)
+        optimizer.iterations.assign(40)
+        return optimizer, pairs
+
+    for place in range(5, 300, 13):
+        optimizer, pairs = trained()
+        handled: list[bool] = []
+
+        def step(optimizer: Any = optimizer, pairs: list[Any] = pairs) -> None:
+            optimizer.apply_gradients(pairs)
+
+        def handler(step: Callable[[], None] = step, handled: list[bool] = handled) -> None:
+            with suppress(FailedPreconditionError):
+                step()
+                handled.append(True)
+
+        for _ in range(2):
+            outcome(place, step, handler=handler)
+        twin, own_pairs = trained()
+        for _ in range(2 + len(handled)):
+            twin.apply_gradients(own_pairs)
+        assert int(optimizer.iterations) == 42 + len(handled), place
+        assert torch.equal(pairs[0][1].detach(), own_pairs[0][1].detach()), place

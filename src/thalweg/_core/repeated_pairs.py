@@ -372,6 +372,7 @@ def can_read(value: object) -> bool:
         and value.device.type == "cpu"
         and value.layout == torch.strided
         and not value.is_neg()
+        and value.data_ptr() != 0
     )
 
 

@@ -370,6 +370,7 @@ def hold_tensors(found: Snapshot, tensors: Sequence[Tensor]) -> bool:
     return all(
         each.device.type == "cpu"
         and each.layout == torch.strided
+        and (each.data_ptr() != 0 or not each.numel())  # `_efficientzerotensor` has no memory
         and found.tensor(each) is not None
         for each in tensors
     )

@@ -8,6 +8,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.outcome import add_taken
@@ -48,6 +50,7 @@ class SteadyApply(ABC):
         self._is_foreseen = False
         # Those steps whose numbers were computed last: the first of them, and the one after them.
         self._computed_span = (0, 0)
+        self._generation = 0  # of what these numbers follow from
 
     @property
     def taken(self) -> int:
@@ -125,19 +128,27 @@ class SteadyApply(ABC):
             optimizer: The optimizer.
             count_before: How many steps were taken before the first of them.
         """
-        first, end = self._computed_span
+        generation, (first, end) = self._generation, self._computed_span
         limit = max(1, min(2 * (end - first), MOST_COMING)) if count_before == end else 1
         steps: list[ComingStep] = []
-        with suppress(*ERRORS):  # which the step itself raises, when it comes
-            steps.extend(islice(self._coming_steps(optimizer, count_before), limit))
+        # Errors and warnings are those of the step itself, when it comes.
+        with suppress(*ERRORS), np.errstate(over="raise", invalid="raise", divide="raise"):
+            for step in islice(self._coming_steps(optimizer, count_before), limit):
+                steps.append(step)
+        if generation != self._generation:  # a signal's function took a step that read anew
+            return False
         if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
+            return False
+        if generation != self._generation:
+            self._forget_coming()
             return False
         self._computed_span = count_before, count_before + len(steps)
         return True
 
     def _forget_coming(self) -> None:
-        """Have the numbers of coming steps computed anew."""
+        """Have the numbers of coming steps computed anew, also those that are being computed."""
+        self._generation += 1
         self._computed_span = (0, 0)
         self._found.set_coming(0, ())
 

@@ -81,7 +81,7 @@ class Options:
     def moving_rate(self) -> Tensor | None:
         """The rate, if that is a plain tensor and nothing else is."""
         rate = self._hypers.get("learning_rate")
-        is_plain = type(rate) is Tensor and not rate.dim()
+        is_plain = type(rate) is Tensor and not (rate.dim() or rate.is_neg() or not rate.data_ptr())
         return rate if is_plain and self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:

@@ -181,6 +181,7 @@ class Snapshot:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._held: list[Any] = []
+        self._tables: dict[int, tuple[Int64, Int64]] = {}  # and their spans, by address
         self._lists: list[tuple[list[Any], Int64]] = []
         self._dicts: list[tuple[Mapping[Any, Any], Int64, int]] = []
         self._tensors: list[Tensor] = []
@@ -433,14 +434,20 @@ class Snapshot:
             rows: The largest number of steps.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
-        self._spans_of_table = spans
-        self._table = np.zeros(look.TABLE_HEAD // 8 + width * rows, np.int64)
+        table = np.zeros(look.TABLE_HEAD // 8 + width * rows, np.int64)
+        # A signal's function may make one, too: all are kept, and the block names the present one.
+        self._tables[table.ctypes.data] = table, spans
         self.block[look.STEP_TABLE : look.STEP_TABLE_ROW + 1] = (
-            self._table.ctypes.data,
+            table.ctypes.data,
             len(spans),
             spans.ctypes.data,
             8 * width,
         )
+
+    @property
+    def _table(self) -> Int64:
+        """The table that the block names."""
+        return self._tables[int(self.block[look.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
         """Have steps with numbers of the table read others from tensors.
@@ -450,8 +457,9 @@ class Snapshot:
                 register that its number goes to, and whether the number is rounded to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
-        self._reads = np.array(rows, np.int64).reshape(-1, look.READ // 8)
-        self.block[look.READS : look.READS + 2] = len(rows), self._reads.ctypes.data
+        words = np.array(rows, np.int64).reshape(-1, look.READ // 8)
+        self._held.append(words)
+        self.block[look.READS : look.READS + 2] = len(rows), words.ctypes.data
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
         """Set the numbers of coming steps.

@@ -113,14 +113,19 @@ class SteadyV1Apply(SteadyApply):
         is_counted = all(each.is_over(self._global_step) for each in decays.values())
         return decays if functions and is_counted else {}
 
-    def _read_counters(self) -> list[Any]:
-        """Return the values of the counters, which the look then expects, and keep them."""
+    def _read_counters(self, are_others: bool = True) -> list[Any]:
+        """Return the values of the counters, which the look then expects, and keep them.
+
+        Args:
+            are_others: Whether others may have written to them since they were read.
+        """
         steps, numbers = -1, []
         # Again if a signal's function took a step meanwhile: numbers and count belong together.
         while steps != self.taken:
             steps, numbers = self.taken, list(map(number_of, self._counters))
         self._known = steps, numbers  # an interruption may come before the next ones are kept
-        self._forget_coming()
+        if are_others:
+            self._forget_coming()
         # Last: a step that a signal's function takes before finds the numbers unexpected.
         self._found.expect(numbers)
         return numbers
@@ -206,7 +211,7 @@ class SteadyV1Apply(SteadyApply):
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
         if self._known[0] != first:
-            self._read_counters()
+            self._read_counters(are_others=False)
         known_at, known = self._known
         if known_at != first:  # a signal's function took this step meanwhile
             return
