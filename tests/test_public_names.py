@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import get_type_hints
 
 import pytest
 
@@ -13,7 +14,6 @@ MODULES = [
     "thalweg.checkpoint.tensorflow",
     "thalweg.conform",
     "thalweg.distribute",
-    "thalweg._graph",
     "thalweg.keras",
     "thalweg.keras.optimizers",
     "thalweg.openseq2seq",
@@ -22,6 +22,7 @@ MODULES = [
     "thalweg.openseq2seq.optimizers.optimizers",
     "thalweg.optim",
     "thalweg.optim.adamw",
+    "thalweg.optim.options",
     "thalweg.optim.tensorflow",
     "thalweg.rules",
     "thalweg.rules.modern",
@@ -44,6 +45,13 @@ def test_dir_shows_public_names_alone(name: str) -> None:
     module = importlib.import_module(name)
     assert dir(module) == sorted({*module.__all__} | BESIDE.get(name, set()))
     assert all(hasattr(module, each) for each in dir(module))
+
+
+def test_annotations_of_options_are_resolved() -> None:
+    """Their `__module__` is not the one that defines them."""
+    options = importlib.import_module("thalweg.optim.options")
+    for name in options.__all__:
+        assert get_type_hints(getattr(options, name))
 
 
 def test_schedules_of_keras_are_a_module() -> None:

@@ -90,6 +90,7 @@ class SteadyApply(ABC):
             and executing_eagerly()
         )
 
+    @abstractmethod
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
         """Yield the numbers of the steps to come, if these are known ahead.
 
@@ -97,7 +98,6 @@ class SteadyApply(ABC):
             optimizer: The optimizer.
             first: How many steps were taken before the first of them.
         """
-        raise NotImplementedError
 
     def _take_coming(self, optimizer: Any, given: list[Any], how: GradientTransforms) -> int:
         """Take a step whose numbers are known ahead: 0; else what is not as it was.

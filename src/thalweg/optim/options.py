@@ -54,3 +54,7 @@ __all__ = [
     "TrustRatio",
     "Unscaling",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
