@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from thalweg import optim
 from thalweg._cli.bench import roofline, shapes, workload
 from thalweg._cli.bench.timing import Contender, Timings, measure
-from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.step_adapter import GroupHooks
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
 FORMS: dict[str, dict[str, Any]] = {

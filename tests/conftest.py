@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 import kernel_cache
-from logged import Logged
+from captured_log import Logged
 
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
@@ -83,7 +83,7 @@ def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
 def looks() -> None:
     """Where it is asked for, steps in one call are looked at carefully, too."""
     if os.environ.get("THALWEG_CHECK_LOOK") == "1":
-        from checked_look import check_steps  # after the environment is set
+        from replay_cross_check import check_steps  # after the environment is set
 
         check_steps()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg
-from many import many
+from case_batches import many
 
 CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py"))
 SOURCE = Path(thalweg.__file__).parent
@@ -328,7 +328,7 @@ def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
 
 
 def _printed(program: str) -> str:
-    done = fresh.run(program)
+    done = fresh_process.run(program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -38,8 +38,8 @@ from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
 from attack.torch_trainings import encode_all
-from fuse import NOT_TAKEN
-from interrupting import outcome, switched
+from failing_callable import NOT_TAKEN
+from interruptions import outcome, switched
 from thalweg import IndexedSlices, Pass, Rule, Stage, Variable, _graph, diagnostics, optim
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss

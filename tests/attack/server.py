@@ -21,7 +21,7 @@ from typing import Any
 from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
-from fresh import context
+from fresh_process import context
 
 PATIENCE = 240
 

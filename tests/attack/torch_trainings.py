@@ -17,7 +17,7 @@ import thalweg
 from attack import trainings
 from attack.trainings import Training
 from thalweg import Hyper, IndexedSlices, Rule, Slot, optim
-from thalweg._core import encoded
+from thalweg._core import quantized_slots
 from thalweg.optim import tensorflow
 
 OURS: list[tuple[str, dict[str, Any]]] = [
@@ -274,7 +274,7 @@ class OptimTraining(Training):
 
 def encode_all() -> None:
     """Have slots of the least parameters in 8 bits, where an option asks for it."""
-    encoded.LEAST = 1
+    quantized_slots.LEAST = 1
 
 
 def as_torchs(grad: Any) -> Any:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
-from thalweg._core.checks import check_pairs
-from thalweg._core.columns import derived
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Hooks
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.step import take
+from thalweg._core.step_adapter import Hooks
+from thalweg._core.step_scalars import derived
+from thalweg._core.validation import check_pairs
 from thalweg._engines import Selection
 from thalweg._engines.cpu.launch import Compiled
 from thalweg.formula import narrow

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from thalweg import Variable, v1
 from thalweg._base.scalars import POWF
-from thalweg._core import derivation
-from thalweg._core.columns import derived
-from thalweg._core.derivation import RuleScalars, program_of
-from thalweg._engines import probe
-from thalweg._engines.cpu import program, store
+from thalweg._core import scalar_programs
+from thalweg._core.scalar_programs import RuleScalars, program_of
+from thalweg._core.step_scalars import derived
+from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import kernel_cache, scalar_program
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
@@ -31,15 +31,15 @@ KINDS: list[Any] = [np.float32, np.float64]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
-SOURCE = Path(program.__file__).read_text()
+SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
 USUAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
 ANY = st.one_of(USUAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
 
 
 def run(record: Any) -> None:
-    name = f"t_{store.digest(SOURCE, MAIN)}"
-    address = store.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
+    name = f"t_{kernel_cache.digest(SOURCE, MAIN)}"
+    address = kernel_cache.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
 
 
@@ -49,7 +49,7 @@ class Rows:
     def __init__(self, names: list[str], dtype: Any) -> None:
         self.names, self.dtype, self.measures = names, dtype, None
         self.rows = np.full((2, len(names)), 7, dtype)
-        self.record = np.zeros(program.PROGRAM // 8, np.int64)
+        self.record = np.zeros(scalar_program.PROGRAM // 8, np.int64)
 
     def program(self, at: int) -> Any:
         return self.record, self.names, self.rows.ctypes.data, 2
@@ -176,7 +176,9 @@ def of_torchs_kind(**options: Any) -> Any:
     return optimizer.step, lambda: found.quick.taken
 
 
-@pytest.mark.skipif(isinstance(probe.layout(), str), reason="torch's objects cannot be read here")
+@pytest.mark.skipif(
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
+)
 @pytest.mark.parametrize(
     "make",
     [
@@ -193,7 +195,7 @@ def test_a_step_in_one_call_makes_none_beside(make: Any, monkeypatch: pytest.Mon
     for _ in range(3):
         step()
     assert taken() == 1
-    monkeypatch.delattr(derivation, "derived")
+    monkeypatch.delattr(scalar_programs, "derived")
     for _ in range(3):
         step()
     assert taken() == 4

@@ -15,17 +15,17 @@ import torch
 import modern_inputs
 import rulebook
 import thalweg
-from coded import encode_slots, encoded_case
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from matrix_inputs import MATRIX_CASES
+from quantized_rules import encode_slots, encoded_case
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
 from test_lines import EVERY, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher
 from thalweg._engines.codecs import OF_SLOTS
-from thalweg._engines.draws import scalars_of
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.random_bits import scalars_of
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
 from thalweg.optim import tensorflow

@@ -11,6 +11,7 @@ import torch
 
 import rulebook
 import thalweg
+from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import (
     CASES,
     DTYPES,
@@ -30,7 +31,7 @@ from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher, Selection
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, Request
 from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
 from thalweg.indexed_slices import assert_in_range
 from thalweg.keras.optimizers import Adam
@@ -38,7 +39,6 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.v1.contrib.opt import LARSOptimizer
-from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]

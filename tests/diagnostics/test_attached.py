@@ -19,12 +19,12 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from sessions import initialized
 from thalweg import IndexedSlices, Variable, _graph, diagnostics, keras, optim, v1
-from thalweg._core.steady_apply import SteadyApply
+from thalweg._core.replay_apply import SteadyApply
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.measuring import combine_leaves
+from thalweg._engines.reduction_order import combine_leaves
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
 from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 from thalweg.diagnostics.step_watch import StepWatch

@@ -1,4 +1,4 @@
-"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost.py`."""
+"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost_rank.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from thalweg import ReplicaLostError, Variable, checkpoint
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import Bucket
 from thalweg.distribute.process_group import Ranks

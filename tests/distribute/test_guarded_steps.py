@@ -10,7 +10,7 @@ from torch import distributed
 
 import guard_cases
 from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
-from workers import told_by_ranks
+from parallel_workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"

@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg import Variable, optim
-from thalweg._engines import guards, probe
+from thalweg._engines import guards, torch_layout_probe
 from thalweg.keras import optimizers
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.skipif(
-    isinstance(probe.layout(), str),
+    isinstance(torch_layout_probe.layout(), str),
     reason="torch's objects cannot be read here",
 )
 

@@ -12,8 +12,8 @@ import torch
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg._engines import reference, saturated
-from thalweg._engines.engine import Columns, Request
 from thalweg._engines.layout import compute_dtype
+from thalweg._engines.protocol import Columns, Request
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 

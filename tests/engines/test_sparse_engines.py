@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import rulebook
-from many import many
+from case_batches import many
 from rulebook import (
     FIRST,
     FLUSH,

@@ -15,15 +15,15 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from thalweg import Variable, optim, schedules
-from thalweg._core.repeated_pairs import RepeatedPairs
-from thalweg._engines import probe
+from thalweg._core.replay_pairs import RepeatedPairs
+from thalweg._engines import torch_layout_probe
 from thalweg.keras import backend, optimizers
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 
 pytestmark = pytest.mark.skipif(
-    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 KINDS = [((3, 2), torch.float32), ((70,), torch.float64), ((), torch.bfloat16)]
 STEPS = 40

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attack.interruptions import TRAININGS, Training
-from interrupting import outcome
+from interruptions import outcome
 from thalweg import Variable, optim
 from thalweg.errors import FailedPreconditionError
 from thalweg.keras.optimizers import Adam

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import rulebook
 import thalweg
-from bad_numbers import BAD, LONG, PLACES
-from many import many
+from case_batches import many
+from nonfinite_values import BAD, LONG, PLACES
 from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
 from shared_examples import check_examples
 from thalweg import IndexedSlices, Variable
 from thalweg._cli.registry import applied, by_rule
-from thalweg._engines.selection import DENORMALS
+from thalweg._engines.engine_selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))

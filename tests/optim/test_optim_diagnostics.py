@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines import diagnostics
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.measuring import combine_leaves
+from thalweg._engines.reduction_order import combine_leaves
 from thalweg.errors import FailedPreconditionError, NotFoundError, NumericsWarning
 from thalweg.optim import tensorflow
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to

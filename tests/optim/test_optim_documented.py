@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from test_optim_options import OURS
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleError
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS_PAGE = (DOCS / "options.md").read_text()

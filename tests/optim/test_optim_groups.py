@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from interrupting import interrupted_at
+from interruptions import interrupted_at
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines.cpu import launch

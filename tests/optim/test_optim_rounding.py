@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import thalweg
-from quick_twins import taken
+from replay_twins import taken
 from rulebook import assert_same, slow_unless
 from thalweg import checkpoint, optim
-from thalweg._core.options.rounding import Rounding
+from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
-from thalweg.optim.drawing import places_of
-from thalweg.optim.kinds import HOMES, KINDS
+from thalweg.optim.rounding_streams import places_of
+from thalweg.optim.rule_names import HOMES, KINDS
 
 SEED = 7**15
 HOW: dict[str, Any] = {"round": "stochastic", "seed": SEED}

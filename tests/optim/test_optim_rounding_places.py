@@ -11,7 +11,7 @@ import torch
 from torch.nn import Parameter
 
 import thalweg
-from quick_twins import taken
+from replay_twins import taken
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow

@@ -18,13 +18,13 @@ from rulebook import assert_same
 from thalweg import engine, optim
 from thalweg._engines import current, layout
 from thalweg._engines import offload as far
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, Request
 from thalweg._engines.reference import ReferencePart
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow
-from thalweg.optim.loading import setting
+from thalweg.optim.load_state import setting
 from thalweg.rules.novograd import NOVOGRAD
 from thalweg.rules.torch import TORCH_SGD
 from torch_inputs import INPUTS, ROWS, SHAPES, Input, give, params_of

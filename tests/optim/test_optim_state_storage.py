@@ -256,7 +256,7 @@ def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> No
 def test_the_option_that_dtensors_cannot_have_is_named(
     options: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thalweg.optim.encoding.any_on_mesh", lambda _: True)
+    monkeypatch.setattr("thalweg.optim.quantized_state.any_on_mesh", lambda _: True)
     with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{said}"):
         optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
 

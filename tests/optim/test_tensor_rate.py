@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
-from thalweg._engines import probe
-from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.tensor_rate import TensorRate
+from thalweg._engines import torch_layout_probe
+from thalweg.optim.step_adapter import TorchHooks
+from thalweg.optim.tensor_lr import TensorRate
 from thalweg.rules.torch.adam import prepare
 
 CLASSES: list[tuple[str, dict[str, Any]]] = [
@@ -100,7 +100,7 @@ def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
 
 
 pytest_if_read = pytest.mark.skipif(
-    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 
 

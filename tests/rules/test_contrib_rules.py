@@ -16,7 +16,7 @@ import torch
 from rulebook import Engines
 from thalweg import IndexedSlices, Rule
 from thalweg._engines import Selection, prepared
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import Request
 from thalweg.rules import (
     ADAM_V1,
     ADAM_W,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rulebook
-from many import many
+from case_batches import many
 from rulebook import (
     CASES,
     DTYPES,

@@ -13,10 +13,10 @@ import torch
 
 from thalweg import IndexedSlices, Rule
 from thalweg._base import scalars
-from thalweg._core import section
+from thalweg._core import atomic_section
 from thalweg._engines import Dispatcher, Selection, check_gradients, prepared
-from thalweg._engines.engine import Columns, Request
 from thalweg._engines.layout import compute_dtype
+from thalweg._engines.protocol import Columns, Request
 from thalweg.formula import FORMULAS
 from thalweg.rules import RULES
 
@@ -323,7 +323,7 @@ class Engines:
         ready = self.plan_step(asked)
         with torch.no_grad():
             for each in ready.make_rounds(Columns(shared(ready.dtypes), separate or {})):
-                section.run(each.calls)
+                atomic_section.run(each.calls)
         ready.release_gradients()
 
 

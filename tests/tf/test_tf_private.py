@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 from thalweg.tf import private_modules
 from thalweg.v1 import train
 

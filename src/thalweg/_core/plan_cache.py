@@ -12,7 +12,7 @@ from thalweg._base.context_managers import ContextSetting
 from thalweg._base.execution_context import current_session, thread
 from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
-from thalweg._engines.engine import Ready, Request
+from thalweg._engines.protocol import Ready, Request
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 

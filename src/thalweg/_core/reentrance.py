@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from thalweg._base.context_managers import ContextSetting
-from thalweg._core.section import Call, drain
+from thalweg._core.atomic_section import Call, drain
 from thalweg.errors import FailedPreconditionError
 
 

@@ -18,12 +18,8 @@ from torch import Tensor
 from thalweg import _engines
 from thalweg._base.context_managers import writable
 from thalweg._base.locks import importing
-from thalweg._core.checks import check_memories, check_numerics, sparse_and_constrained
-from thalweg._core.columns import columns_of, processed
-from thalweg._core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
-from thalweg._core.hooks import Hooks
-from thalweg._core.moved import Memory
-from thalweg._core.outcome import (
+from thalweg._core.atomic_section import Call, calls, drain, unless_resized
+from thalweg._core.commit import (
     LEFT,
     SKIPPED,
     After,
@@ -36,19 +32,23 @@ from thalweg._core.outcome import (
     say,
     write_step,
 )
-from thalweg._core.pairs import Pair, distinct, has_rows
+from thalweg._core.device_scalars import columns_there
+from thalweg._core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
+from thalweg._core.grads_and_vars import Pair, distinct, has_rows
+from thalweg._core.memory_guard import Memory
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.section import Call, calls, drain, unless_resized
-from thalweg._core.there import columns_there
+from thalweg._core.step_adapter import Hooks
+from thalweg._core.step_scalars import columns_of, processed
+from thalweg._core.validation import check_memories, check_numerics, sparse_and_constrained
 from thalweg._core.vectors import is_host
 from thalweg._engines import check_scalars
-from thalweg._engines.engine import Copies, Ready, Request, Round
+from thalweg._engines.protocol import Copies, Ready, Request, Round
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 if TYPE_CHECKING:
-    from thalweg._engines.staged import StagedStep
+    from thalweg._engines.staged_step import StagedStep
 
 
 def take(
@@ -169,7 +169,7 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
         InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
     """
     with importing:
-        from thalweg._engines.matrices import check_step
+        from thalweg._engines.matrix_shapes import check_step
     variables = [var for _, var in pairs]
     titles = hooks.names_of(variables)
     if hooks.sharing is not None:
@@ -343,7 +343,7 @@ def _execute_step(
             known.want(formulas)  # of what they made, too
         if known is not None and rule.per_optimizer is not None:
             with importing:
-                from thalweg._core.in_common import per_optimizer
+                from thalweg._core.optimizer_reductions import per_optimizer
             if not hooks.sees_all:
                 raise FailedPreconditionError(
                     f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
@@ -354,7 +354,7 @@ def _execute_step(
             moved += written
         if known is not None and rule.all_levels:
             with importing:
-                from thalweg._core.levels import per_variable
+                from thalweg._core.variable_reductions import per_variable
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.arrays import Float64, Int64
-from thalweg._engines.engine import Call, Columns, Dtype, Formulas, Request, Round, Stages
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.protocol import Call, Columns, Dtype, Formulas, Request, Round, Stages
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure

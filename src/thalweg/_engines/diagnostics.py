@@ -24,11 +24,11 @@ from thalweg._base.context_managers import no_grad
 from thalweg._engines import layout, reference
 from thalweg._engines.codecs.checks import codecs_of
 from thalweg._engines.codecs.records import decode_tensor
-from thalweg._engines.copies import resumed
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.engine import Columns, Request, Stages
-from thalweg._engines.measuring import LEAF, Tree, leaf_counts
+from thalweg._engines.low_precision_copies import resumed
+from thalweg._engines.protocol import Columns, Request, Stages
+from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts
 from thalweg.formula import Rule
 from thalweg.variable import numpy_copy
 

@@ -12,18 +12,18 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._engines import cpu, cuda, layout
 from thalweg._engines.composite import CompositeStep, Part, Parts, Staying
-from thalweg._engines.cpu.work import ENTRIES
-from thalweg._engines.cuda.available import takes_device
-from thalweg._engines.engine import Gradient, Ready, Request, in_rounds
-from thalweg._engines.plan import DensePlan
-from thalweg._engines.protected import check_writable
-from thalweg._engines.selection import EngineName
+from thalweg._engines.cpu.work_table import ENTRIES
+from thalweg._engines.cuda.availability import takes_device
+from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.engine_selection import EngineName
+from thalweg._engines.memory_protection import check_writable
+from thalweg._engines.protocol import Gradient, Ready, Request, in_rounds
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
-    from thalweg._engines.cpu.rows_plan import RowsPlan
+    from thalweg._engines.cpu.sparse_plan import RowsPlan
     from thalweg._engines.offload import Far, OffloadTransfers
-    from thalweg._engines.staged import StagedStep
+    from thalweg._engines.staged_step import StagedStep
     from thalweg.formula import Rule
 
 Home = Literal["cpu", "cuda", "reference"]
@@ -124,7 +124,7 @@ class Dispatcher:
     def _plan_passes(self, asked: Request) -> StagedStep:
         """A step of a rule with passes, each of which has plans of its own."""
         with importing:
-            from thalweg._engines.staged import StagedStep
+            from thalweg._engines.staged_step import StagedStep
         count = 1 + len(asked.rule.passes)
         own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
         if asked.rule.is_of_lines:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines import layout
-from thalweg._engines.arrays import Float64, Int64
+from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.composite import Part, share_of
-from thalweg._engines.engine import Call, Columns, Formulas, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Formulas, Request, Stages
 from thalweg._engines.reference import ReferencePart
 from thalweg.indexed_slices import IndexedSlices, values_of
 

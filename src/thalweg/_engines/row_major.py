@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.engine import Formulas, Request
-from thalweg._engines.transcribe import transcribe
+from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.protocol import Formulas, Request
 
 _VAR, _GRADIENT, _COPY = 0, 1, -1
 

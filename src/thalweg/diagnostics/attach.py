@@ -14,11 +14,11 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
 from thalweg._base.showing import show_value
-from thalweg._core.outcome import TAKEN
-from thalweg._core.pairs import distinct
+from thalweg._core.commit import TAKEN
+from thalweg._core.grads_and_vars import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import Request
 from thalweg.diagnostics.config import Diagnostics, SinkLike
 from thalweg.diagnostics.recorder import TableRecorder, apart
 from thalweg.diagnostics.step_watch import StepWatch

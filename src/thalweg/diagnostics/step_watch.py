@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thalweg._base.async_fetch import brought
 from thalweg._base.locks import importing
+from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.gradient_transforms import GradientTransforms, before_norms
-from thalweg._core.meshes import any_on_mesh
-from thalweg._engines.cpu.group import Group as CpuGroup
+from thalweg._engines.cpu.kernel_group import Group as CpuGroup
+from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combined
-from thalweg._engines.engine import Columns, Ready, Request, Round, Stages
-from thalweg._engines.plan import DensePlan
+from thalweg._engines.protocol import Columns, Ready, Request, Round, Stages
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from itertools import chain
 from typing import Any
 
 from thalweg._base.execution_context import current_session, is_deferred
+from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Hooks
-from thalweg._core.meshes import is_imported, is_on_mesh
-from thalweg._core.pairs import as_pairs
+from thalweg._core.grads_and_vars import as_pairs
+from thalweg._core.step_adapter import Hooks
 from thalweg.distribute.aggregation import Pairs, convert_pairs
 from thalweg.distribute.consistency_check import StepFingerprint
 from thalweg.distribute.context import has_strategy

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad, writable
-from thalweg._core.section import run
-from thalweg._core.steady import ERRORS, may_hold_lock
+from thalweg._core.atomic_section import run
+from thalweg._core.replay import ERRORS, may_hold_lock
 from thalweg._core.step import plan
-from thalweg.optim.hooks import Repeated
 from thalweg.optim.scalars_in_call import has_step_counts_alone
+from thalweg.optim.step_adapter import Repeated
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.replay import SteadyStep
 
 _KNOWN = (Tensor, torch.nn.Parameter)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg._core.groups import Group, titles_in
-from thalweg._core.rows import is_misplaced
+from thalweg._core.param_groups import Group, titles_in
+from thalweg._core.sparse_gradients import is_misplaced
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer

@@ -20,6 +20,8 @@ from thalweg._base.lazy import lazy
 from thalweg._base.locks import Guard, importing
 from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import LEFT, TAKEN, raise_first, say, says_taken
 from thalweg._core.flat_buffers import (
     AddedParams,
     check_reductions,
@@ -27,7 +29,6 @@ from thalweg._core.flat_buffers import (
     is_reducing,
 )
 from thalweg._core.gradient_transforms import NOTHING
-from thalweg._core.groups import Group, titles_in
 from thalweg._core.options.accumulation import (
     Accumulation,
     add_to_sums,
@@ -35,30 +36,30 @@ from thalweg._core.options.accumulation import (
     set_aside,
     sums_of,
 )
-from thalweg._core.options.average import Average
 from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat import Flat
+from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.rounding import Rounding
 from thalweg._core.options.state_storage import StateCodec
-from thalweg._core.outcome import LEFT, TAKEN, raise_first, say, says_taken
+from thalweg._core.options.stochastic_rounding import Rounding
+from thalweg._core.options.weight_averaging import Average
+from thalweg._core.param_groups import Group, titles_in
 from thalweg._core.reentrance import Stepping, check_no_step, one_step_at_a_time
-from thalweg._core.rows import is_sparse, summed
-from thalweg._core.section import Call, run
+from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.state.entries import is_cut
 from thalweg._core.step import repeat
 from thalweg._engines.guards import is_recorded
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.optim.columns import STEP, Blocks
-from thalweg.optim.constructors import OfConstructor
-from thalweg.optim.differing import of_options, of_strange, told
-from thalweg.optim.groups import check_options_held, tensors_in
-from thalweg.optim.hooks import GroupHooks, Repeated
-from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
+from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
+from thalweg.optim.dtensor_params import guard_ranks
+from thalweg.optim.grad_scaler import Scaled, said_once
+from thalweg.optim.group_options import check_options_held, tensors_in
+from thalweg.optim.param_scalars import STEP, Blocks
 from thalweg.optim.param_state import ParamState
-from thalweg.optim.scaled import Scaled, said_once
-from thalweg.optim.sharded import guard_ranks
+from thalweg.optim.profiler_hooks import has_hooks
+from thalweg.optim.signatures import OfConstructor
+from thalweg.optim.state_mismatch import of_options, of_strange, told
+from thalweg.optim.step_adapter import GroupHooks, Repeated
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -69,16 +70,15 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
-from thalweg.optim.watched import has_hooks
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
     from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
-    from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
-    from thalweg.optim.flat import FlatGradients
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.flat_gradients import FlatGradients
+    from thalweg.optim.global_norm import CommonNorm
+    from thalweg.optim.replay import SteadyStep
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -211,7 +211,7 @@ class StepCache:
     def norm(self) -> CommonNorm:
         """Common norm of the gradients of several rules."""
         with importing:
-            from thalweg.optim.common_norm import CommonNorm
+            from thalweg.optim.global_norm import CommonNorm
         return CommonNorm()
 
 
@@ -316,11 +316,11 @@ class FusedOptimizer(Scaled):
         bits are drawn, where they are to be."""
         if self._around.of(Rounding).round is not None:
             with importing:
-                from thalweg.optim.drawing import check_group
+                from thalweg.optim.rounding_streams import check_group
             check_group(self, group)
         if self._encodes_group(group):
             with importing:
-                from thalweg.optim.encoding import check_params
+                from thalweg.optim.quantized_state import check_params
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
@@ -329,7 +329,7 @@ class FusedOptimizer(Scaled):
         if not isinstance(storage, str):  # off, or said slot by slot
             return
         with importing:
-            from thalweg.optim.encoding import check_effect
+            from thalweg.optim.quantized_state import check_effect
         with self._dropping_hooks():
             check_effect(storage, rules)
 
@@ -356,7 +356,7 @@ class FusedOptimizer(Scaled):
             NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
-            from thalweg._engines.matrices import check_matrices
+            from thalweg._engines.matrix_shapes import check_matrices
         params = self.param_groups[place]["params"]
         titles = titles_in(self.param_groups, params)
         if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
@@ -405,7 +405,7 @@ class FusedOptimizer(Scaled):
         without = [kind._without or self._around.without for kind in kinds]
         if any(without):
             with importing:
-                from thalweg.optim.zeros import tell_of_zeros
+                from thalweg.optim.zero_params import tell_of_zeros
             tell_of_zeros(self, zip(params, map(without.__getitem__, places), strict=True))
 
     @contextmanager
@@ -528,7 +528,7 @@ class FusedOptimizer(Scaled):
         """Have parameters updated as soon as their gradients are complete, if that is asked for."""
         if self._around.in_backward:
             with importing:
-                from thalweg.optim.in_backward import listen
+                from thalweg.optim.step_in_backward import listen
             listen(self)
 
     def _check_not_swapped(self, message: str) -> None:
@@ -569,11 +569,11 @@ class FusedOptimizer(Scaled):
         made = without_dynamo(super().state_dict)()  # pyright: ignore
         if self._around.of(Rounding).round is not None:
             with importing:
-                from thalweg.optim.drawn_states import tell_rounding
+                from thalweg.optim.rounding_state import tell_rounding
             tell_rounding(self, made["param_groups"])
         if self._encodes():
             with importing:
-                from thalweg.optim.encoding import add_storage
+                from thalweg.optim.quantized_state import add_storage
             add_storage(self, made["param_groups"], made["state"])
         return made
 
@@ -690,7 +690,7 @@ class FusedOptimizer(Scaled):
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
         with importing:
-            from thalweg.optim.flat import FlatGradients
+            from thalweg.optim.flat_gradients import FlatGradients
         self._own.flat = FlatGradients(self._params())
         self._own.steady = None
 
@@ -704,7 +704,7 @@ class FusedOptimizer(Scaled):
         if own.due or own.changes.is_due:
             due, own.due = own.due, ()
             with importing:
-                from thalweg.optim.steady import SteadyStep
+                from thalweg.optim.replay import SteadyStep
             kind = SteadyStep if own.diagnosing is None else own.diagnosing.step_between()
             made = self._plan_with_absent(kind) if own.changes.is_due else None
             own.changes.is_due = False
@@ -839,7 +839,7 @@ class FusedOptimizer(Scaled):
         if self._around.of(Average).ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
         with importing:
-            from thalweg.optim.swapping import swapped
+            from thalweg.optim.swap_averages import swapped
         return swapped(self)
 
     def _accumulate_gradients(self) -> bool:

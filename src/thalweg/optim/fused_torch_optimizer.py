@@ -15,34 +15,34 @@ from thalweg._base.context_managers import host_allocations, no_grad, writable
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import without_dynamo
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import Gathered, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.groups import Group, titles_in
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.wrappers import Wrapper
-from thalweg._core.outcome import Gathered, raise_first
+from thalweg._core.param_groups import Group, titles_in
 from thalweg._core.reentrance import check_no_step
-from thalweg._core.rows import is_sparse
-from thalweg._core.section import run
+from thalweg._core.sparse_gradients import is_sparse
 from thalweg._core.step import repeat, take
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
-from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import REAL_DTYPES, Want, are_numbers, of_state, sum_of
-from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, PAIRS, Options, check_options_held, number
-from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
-from thalweg.optim.kinds import KINDS
-from thalweg.optim.loading import as_torch, load
+from thalweg.optim.grad_scaler import Homes
+from thalweg.optim.group_options import HOW, PAIRS, Options, check_options_held, number
+from thalweg.optim.load_state import as_torch, load
+from thalweg.optim.native_support import device_of, fits, in_common, is_host
+from thalweg.optim.param_scalars import CPU, STEP
 from thalweg.optim.param_state import Number, Own, ParamState
-from thalweg.optim.scaled import Homes
+from thalweg.optim.rule_names import KINDS
+from thalweg.optim.signatures import publish, with_options
+from thalweg.optim.state_mismatch import REAL_DTYPES, Want, are_numbers, of_state, sum_of
+from thalweg.optim.step_adapter import Aimed, Repeated, TorchHooks
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.replay import SteadyStep
 
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
@@ -139,7 +139,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     if made is not None and slot.storage is not None:
                         with importing:
-                            from thalweg._core.encoded import make_slots
+                            from thalweg._core.quantized_slots import make_slots
                         (own[slot.name],) = make_slots(slot, [param], [start])
                         continue
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
@@ -540,7 +540,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """Return the share of one parameter, by its rule."""
         with importing:
-            from thalweg.optim.in_backward import place_of
+            from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self._around.rule(self._own_rule(self.param_groups[place], param))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
@@ -638,12 +638,12 @@ class FusedTorchOptimizer(FusedOptimizer):
         for slot in slots:
             if slot.is_shaped:
                 with importing:
-                    from thalweg._engines.matrices import shaped_like
+                    from thalweg._engines.matrix_shapes import shaped_like
                 wanted[slot.name] = Want(shaped_like(param, slot))
         for slot in around.element_slots:
             if slot.storage is not None:
                 with importing:
-                    from thalweg._core.encoded import codec_of, likeness_of
+                    from thalweg._core.quantized_slots import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
                     like, found = likeness_of(codec, param), wanted.get(slot.name, Want())
@@ -727,7 +727,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with importing:
-            from thalweg.optim.torchs_step import whole
+            from thalweg.optim.torch_fallback import whole
         with whole(self), host_allocations():
             step(self)
         run(self._ending(GradientReport()))
@@ -740,5 +740,5 @@ class FusedTorchOptimizer(FusedOptimizer):
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
         with importing:
-            from thalweg.optim.torchs_step import check_memories
+            from thalweg.optim.torch_fallback import check_memories
         check_memories(self)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg._core.groups import titles_in
-from thalweg._core.meshes import any_on_mesh, is_on_mesh
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._core.param_groups import titles_in
 from thalweg._engines import current
 from thalweg.distribute.sharding.dtensor_step import are_misplaced
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors

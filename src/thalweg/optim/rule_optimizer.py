@@ -11,26 +11,34 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad, writable
 from thalweg._base.showing import show_value
-from thalweg._core.columns import defaults_of
-from thalweg._core.groups import Group, Params
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import raise_first
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.outcome import raise_first
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.reentrance import check_no_step
-from thalweg._core.section import run
 from thalweg._core.state import shown as told
 from thalweg._core.step import finish, repeat, take
+from thalweg._core.step_scalars import defaults_of
 from thalweg._engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.optim.columns import STEP
-from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
-from thalweg.optim.hooks import Repeated
-from thalweg.optim.loading import in_place, load
+from thalweg.optim.group_options import (
+    PAIRS,
+    as_options,
+    hypers_of,
+    members_of,
+    named,
+    number,
+    title_of,
+)
+from thalweg.optim.load_state import in_place, load
+from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import Number, Own, ParamState, check_number
+from thalweg.optim.signatures import publish, with_options
+from thalweg.optim.step_adapter import Repeated
 from thalweg.optim.step_options import (
     KEYWORDS,
     GradientReport,

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg._core.steady import KINDS, Launch, Launches, Member, Snapshot
-from thalweg._engines.arrays import Float64
-from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import Options
-from thalweg.optim.steady_scalars import RATE, TorchScalars
+from thalweg._core.replay import KINDS, Launch, Launches, Member, Snapshot
+from thalweg._engines.array_types import Float64
+from thalweg.optim.group_options import Options
+from thalweg.optim.param_scalars import STEP, Column
+from thalweg.optim.replay_scalars import RATE, TorchScalars
 
 if TYPE_CHECKING:
-    from thalweg._core.groups import Group
-    from thalweg._core.symbols import Program
+    from thalweg._core.param_groups import Group
+    from thalweg._core.scalar_tracing import Program
     from thalweg.optim.param_state import ParamState
-    from thalweg.optim.steady_share import SteadyShare
+    from thalweg.optim.replay_substep import SteadyShare
 
 _FLOAT64 = KINDS[torch.float64]
 

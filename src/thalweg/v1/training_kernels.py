@@ -19,10 +19,10 @@ from thalweg._base.execution_context import is_deferred
 from thalweg._base.locks import Lock
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core.one_rule import OneRule
-from thalweg._core.outcome import raise_first
-from thalweg._core.pairs import as_gradient
+from thalweg._core.commit import raise_first
+from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.plan_cache import PlanCache
+from thalweg._core.single_rule_step import OneRule
 from thalweg._core.step import take
 from thalweg._graph import (
     GraphVariable,

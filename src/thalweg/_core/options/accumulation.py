@@ -17,11 +17,11 @@ from torch import Tensor
 from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._base.storage_use_count import count_holders
-from thalweg._core.groups import Group, states_of, titles_in
-from thalweg._core.meshes import check_whole
-from thalweg._core.options.option import Option
-from thalweg._core.rows import check_inside
-from thalweg._core.section import Call, run
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.dtensor import check_whole
+from thalweg._core.options.base import Option
+from thalweg._core.param_groups import Group, states_of, titles_in
+from thalweg._core.sparse_gradients import check_inside
 from thalweg._core.state import shown
 from thalweg._engines import layout
 from thalweg._engines.layout import all_have_memory, check_disjoint, check_parts

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from thalweg._base.scalars import ScalarType, as_scalar, power, scalar_type
-from thalweg._core.one_rule import OneRule
-from thalweg._core.outcome import raise_first
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import raise_first
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.section import Call, run
+from thalweg._core.single_rule_step import OneRule
 from thalweg._core.step import take
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Hyper, Rule

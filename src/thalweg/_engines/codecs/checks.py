@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg._engines import layout
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import ALIGNMENT, Codec
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import Request
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name

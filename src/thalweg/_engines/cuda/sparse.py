@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.cpu.rows_plan import RowsPlan
 from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
-from thalweg._engines.cuda.mirror import Mirror, is_capturing, send_constant
-from thalweg._engines.cuda.scalars import Rows
-from thalweg._engines.engine import Call, Columns, Request, Scalars, formula_of_rows
+from thalweg._engines.cuda.device_scalars import Rows
+from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
+from thalweg._engines.protocol import Call, Columns, Request, Scalars, formula_of_rows
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, assert_in_range
 

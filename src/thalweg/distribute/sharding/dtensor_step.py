@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._core.commit import After
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.gradient_transforms import Measures
-from thalweg._core.meshes import any_on_mesh, is_on_mesh
-from thalweg._core.outcome import After
-from thalweg._core.pairs import Pair
+from thalweg._core.grads_and_vars import Pair
 from thalweg._core.slots import SlotStore
-from thalweg._engines.arrays import Float64
-from thalweg._engines.engine import Columns, Formulas, Ready, Request, Stages
+from thalweg._engines.array_types import Float64
 from thalweg._engines.layout import check_memory
+from thalweg._engines.protocol import Columns, Formulas, Ready, Request, Stages
 from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
@@ -124,7 +124,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 class LocalStep:
-    """Step over variables of which some are DTensors; see `thalweg._core.sharing`.
+    """Step over variables of which some are DTensors; see `thalweg._core.sharded_step`.
 
     Args:
         parts: The local parts.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from thalweg._engines.arrays import Float64, Int64
-from thalweg._engines.engine import Columns, Formulas, Ready, Request, Stages
-from thalweg._engines.measuring import LEAF, combine_leaves, leaf_counts
-from thalweg._engines.tensors import Tensors
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.protocol import Columns, Formulas, Ready, Request, Stages
+from thalweg._engines.reduction_order import LEAF, combine_leaves, leaf_counts
+from thalweg._engines.tensor_reductions import Tensors
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.indexed_slices import IndexedSlices
 

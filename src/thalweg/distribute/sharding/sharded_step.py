@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._core.commit import After
 from thalweg._core.gradient_transforms import Measures
-from thalweg._core.outcome import After
-from thalweg._core.pairs import Pair
-from thalweg._engines.engine import Ready, Request
+from thalweg._core.grads_and_vars import Pair
+from thalweg._engines.protocol import Ready, Request
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
@@ -23,7 +23,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """Step of an optimizer on one rank; see `thalweg._core.sharing`.
+    """Step of an optimizer on one rank; see `thalweg._core.sharded_step`.
 
     Args:
         shards: The parts of each rank.

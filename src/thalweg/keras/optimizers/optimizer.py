@@ -30,22 +30,22 @@ from thalweg._base.locks import importing
 from thalweg._base.scatter import scatter
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core.described import Described
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import Outcome, raise_first
+from thalweg._core.config_registry import Described
+from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import NOTHING
+from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.hooks import Shared
 from thalweg._core.hyperparameters import hint, is_number
-from thalweg._core.meshes import is_imported, is_on_mesh
-from thalweg._core.outcome import Outcome, raise_first
-from thalweg._core.pairs import Pair, as_pairs
 from thalweg._core.plan_cache import PlanCache, Plans
-from thalweg._core.repeats import note_repeated, quick_steps, say_what_became
-from thalweg._core.section import Call
+from thalweg._core.replay_trigger import note_repeated, quick_steps, say_what_became
+from thalweg._core.slot_dict_view import variable_key
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.slots import SlotStore
-from thalweg._core.slots_as_dicts import variable_key
 from thalweg._core.step import repeat, take
+from thalweg._core.step_adapter import Shared
 from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation

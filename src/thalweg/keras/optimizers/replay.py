@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `_core/steady_apply.py`."""
+"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_ours
-from thalweg._core.hooks import Dtype
+from thalweg._core.commit import not_taken
 from thalweg._core.hyperparameters import as_read, is_function, is_number
-from thalweg._core.outcome import not_taken
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs
-from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.replay_pairs import ComingStep, RepeatedPairs
+from thalweg._core.step_adapter import Dtype
 from thalweg.keras.optimizers.step_adapter import KerasRuleStepAdapter
 from thalweg.schedules.ahead import RatesAhead
 from thalweg.schedules.base import FormulaSchedule
@@ -165,7 +165,7 @@ class SteadyKerasApply(SteadyApply):
             other = self._take_coming(optimizer, given, optimizer._clipping)
             if not other:
                 return True
-            if other not in (look.NOT_TABLED, look.WRITTEN_BY_OTHERS):
+            if other not in (replay_kernel.NOT_TABLED, replay_kernel.WRITTEN_BY_OTHERS):
                 self._drop(optimizer, kept, other)
                 return False
         if (
@@ -194,7 +194,7 @@ class SteadyKerasApply(SteadyApply):
                 other = self._known(optimizer, given, self._take_as_known)
         else:
             other = self._take_as_known(optimizer, given)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 other = self._known(optimizer, given, self._take_as_known)
         if other:
             self._drop(optimizer, kept, other)
@@ -225,7 +225,7 @@ class SteadyKerasApply(SteadyApply):
         """Return what a look returns, once the numbers that others have written to are read."""
         other = look_at(optimizer, given)
         for read in (self._read_written, self._read):  # what versions tell; everything
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 read(optimizer)
                 other = look_at(optimizer, given)
         return other

@@ -13,11 +13,11 @@ from thalweg import distribute
 from thalweg._base.context_managers import writable
 from thalweg._base.device_counters import number_of
 from thalweg._base.execution_context import thread
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import LEFT, SKIPPED, TAKEN, Outcome, not_taken
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.options.iter_size import adding, check_addable, clearing, totals
-from thalweg._core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
-from thalweg._core.repeats import Done
-from thalweg._core.section import Call, run
+from thalweg._core.replay_trigger import Done
 from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscaled

@@ -13,10 +13,10 @@ from thalweg._base.context_managers import writable
 from thalweg._base.execution_context import graph_of
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
+from thalweg._core.commit import not_taken, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.grads_and_vars import as_pairs, distinct
 from thalweg._core.hyperparameters import check_size, hint
-from thalweg._core.outcome import not_taken, raise_first
-from thalweg._core.pairs import as_pairs, distinct
 from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
 from thalweg._graph import (
     GraphKeys,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.locks import Guard
 from thalweg._core import state
-from thalweg._core.outcome import following
+from thalweg._core.commit import following
 from thalweg._core.state import Entry, Names
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler

@@ -13,12 +13,12 @@ from torch import Tensor
 from thalweg._base.context_managers import outside_inference
 from thalweg._base.locks import Guard
 from thalweg._base.tracing import untraced
-from thalweg._core.described import Described
-from thalweg._core.outcome import Outcome, raise_first, restored, say
-from thalweg._core.pairs import flatten
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import Outcome, raise_first, restored, say
+from thalweg._core.config_registry import Described
+from thalweg._core.grads_and_vars import flatten
 from thalweg._core.reentrance import Stepping, one_step_at_a_time
-from thalweg._core.repeats import Done
-from thalweg._core.section import Call
+from thalweg._core.replay_trigger import Done
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, Loading, Names, keys_of, restore
 from thalweg._core.vectors import is_host

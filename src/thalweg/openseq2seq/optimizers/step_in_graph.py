@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg._base.execution_context import thread
 from thalweg._base.showing import show_value
-from thalweg._core.outcome import not_taken, raise_first
+from thalweg._core.commit import not_taken, raise_first
 from thalweg._graph import (
     GraphKeys,
     GraphVariable,

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg._core.checks import check_memories
-from thalweg._core.gradient_stats import materialised
-from thalweg._core.gradient_transforms import Decision, GradientTransforms
-from thalweg._core.outcome import (
+from thalweg._core.atomic_section import Call, run, unless_resized
+from thalweg._core.commit import (
     LEFT,
     SKIPPED,
     TAKEN,
@@ -23,8 +21,10 @@ from thalweg._core.outcome import (
     following,
     says_not_taken,
 )
-from thalweg._core.pairs import distinct
-from thalweg._core.section import Call, run, unless_resized
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.grads_and_vars import distinct
+from thalweg._core.validation import check_memories
 from thalweg._engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._core.outcome import say
-from thalweg._core.pairs import Gradient, check_variables, distinct, flatten
+from thalweg._core.commit import say
+from thalweg._core.grads_and_vars import Gradient, check_variables, distinct, flatten
 from thalweg.autodiff import GradientTape, variables_of
 from thalweg.indexed_slices import as_gradient
 from thalweg.v1.train.gradients import none_given

@@ -19,20 +19,27 @@ from thalweg._base.device_counters import Move, number_of
 from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thread
 from thalweg._base.locks import Lock, importing
 from thalweg._base.tracing import untraced
-from thalweg._core.described import OPTIMIZERS, Argument, Described, Names
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import Outcome, raise_first, says_taken
+from thalweg._core.config_registry import OPTIMIZERS, Argument, Described, Names
+from thalweg._core.dtensor import is_imported
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Copies
+from thalweg._core.grads_and_vars import (
+    Gradient,
+    as_gradient,
+    as_pairs,
+    check_variables,
+    distinct,
+    flatten,
+)
 from thalweg._core.hyperparameters import is_function
-from thalweg._core.meshes import is_imported
-from thalweg._core.outcome import Outcome, raise_first, says_taken
-from thalweg._core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
 from thalweg._core.plan_cache import PlanCache, Plans
-from thalweg._core.repeats import Done, note_repeated, quick_steps, say_what_became
-from thalweg._core.section import run
+from thalweg._core.replay_trigger import Done, note_repeated, quick_steps, say_what_became
+from thalweg._core.slot_dict_view import variable_key_in_graph
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.slots import SlotStore
-from thalweg._core.slots_as_dicts import variable_key_in_graph
 from thalweg._core.step import finish, repeat, take
+from thalweg._core.step_adapter import Copies
 from thalweg._graph import (
     GraphKeys,
     by_reference,

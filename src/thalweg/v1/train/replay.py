@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `_core/steady_apply.py`.
+"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`.
 
 Hyperparameters that lie in tensors are read at each step. What it counts is known from the step
 before, which the look confirms, or is read again.
@@ -16,14 +16,14 @@ from torch import Tensor
 from thalweg._base.device_counters import Move, number_of
 from thalweg._base.execution_context import current_session, is_ours
 from thalweg._base.scalars import product, scalar_type
+from thalweg._core.commit import not_taken
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_hyper
-from thalweg._core.outcome import not_taken
 from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs, can_read
-from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.replay_pairs import ComingStep, RepeatedPairs, can_read
+from thalweg._core.step_adapter import Dtype
 from thalweg.v1.train.callable_rate import follows_count
 from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
@@ -181,10 +181,10 @@ class SteadyV1Apply(SteadyApply):
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
             other = self._take_coming(optimizer, pairs, how)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
                 other = self._take_coming(optimizer, pairs, how)
-            if other not in (look.NOT_TABLED, look.DENORMAL):
+            if other not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
                 return self._is_done(kept, pairs, other)
         if values is None:
             values = self._values
@@ -195,7 +195,7 @@ class SteadyV1Apply(SteadyApply):
         other = FAILED
         if values is not None and self._are_alike(values):
             other = self._take_as_known(optimizer, pairs, values, how)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
                 other = self._take_as_known(optimizer, pairs, values, how)
         if other and self._functions:  # the careful step takes what was read
@@ -204,7 +204,7 @@ class SteadyV1Apply(SteadyApply):
 
     def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
         """Return whether the step was taken; forget it if it is to be planned anew."""
-        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS, look.TRACED)
+        is_other = other not in (0, FAILED, replay_kernel.WRITTEN_BY_OTHERS, replay_kernel.TRACED)
         if self.read is not None or (is_other and self._is_over_pairs(pairs)):
             kept.quick = None
         return not other
@@ -231,7 +231,7 @@ class SteadyV1Apply(SteadyApply):
     def _compare(self, pairs: list[object]) -> int:
         """Return what is not as it was, before users' functions are called; 0 if nothing is."""
         other = self._found.compare(pairs, self.taken)
-        if other == look.WRITTEN_BY_OTHERS:
+        if other == replay_kernel.WRITTEN_BY_OTHERS:
             self._read_counters()
             other = self._found.compare(pairs, self.taken)
         return other

@@ -13,13 +13,13 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.device_counters import Move, moved, number_of
 from thalweg._base.scalars import product, scalar_type
 from thalweg._base.showing import show_value
-from thalweg._core.checks import check_memories, check_pairs, counting
-from thalweg._core.columns import Groups, derived
-from thalweg._core.hooks import Dtype, Hooks, Shared
-from thalweg._core.outcome import After, EnableTorchFunction
-from thalweg._core.pairs import Gradient, Pair, as_gradient, check_variables
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import After, EnableTorchFunction
+from thalweg._core.grads_and_vars import Gradient, Pair, as_gradient, check_variables
 from thalweg._core.state import making
+from thalweg._core.step_adapter import Dtype, Hooks, Shared
+from thalweg._core.step_scalars import Groups, derived
+from thalweg._core.validation import check_memories, check_pairs, counting
 from thalweg._core.vectors import is_host
 from thalweg._graph import current_session
 from thalweg.errors import InvalidTypeError
