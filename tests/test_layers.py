@@ -253,7 +253,7 @@ FACES = [
 @many("path", FACES)
 def test_faces_leave_memory_to_the_step(path: Path) -> None:
     inner = re.findall(r"from thalweg\._engines\.(\w+) import", path.read_text())
-    assert set(inner) <= {"selection"}
+    assert set(inner) <= {"engine_selection"}
 
 
 @many("path", (SOURCE / "rules").glob("*.py"))

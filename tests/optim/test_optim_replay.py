@@ -349,14 +349,14 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     def replacing(self: Any, *given: Any) -> int:
         found = take(self, *given)
         parts.append((given[2], found))
-        if given[2] == guard_table.look.MEASURE:
+        if given[2] == guard_table.replay_kernel.MEASURE:
             own[0].grad = torch.ones_like(own[0])
         return found
 
     monkeypatch.setattr(guard_table.Snapshot, "take", replacing)
     opt.step()
     assert kept
-    look = guard_table.look
+    look = guard_table.replay_kernel
     assert parts[0] == (look.CLIPPED, look.BEYOND)
     assert parts[1:] == [(look.MEASURE, 0), (look.UPDATE, look.OTHER_GRADIENT)]
     norm = norm_of(own)
@@ -634,13 +634,13 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
     assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
     assert [param._version for param in own] == [each + 1 for each in versions]
     own[1].grad = None
-    assert found.take() == guard_table.look.OTHER_GRADIENT
+    assert found.take() == guard_table.replay_kernel.OTHER_GRADIENT
     give(own, 1)
     assert found.take() == 0
     own[2].data = own[2].data.clone()
-    assert found.take() in (guard_table.look.OTHER_TENSOR, guard_table.look.OTHER_MEMORY)
+    assert found.take() in (guard_table.replay_kernel.OTHER_TENSOR, guard_table.replay_kernel.OTHER_MEMORY)
     own.reverse()
-    assert found.take() == guard_table.look.OTHER_LIST
+    assert found.take() == guard_table.replay_kernel.OTHER_LIST
     assert found.taken == 2
 
 
