@@ -15,7 +15,7 @@ from thalweg._engines import dispatcher as gate
 from thalweg._engines import layout, reference
 from thalweg._engines.cpu import kernel_cache
 from thalweg._engines.dense_plan import DensePlan
-from thalweg._engines.metadata_guard import Likeness
+from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg._engines.storage_guard import StorageGuard
 from thalweg._formats import atomic_write, header
 from thalweg._formats.bundle import index
@@ -24,7 +24,7 @@ from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import backward
 from thalweg.optim import torch_fallback
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.grad_scaler import Scaled
+from thalweg.optim.grad_scaler import GradScalerMixin
 
 
 def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
@@ -102,7 +102,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
     "slots are not watched": _instead(StorageGuard, "confirm_places", _yes),
-    "everything is alike": _instead(Likeness, "holds", _yes),
+    "everything is alike": _instead(MetadataGuard, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
     "weights are set as they come": _instead(weights, "_fit_value", lambda _, value: value),
@@ -116,7 +116,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sums may lie anywhere": _instead(
         sums_of_optim, "_copy_shared", lambda params, sums, gradients, titles_of: gradients
     ),
-    "what a scaler found is not asked": _instead(Scaled, "_skip_overflowed_step", _no),
+    "what a scaler found is not asked": _instead(GradScalerMixin, "_skip_overflowed_step", _no),
     "machine code is not sealed": _instead(kernel_cache, "_read_code", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),

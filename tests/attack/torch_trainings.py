@@ -227,8 +227,8 @@ class OptimTraining(Training):
 
     def forget(self) -> None:
         own = self.opt._own
-        own.steady = None
-        own.forget_quick()
+        own.rebind_target = None
+        own.forget_replay()
         own.parts.clear()
 
     def step(self) -> None:

@@ -156,14 +156,14 @@ def of_keras(**options: Any) -> Any:
     own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float16)]
     optimizer = optimizers.Adam(0.1, **options)
     pairs = [(torch.ones_like(var), var) for var in own]
-    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_v1() -> Any:
     own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)]
     optimizer = v1.train.AdamOptimizer(torch.tensor(0.1))
     pairs = [(torch.ones_like(var), var) for var in own]
-    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_torchs_kind(**options: Any) -> Any:
@@ -173,7 +173,7 @@ def of_torchs_kind(**options: Any) -> Any:
     groups = [{"params": own[:1], "lr": 0.1}, {"params": own[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
     found: Any = optimizer._own
-    return optimizer.step, lambda: found.quick.taken
+    return optimizer.step, lambda: found.replay.taken
 
 
 @pytest.mark.skipif(

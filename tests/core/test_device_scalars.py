@@ -16,13 +16,13 @@ from torch._subclasses import FakeTensorMode
 
 from thalweg import Rule, rules
 from thalweg._core import norms
-from thalweg._core.device_scalars import along, columns_there, derived_there
+from thalweg._core.device_scalars import device_columns, device_derived_scalars, expand_to_variables
 from thalweg._core.gradient_stats import known_of
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.step_scalars import processed
 from thalweg._core.variable_reductions import per_variable
 from thalweg._engines.engine_selection import Selection
-from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import Formula
 from thalweg.optim.device_param_scalars import DeviceColumn
 from thalweg.optim.global_norm import CommonNorm
@@ -87,7 +87,7 @@ def test_scalars_of_tensorflow_s_rules(rule: Rule, rate: Any, dtype: Any) -> Non
     if rate == "there":
         values["learning_rate"] = torch.full((), 0.1, dtype=kind, device=GPU)
     values["momentum_cache"] = vector(kind)
-    found = derived_there(rule, dict(values), dtype, vector(torch.int64) + 1, GPU)
+    found = device_derived_scalars(rule, dict(values), dtype, vector(torch.int64) + 1, GPU)
     for name in (*rule.powers, "t"):
         assert_there(found[name])
         assert found[name].dtype == kind
@@ -112,13 +112,13 @@ def test_columns_of_groups() -> None:
         "b": {"own": vector(), "one": torch.ones((), device=GPU), "either": vector(), "both": 0.2},
     }
     variables = [torch.ones(2, device=GPU) for _ in range(COUNT)]
-    columns = columns_there(
+    columns = device_columns(
         ["a", "b", "b"], lambda dtype, key: made[str(key)], (FLOAT32,), variables, GPU
     )
     for name in ("own", "one", "either"):
         assert_there(columns.separate[name])
     np.testing.assert_array_equal(columns.separate["both"], [0.1, 0.2, 0.2])
-    assert_there(along(["a"] * COUNT, {"a": 0.5}, GPU))
+    assert_there(expand_to_variables(["a"] * COUNT, {"a": 0.5}, GPU))
 
 
 class Measured:
@@ -189,7 +189,7 @@ def test_what_a_rule_makes_of_its_measures(rule: Rule) -> None:
     taken = torch.ones((), dtype=torch.bool, device=GPU)
     separate = {"learning_rate": vector(torch.float32)}
     columns = Columns({FLOAT32: hypers}, separate, taken)
-    asked = Request(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
+    asked = StepRequest(rule, (), variables, variables, [], [""] * COUNT, Selection("cuda"))
     known = known_of(GradientTransforms(), Measured(), variables, columns)
     found, calls = per_variable(asked, slots, columns, known)
     assert found.taken is taken

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from thalweg import Variable, optim
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import replay_kernel
-from thalweg._engines.cpu.guard_table import Snapshot
+from thalweg._engines.cpu.guard_table import GuardTable
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
 
@@ -52,13 +52,13 @@ AROUND: list[dict[str, Any]] = [
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Which parts of steps were asked for, and what was said."""
     found: list[tuple[int, int]] = []
-    take = Snapshot.take
+    take = GuardTable.take
 
     def told(self: Any, pairs: Any = None, taken: Any = None, part: int = 0, *more: Any) -> int:
         found.append((part, take(self, pairs, taken, part, *more)))
         return found[-1][1]
 
-    monkeypatch.setattr(Snapshot, "take", told)
+    monkeypatch.setattr(GuardTable, "take", told)
     return found
 
 
@@ -98,7 +98,7 @@ def compare(
     for step in range(STEPS):
         before(opt, own, step)
         before(twin, others, step)
-        twin._own.forget_quick()
+        twin._own.forget_replay()
         opt.step()
         twin.step()
         assert told(opt) == told(twin), step
@@ -216,7 +216,7 @@ def test_unusual_numbers_are_those_of_the_careful_step(
         is_beyond = change in (_nan, _infinite, _huge) or kind == "float64"
         assert parts[2:4] == (beyond if is_beyond else [(replay_kernel.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
-        assert opt._own.quick.taken == STEPS - 2
+        assert opt._own.replay.taken == STEPS - 2
 
 
 def test_a_scale_of_infinity_is_that_of_the_careful_step() -> None:
@@ -239,7 +239,7 @@ def test_a_step_that_a_scaler_leaves_out_is_told() -> None:
         opt.step()
         assert opt.last_step.taken is (step != 4)
         assert (opt.last_step.grad_norm is None) is (step == 4)
-    assert opt._own.quick.taken
+    assert opt._own.replay.taken
 
 
 def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,16 +248,16 @@ def test_what_a_step_said_stays_until_the_next_is_taken(monkeypatch: pytest.Monk
     for step in range(STEPS):
         give(own, step)
         opt.step()
-    quick = opt._own.quick
+    quick = opt._own.replay
     give(own, STEPS)
 
     def failing(*given: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Snapshot, "take", failing)
+    monkeypatch.setattr(GuardTable, "take", failing)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
-    assert opt._own.quick is None
+    assert opt._own.replay is None
     assert opt.last_step.count == STEPS == quick.taken + 2
     give(own, STEPS - 1)
     norm = torch.nn.utils.get_total_norm([each.grad for each in own if each.grad is not None])
@@ -276,7 +276,7 @@ def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
     for step in range(STEPS):
         give(own, step, size)
         give(others, step, size)
-        twin._plans.now().quick = None
+        twin._plans.now().replay = None
         opt.apply_gradients([(each.grad, each) for each in own])
         twin.apply_gradients([(each.grad, each) for each in others])
         assert all(map(same, own, others))
@@ -291,4 +291,4 @@ def test_keras_has_it(kind: str, limit: float, size: float, parts: Any) -> None:
         assert {each for each in parts if each[0] != replay_kernel.WHOLE} == {
             (replay_kernel.CLIPPED, 0)
         }
-    assert opt._plans.now().quick.taken == STEPS - 2
+    assert opt._plans.now().replay.taken == STEPS - 2

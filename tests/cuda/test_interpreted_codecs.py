@@ -50,7 +50,7 @@ def encoded(own, sizes, dtype=torch.float32, special=0.01):
     return encode_slots(own, made)
 
 
-def is_quick(name, own, dtype):
+def is_replayed(name, own, dtype):
     rule = "Adam" if dtype is DTYPES[0] else "Momentum"
     return own.rule.name == rule and (dtype is DTYPES[0] or name in ("softsign8", "linear8"))
 
@@ -58,7 +58,7 @@ def is_quick(name, own, dtype):
 @pytest.mark.parametrize(
     ("name", "own", "dtype"),
     [
-        slow_unless(is_quick(name, own, dtype), name, own, dtype)
+        slow_unless(is_replayed(name, own, dtype), name, own, dtype)
         for name in OF_SLOTS
         for own in CASES
         for dtype in DTYPES

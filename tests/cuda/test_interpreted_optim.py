@@ -140,17 +140,17 @@ def test_sparse_gradients_of_the_classes_of_torch():
 def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     pairs = [(torch.ones(3, device="meta"), param)]
-    assert not native_support.fits(pairs, {}, ())
+    assert not native_support.engines_support(pairs, {}, ())
     assert native_support.device_of([param]) is None
     monkeypatch.setattr(
         native_support, "takes_device", lambda device, name: device.type == name == "meta"
     )
     monkeypatch.setattr(native_support, "current", lambda: thalweg._engines.Selection("meta"))
-    assert native_support.fits(pairs, {}, ())
+    assert native_support.engines_support(pairs, {}, ())
     assert native_support.device_of([param]) == param.device
     assert native_support.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
     monkeypatch.setattr(native_support, "current", thalweg._engines.Selection)
-    assert not native_support.fits(pairs, {}, ())
+    assert not native_support.engines_support(pairs, {}, ())
 
 
 @by(CAPTURABLE)

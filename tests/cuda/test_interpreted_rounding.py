@@ -13,7 +13,7 @@ from fake_cuda_graph import captured
 from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import FLUSH, KEEP, Engines, Problem, assert_same, case, label, slow_unless
 from thalweg import optim
-from thalweg._engines.protocol import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg._engines.random_bits import scalars_of
 from thalweg.optim import tensorflow
 
@@ -35,7 +35,7 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     own, kind = dtypes
     problem = Problem.make(rule.row, SHAPES, [own] * 3, 3, special=0.2)
     problem.slots = [[slot.to(kind) for slot in each] for each in problem.slots]
-    asked = Request(
+    asked = StepRequest(
         rule.rule, (), problem.variables, problem.gradients, problem.slots, ["a", "b", "c"],
         selection._replace(name=engine), places=places,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from thalweg import IndexedSlices
 from thalweg._engines import dispatcher as gate
 from thalweg._engines import layout
 from thalweg._engines.composite import CompositeStep
-from thalweg._engines.protocol import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, PerformanceWarning
 
@@ -237,7 +237,7 @@ def ready(problem: Problem, selection: Any = KEEP, copies: Any = None) -> Any:
     """What the gate makes of a step of Adam."""
     names = [f"w{index}" for index in range(len(problem.variables))]
     rule, pairs = case("Adam").rule, (problem.variables, problem.gradients, problem.slots)
-    return gate.Dispatcher().plan_step(Request(rule, (), *pairs, names, selection, copies))
+    return gate.Dispatcher().plan_step(StepRequest(rule, (), *pairs, names, selection, copies))
 
 
 def adam(*shapes: tuple[int, ...]) -> Problem:

@@ -16,7 +16,7 @@ from case_batches import many
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
 from thalweg._engines.cpu import kernel_cache, machine_code
-from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
@@ -183,7 +183,7 @@ def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:
     for stages in ((), STAGES):
         found: list[list[torch.Tensor]] = []
         for engine in (other, "reference"):
-            asked = Request(
+            asked = StepRequest(
                 case.rule, stages, problem.variables, problem.gradients, problem.slots, ["w"],
                 FLUSH._replace(name=engine), [None],
             )  # fmt: skip

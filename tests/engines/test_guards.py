@@ -91,7 +91,7 @@ def _torchs(var: Any) -> Callable[[Any], object]:
         var.grad = grad
         optimizer.step()
 
-    step.taken = lambda: getattr(optimizer._own.quick, "taken", 0)  # pyright: ignore
+    step.taken = lambda: getattr(optimizer._own.replay, "taken", 0)  # pyright: ignore
     return step
 
 
@@ -100,7 +100,7 @@ def _of_pairs(optimizer: Any) -> Callable[[Any], Callable[[Any], object]]:
         def step(grad: Any) -> None:
             optimizer.apply_gradients([(grad, var)])
 
-        step.taken = lambda: getattr(optimizer._plans.now().quick, "taken", 0)  # pyright: ignore
+        step.taken = lambda: getattr(optimizer._plans.now().replay, "taken", 0)  # pyright: ignore
         return step
 
     return make

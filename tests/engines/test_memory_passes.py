@@ -129,7 +129,7 @@ KINDS = [
 ]
 
 
-def is_quick(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
+def is_replayed(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
     if name in ("Adam", "NovoGrad"):
         return dtype in (F32, F16)
     return dtype == F32 and kind in ("dense", "sparse") and not trusts
@@ -139,7 +139,7 @@ def is_quick(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
 @pytest.mark.parametrize(
     ("name", "kind", "dtype", "trusts"),
     [
-        slow_unless(is_quick(name, kind, dtype, trusts), name, kind, dtype, trusts)
+        slow_unless(is_replayed(name, kind, dtype, trusts), name, kind, dtype, trusts)
         for name in OPTIMIZERS
         for kind, dtype in KINDS
         for trusts in (False, True)

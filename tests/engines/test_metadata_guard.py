@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg import Variable
 from thalweg._engines import dense_plan
 from thalweg._engines import metadata_guard as likeness
-from thalweg._engines.metadata_guard import Likeness
+from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg.keras.optimizers import Adam
 
 OTHERS: dict[str, Callable[[], Any]] = {
@@ -33,7 +33,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
-    like = Likeness([torch.zeros(2, 3), torch.zeros(2, 3)])
+    like = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
     given: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
     assert like.holds(given)
     given[place] = make()
@@ -41,13 +41,13 @@ def test_what_is_not_alike(make: Callable[[], Any], place: int) -> None:
 
 
 def test_more_fewer_and_repeated_tensors_are_not_alike() -> None:
-    like = Likeness([torch.zeros(2), torch.zeros(2)])
+    like = MetadataGuard([torch.zeros(2), torch.zeros(2)])
     one, two = torch.ones(2), torch.ones(2)
     assert like.holds([one, two])
     assert not like.holds([one])
     assert not like.holds([one, one])
     assert not like.holds([one, two, torch.ones(2)])
-    assert not Likeness().holds([])
+    assert not MetadataGuard().holds([])
 
 
 def _trained(gradients: list[list[Tensor]]) -> list[Tensor]:
@@ -68,7 +68,7 @@ def test_a_torch_without_the_comparison_takes_the_same_steps(monkeypatch, guards
     gradients = [[torch.randn(2, 3, generator=generator) for _ in range(4)] for _ in range(3)]
     wanted = _trained(gradients)
     monkeypatch.setattr(likeness, "TensorGuards", guards)
-    assert not Likeness(gradients[0]).holds(gradients[0])
+    assert not MetadataGuard(gradients[0]).holds(gradients[0])
     assert all(map(torch.equal, _trained(gradients), wanted))
 
 

@@ -14,7 +14,7 @@ from thalweg._core import atomic_section
 from thalweg._engines import Dispatcher, Selection, philox, random_bits
 from thalweg._engines.cpu import codegen_blocks, launch
 from thalweg._engines.cpu.codegen_random_bits import draw_for
-from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import Rule, Slot
 
 # Random123's known answers (kat_vectors): counter, key, words.
@@ -99,7 +99,7 @@ def rounded(
     """Numbers of float32 as an engine rounds them."""
     rule = Rule(name="Keep", update=keep, hypers=(), slots=(Slot("s"),))
     var, slot = torch.zeros_like(given), torch.zeros_like(given, dtype=dtype)
-    asked = Request(rule, (), [var], [given], [[slot]], ["w"], Selection(engine, "keep"))
+    asked = StepRequest(rule, (), [var], [given], [[slot]], ["w"], Selection(engine, "keep"))
     ready = Dispatcher().plan_step(asked._replace(places=[place]))
     scalars = {"one": 1.0, **random_bits.scalars_of(7**15, step)}
     shared = {each: {name: each(x) for name, x in scalars.items()} for each in ready.dtypes}

@@ -16,7 +16,7 @@ from thalweg._engines.cpu.offsets import Offsets
 from thalweg._engines.cpu.reductions import Leaves, sums_of
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.layout import STORAGE_NAMES, compute_dtype
-from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg._engines.reduction_order import (
     LANES,
     LEAF,
@@ -274,7 +274,7 @@ def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
     columns = Columns({np.float32: {}, np.float64: {}}, {})
     found = []
     for _ in range(repeats):
-        ready = gate.plan_step(Request(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
+        ready = gate.plan_step(StepRequest(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
         found.append(np.concatenate(ready.compute_sums(READING, (), columns)))
         found[-1] = np.append(found[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
         ready.release_gradients()

@@ -20,7 +20,7 @@ import torch
 
 from rulebook import FIRST, FLUSH, KINDS, Case, Engines, by_rule
 from thalweg._engines.formula_parser import bind_formula
-from thalweg._engines.protocol import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg._engines.reference import NUMPY
 
 RECORDED = Path(__file__).parent / "drift.json"
@@ -60,7 +60,7 @@ def fused(case: Case) -> Callable[[int], Array]:
     bowl, engines = Bowl(np.float32), Engines()
     var, grad = torch.from_numpy(bowl.start), torch.empty(SIZE)
     slots = [torch.from_numpy(slot) for slot in slots_of(case, np.float32)]
-    asked = Request(case.rule, (), [var], [grad], [slots], ["w"], FLUSH._replace(name="cpu"))
+    asked = StepRequest(case.rule, (), [var], [grad], [slots], ["w"], FLUSH._replace(name="cpu"))
 
     def step(number: int) -> Array:
         bowl.gradient(var.numpy(), number, grad.numpy())

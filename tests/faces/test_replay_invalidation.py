@@ -49,7 +49,7 @@ def test_a_constraint_elsewhere_leaves_plans_in_force(
         opt.apply_gradients([(torch.ones(2), var)])
     assert found[:2] == [True] * 2  # the second repeats the first, the third plans what follows
     assert all(found)
-    assert opt._plans.now().quick.taken == 2
+    assert opt._plans.now().replay.taken == 2
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])

@@ -75,7 +75,7 @@ class Training:
 
     @property
     def taken(self) -> int:
-        return getattr(self.kept.quick, "taken", 0)
+        return getattr(self.kept.replay, "taken", 0)
 
     def feed(self, seed: int) -> dict[Any, Any]:
         dice = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ class Training:
 
     def step(self, seed: int, op: Any = None, feed: Any = None) -> Any:
         if self.is_twin and self.kept is not None:
-            self.kept.quick = None
+            self.kept.replay = None
         given = self.feed(seed) if feed is None else feed
         return self.session.run(self.train_op if op is None else op, given)
 
@@ -208,14 +208,14 @@ def test_what_happens_between_two_runs(
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     own, twin = both()
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     assert taken == 3
     for each in (own, twin):
         change(each)
     own.step(5)
     twin.step(5)
     assert_same(own, twin)
-    assert (own.kept.quick is quick and quick.taken == taken + 1) is stays
+    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
     for seed in range(6, 10):
         own.step(seed)
         twin.step(seed)
@@ -312,7 +312,7 @@ def test_a_closed_session() -> None:
 
 def test_another_engine_is_seen() -> None:
     own, twin = both()
-    quick = own.kept.quick
+    quick = own.kept.replay
     with thalweg.engine("reference"):
         own.step(5)
         twin.step(5)
@@ -344,7 +344,7 @@ def test_an_interruption_leaves_the_step_whole(
     is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, twin = both()
-    take = guard_table.Snapshot.take
+    take = guard_table.GuardTable.take
 
     def interrupted(*given: Any) -> int:
         mismatch = take(*given) if is_after else 0
@@ -353,7 +353,7 @@ def test_an_interruption_leaves_the_step_whole(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     with pytest.raises(error) as caught:
         own.step(5)
     monkeypatch.undo()

@@ -62,7 +62,7 @@ class Training:
 
     @property
     def taken(self) -> int:
-        return getattr(self.kept.quick, "taken", 0)
+        return getattr(self.kept.replay, "taken", 0)
 
     def pairs(self, seed: int) -> list[tuple[Any, Any]]:
         dice = torch.Generator().manual_seed(seed)
@@ -72,7 +72,7 @@ class Training:
 
     def step(self, seed: int, change: Callable[[list[Any]], Any] = lambda pairs: pairs) -> None:
         if self.is_twin:
-            self.kept.quick = None
+            self.kept.replay = None
         self.optimizer.apply_gradients(change(self.pairs(seed)))
 
     def written(self) -> list[Any]:
@@ -231,14 +231,14 @@ def test_what_happens_between_two_steps(
     for seed in range(5):
         own.step(seed)
         twin.step(seed)
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     assert taken == 3
     for each in (own, twin):
         change(each)
     own.step(5)
     twin.step(5)
     assert_same(own, twin)
-    assert (own.kept.quick is quick and quick.taken == taken + 1) is stays
+    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
     for seed in range(6, 10):
         own.step(seed)
         twin.step(seed)
@@ -349,7 +349,7 @@ def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
     for seed in range(5):
         own.step(seed)
         twin.step(seed)
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     own.step(5, change)
     twin.step(5, change)
     assert quick.taken == taken
@@ -400,7 +400,7 @@ def test_blocks_are_seen(block: Callable[[], Any]) -> None:
     for seed in range(5):
         own.step(seed)
         twin.step(seed)
-    quick = own.kept.quick
+    quick = own.kept.replay
     with block():
         own.step(5)
         twin.step(5)
@@ -419,7 +419,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
     for seed in range(5):
         own.step(seed)
         twin.step(seed)
-    take = guard_table.Snapshot.take
+    take = guard_table.GuardTable.take
 
     def interrupted(*given: Any) -> int:
         mismatch = take(*given) if is_after else 0
@@ -429,7 +429,7 @@ def test_an_interruption_says_what_has_become_of_the_step(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     with pytest.raises(error) as caught:
         own.step(5)
     monkeypatch.undo()

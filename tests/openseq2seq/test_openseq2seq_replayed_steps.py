@@ -72,11 +72,11 @@ class Training:
 
     @property
     def taken(self) -> int:
-        return getattr(self.kept.quick, "taken", 0)
+        return getattr(self.kept.replay, "taken", 0)
 
     def step(self, seed: int) -> Any:
         if self.is_twin:
-            self.kept.quick = None
+            self.kept.replay = None
         dice = torch.Generator().manual_seed(seed)
         with torch.inference_mode(False):
             self.data = [torch.randn(shape, generator=dice) for shape in SHAPES]
@@ -163,7 +163,7 @@ def test_gradients_from_elsewhere() -> None:
     for seed in range(6):
         for each in (own, twin):
             if each.is_twin:
-                each.kept.quick = None
+                each.kept.replay = None
             dice = torch.Generator().manual_seed(seed)
             given = [torch.randn(shape, generator=dice) for shape in SHAPES]
             assert each.take.apply_gradients(given) is True
@@ -195,12 +195,12 @@ def test_a_graph_has_them() -> None:
         for _ in range(8):
             kept = made[0]._plans._sessions.get(session)
             if is_twin and kept is not None:
-                kept.quick = None
+                kept.replay = None
             losses.append(session.run(op))
         every = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
         found.append((losses, session.snapshot(every)))
         kept = made[0]._plans._sessions.get(session)
-        assert getattr(kept.quick, "taken", 0) == (0 if is_twin else 6)
+        assert getattr(kept.replay, "taken", 0) == (0 if is_twin else 6)
     assert found[0][0] == found[1][0]
     assert all(map(torch.equal, found[0][1], found[1][1]))
 
@@ -293,7 +293,7 @@ def test_what_happens_between_two_steps(
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     own, twin = both()
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     assert taken == 3
     for each in (own, twin):
         change(each)
@@ -301,7 +301,7 @@ def test_what_happens_between_two_steps(
         assert torch.equal(own.step(seed), twin.step(seed))
         assert_same(own, twin)
         if seed == 5 and stays is not None:
-            assert (own.kept.quick is quick and quick.taken == taken + 1) is stays
+            assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
 
 
 def test_a_variable_that_the_loss_freezes() -> None:
@@ -380,7 +380,9 @@ def test_an_interruption_leaves_the_step_whole(
 ) -> None:
     own, twin = both(policy="decay")
     rate = own.take.learning_rate
-    place = (guard_table.Snapshot, "take") if where == "take" else (type(own.inner), "_take_again")
+    place = (
+        (guard_table.GuardTable, "take") if where == "take" else (type(own.inner), "_take_again")
+    )
     take = getattr(*place)
 
     def interrupted(*given: Any) -> int:

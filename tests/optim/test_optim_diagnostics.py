@@ -472,16 +472,16 @@ def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_between_are_one_native_call() -> None:
     params = params_of(shapes=((3,),))
     made = run(params, optim.AdamW(params, diagnostics=10), 9)
-    assert made._own.quick is not None
-    assert made._own.quick.taken == 7
+    assert made._own.replay is not None
+    assert made._own.replay.taken == 7
     assert made.diagnostics is None
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
-    quick = made._own.quick
+    quick = made._own.replay
     for _ in range(5):  # which a measured step leaves as it is
         run(params, made, 10)
-    assert made._own.quick is quick
+    assert made._own.replay is quick
     assert quick.taken == 7 + 45
     plain = optim.AdamW(other := params_of(shapes=((3,),)))
     for steps in (9, 1, *[10] * 5):

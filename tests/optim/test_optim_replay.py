@@ -146,7 +146,7 @@ def test_every_option_has_them(
                 each.found_inf, each.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
         give(own, step, without)
         give(others, step, without)
-        twin._own.forget_quick()
+        twin._own.forget_replay()
         opt.step()
         twin.step()
     assert taken(opt) == 4
@@ -161,7 +161,7 @@ def test_a_rate_that_is_a_tensor_is_read_at_each_step() -> None:
     for step in range(6):
         give(own, step)
         give(others, step)
-        twin._own.forget_quick()
+        twin._own.forget_replay()
         opt.step()
         twin.step()
         for rate in rates:
@@ -231,7 +231,7 @@ def test_numbers_that_differ_between_groups_are_written_to_each(changes: dict[st
             if step == 4:
                 opt.param_groups[1].update(changes)
             if is_twin:
-                opt._own.forget_quick()
+                opt._own.forget_replay()
             opt.step()
         for (what, one), (_, other) in zip(*(everything(*side) for side in sides), strict=True):
             assert same(one, other), what
@@ -296,7 +296,7 @@ def test_an_interruption_takes_back_what_a_scaler_said(monkeypatch: pytest.Monke
     def interrupted(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
     monkeypatch.undo()
@@ -310,11 +310,11 @@ def test_a_step_that_another_thread_has_forgotten_is_not_taken() -> None:
     for step in range(4):
         give(own, step)
         opt.step()
-    quick: Any = opt._own.quick
+    quick: Any = opt._own.replay
     own[0].grad = None
     opt.step()
     give(own, 5)
-    assert opt._own.quick is not quick
+    assert opt._own.replay is not quick
     assert not quick.take(opt)
     opt.step()
     assert opt.last_step.count == 6
@@ -343,7 +343,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
     for step in range(4):
         give(own, step)
         opt.step()
-    take, parts = guard_table.Snapshot.take, list[tuple[int, int]]()
+    take, parts = guard_table.GuardTable.take, list[tuple[int, int]]()
     kept = [param.grad for param in own]
 
     def replacing(self: Any, *given: Any) -> int:
@@ -353,7 +353,7 @@ def test_gradients_that_are_replaced_after_they_were_measured_are_not_taken(
             own[0].grad = torch.ones_like(own[0])
         return found
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", replacing)
+    monkeypatch.setattr(guard_table.GuardTable, "take", replacing)
     opt.step()
     assert kept
     look = guard_table.replay_kernel
@@ -389,14 +389,14 @@ def test_an_interruption_says_what_has_become_of_the_step(
     for step in range(steps):
         give(own, step)
         opt.step()
-    take = guard_table.Snapshot.take
+    take = guard_table.GuardTable.take
 
     def interrupted(*given: Any, **named: Any) -> int:
         if is_after:
             take(*given, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     give(own, 9)
     before = [param.detach().clone() for param in own]
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -638,7 +638,10 @@ def test_the_look_says_what_is_not_as_it_was() -> None:
     give(own, 1)
     assert found.take() == 0
     own[2].data = own[2].data.clone()
-    assert found.take() in (guard_table.replay_kernel.OTHER_TENSOR, guard_table.replay_kernel.OTHER_MEMORY)
+    assert found.take() in (
+        guard_table.replay_kernel.OTHER_TENSOR,
+        guard_table.replay_kernel.OTHER_MEMORY,
+    )
     own.reverse()
     assert found.take() == guard_table.replay_kernel.OTHER_LIST
     assert found.taken == 2

@@ -64,7 +64,7 @@ def test_every_option_has_them(around: dict[str, Any], calls: int, dtype: torch.
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             give(own, step, {4})
             if is_twin:
-                opt._own.forget_quick()
+                opt._own.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
@@ -82,7 +82,7 @@ def test_dtypes_of_rules_may_differ() -> None:
         for is_twin, (opt, own) in enumerate(sides):
             give(own, step)
             if is_twin:
-                opt._own.forget_quick()
+                opt._own.forget_replay()
             opt.step()
     assert taken(sides[0][0]) == 4
     for (what, one), (_, other) in zip(*(everything(*each) for each in sides), strict=True):
@@ -121,7 +121,7 @@ def test_the_rule_of_a_group_is_looked_at(kind: int, place: int, change: dict[st
             if step == 5:
                 opt.param_groups[place].update(change)
             if is_twin:
-                opt._own.forget_quick()
+                opt._own.forget_replay()
             opt.step()
     assert all(map(torch.equal, own, others))
 
@@ -147,14 +147,14 @@ def test_an_interruption_comes_before_or_after_all_rules(
     for step in range(4):
         give(own, step)
         opt.step()
-    take = guard_table.Snapshot.take
+    take = guard_table.GuardTable.take
 
     def interrupted(*given: Any, **named: Any) -> int:
         if is_after:
             take(*given, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     before = [param.detach().clone() for param in own]
     with pytest.raises(KeyboardInterrupt) as caught:
         opt.step()

@@ -25,10 +25,10 @@ COUNT = 2 * replay_kernel.MANY + replay_kernel.PART // 2  # the last part is no 
 @pytest.fixture
 def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     """A team that comes for kernels, too, however small the tensors."""
-    monkeypatch.setattr(guard_table.Snapshot, "_has_threads", lambda _: True)
+    monkeypatch.setattr(guard_table.GuardTable, "_has_threads", lambda _: True)
 
 
-def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.Snapshot, Any]:
+def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
     found = guard_table.snapshot()
     assert found is not None
     found.hold_list(own)
@@ -145,7 +145,7 @@ def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
             threads(counts[step % len(counts)])
             give(own, step, {COUNT - 1} if step == 3 else set())
             opt.step()
-            if (quick := opt._own.quick) is not None and quick.taken:
+            if (quick := opt._own.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
                 assert (block[replay_kernel.TEAM] != 0) == (count > 1)
@@ -167,8 +167,8 @@ def test_a_team_looks_where_it_updates(
         give(own, step)
         opt.step()
     assert taken(opt) > 1
-    assert opt._own.quick is not None
-    assert (opt._own.quick.snapshot.block[replay_kernel.TEAM] != 0) == comes
+    assert opt._own.replay is not None
+    assert (opt._own.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
 
 
 def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
         for step in range(6):
             give(own, step)
             opt.apply_gradients([(param.grad, param) for param in own])
-        quick = opt._plans.now().quick
+        quick = opt._plans.now().replay
         assert quick.taken > 1
         block = quick._found.snapshot.block
         assert (block[replay_kernel.TICKET] > count) == (count > 1)

@@ -24,9 +24,9 @@ def check_steps() -> None:
     from thalweg.keras.optimizers import replay as of_keras
     from thalweg.v1.train import replay as of_v1
 
-    ask_both(replay.SteadyStep, _found_by_optim)
-    ask_both(of_keras.SteadyKerasApply, lambda step, optimizer, kept, given: _found(step, given))
-    ask_both(of_v1.SteadyV1Apply, lambda step, optimizer, kept, given: _found(step, given[0]))
+    ask_both(replay.ReplayedStep, _found_by_optim)
+    ask_both(of_keras.KerasReplay, lambda step, optimizer, kept, given: _found(step, given))
+    ask_both(of_v1.V1Replay, lambda step, optimizer, kept, given: _found(step, given[0]))
 
 
 def _found_by_optim(

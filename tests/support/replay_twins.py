@@ -54,7 +54,7 @@ def norm_of(own: list[Parameter]) -> float:
 
 
 def taken(opt: Any) -> int:
-    return 0 if opt._own.quick is None else opt._own.quick.taken
+    return 0 if opt._own.replay is None else opt._own.replay.taken
 
 
 # What happens between two steps
@@ -263,7 +263,7 @@ def everything(opt: Any, own: list[Parameter]) -> list[tuple[str, Any]]:
 
 def look_carefully(opt: Any) -> None:
     """Have the next step of an optimizer look at everything, as one without plans."""
-    opt._own.forget_quick()
+    opt._own.forget_replay()
     opt._own.changes.is_due = False
 
 

@@ -63,11 +63,11 @@ class Training:
 
     @property
     def taken(self) -> int:
-        return getattr(self.kept.quick, "taken", 0)
+        return getattr(self.kept.replay, "taken", 0)
 
     def step(self, seed: int, change: Callable[[list[Any]], Any] = lambda pairs: pairs) -> None:
         if self.is_twin:
-            self.kept.quick = None
+            self.kept.replay = None
         dice = torch.Generator().manual_seed(seed)
         pairs = [
             (torch.randn(var.shape, generator=dice).to(var.dtype), var) for var in self.variables
@@ -196,14 +196,14 @@ def test_what_happens_between_two_steps(
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     own, twin = both()
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     assert taken == 3
     for each in (own, twin):
         change(each)
     own.step(5)
     twin.step(5)
     assert_same(own, twin)
-    assert (own.kept.quick is quick and quick.taken == taken + 1) is stays
+    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
     for seed in range(6, 10):
         own.step(seed)
         twin.step(seed)
@@ -225,7 +225,7 @@ def test_variables_that_are_chosen_for_a_decay_are_seen() -> None:
     for seed in range(5, 9):
         for each in (own, twin):
             if each.is_twin:
-                each.kept.quick = None
+                each.kept.replay = None
             pairs = [(torch.ones_like(var.detach()), var) for var in each.variables]
             chosen = each.variables[seed % 3 :]
             each.optimizer.apply_gradients(pairs, each.global_step, decay_var_list=chosen)
@@ -276,7 +276,7 @@ def _arrays(pairs: list[Any]) -> Any:
 @pytest.mark.parametrize("change", [_reversed, _fewer, _without_one, _rows, _arrays])
 def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
     own, twin = both()
-    quick, taken = own.kept.quick, own.taken
+    quick, taken = own.kept.replay, own.taken
     own.step(5, change)
     twin.step(5, change)
     assert quick.taken == taken
@@ -299,7 +299,7 @@ def test_what_is_refused_is_so_after_them() -> None:
 
 def test_another_engine_is_seen() -> None:
     own, twin = both()
-    quick = own.kept.quick
+    quick = own.kept.replay
     with thalweg.engine("reference"):
         own.step(5)
         twin.step(5)
@@ -321,7 +321,7 @@ def test_an_interruption_leaves_the_step_whole(
     is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, twin = both()
-    take = guard_table.Snapshot.take
+    take = guard_table.GuardTable.take
 
     def interrupted(*given: Any) -> int:
         mismatch = take(*given) if is_after else 0
@@ -331,7 +331,7 @@ def test_an_interruption_leaves_the_step_whole(
             return mismatch
         raise error
 
-    monkeypatch.setattr(guard_table.Snapshot, "take", interrupted)
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
     with pytest.raises(error) as caught:
         own.step(5)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from thalweg.v1 import train
 SIZE, UPDATES = 1_000_000, 400
 STEP = 2.0**-12  # sums of it are exact in float32
 each_size = pytest.mark.parametrize(
-    "size", [SIZE // 10, pytest.param(SIZE, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "size", [SIZE // 10, pytest.param(SIZE, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 
 

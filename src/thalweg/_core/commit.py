@@ -26,7 +26,7 @@ SKIPPED = "The step was skipped"
 LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """What has become of a step.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     errors: list[BaseException]
 
 
-class After(NamedTuple):
+class PostUpdateCall(NamedTuple):
     """A function of the user's that follows the writes of a step.
 
     Attributes:
@@ -53,7 +53,7 @@ class After(NamedTuple):
 
 
 @contextlib.contextmanager
-def not_taken(done: Sequence[str] = ()) -> Generator[None]:
+def note_not_applied(done: Sequence[str] = ()) -> Generator[None]:
     """Say of an exception that nothing has changed, or what has been done by then.
 
     Args:
@@ -62,12 +62,12 @@ def not_taken(done: Sequence[str] = ()) -> Generator[None]:
     try:
         yield
     except BaseException as error:
-        say(error, done)
+        add_note(error, done)
         raise
 
 
-def say(error: BaseException, done: Sequence[str]) -> None:
-    """Add the note of `not_taken` to an exception."""
+def add_note(error: BaseException, done: Sequence[str]) -> None:
+    """Add the note of `note_not_applied` to an exception."""
     if done:
         error.__notes__ = [note for note in _notes_of(error) if note != _NOT_TAKEN]
         if not any(note.startswith(done[0].rstrip(".")) for note in _notes_of(error)):
@@ -84,9 +84,9 @@ def say(error: BaseException, done: Sequence[str]) -> None:
 
 
 def say_refused(error: Exception) -> None:
-    """Add the note of `not_taken` to what a step raised, unless that says what has become of it."""
+    """Add the note of `note_not_applied` to an error of a step that does not say what it did."""
     if not (says_taken(error) or isinstance(error, ReplicaLostError)):
-        say(error, ())
+        add_note(error, ())
 
 
 def says_not_taken(error: BaseException) -> bool:
@@ -111,7 +111,7 @@ def add_taken(error: BaseException, missing: str = "", said: str = f"{TAKEN}.") 
 
 def write_step(
     writes: Sequence[Call],
-    then: Sequence[After] = (),
+    then: Sequence[PostUpdateCall] = (),
     counts: Sequence[Call] = (),
     begun: list[str] | None = None,
     said: str = f"{TAKEN}.",
@@ -179,17 +179,19 @@ def _come_to_the_end(
             errors.append(error)
 
 
-class Gathered:
+class WriteBatch:
     """The writes of several steps, which become one section: all of them or nothing."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self._writes: list[Call] = []
-        self._then: list[After] = []
+        self._then: list[PostUpdateCall] = []
         self._counts: list[Call] = []
         self._ready: list[Any] = []
 
-    def add(self, writes: Sequence[Call], then: Sequence[After], counts: Sequence[Call]) -> None:
+    def add(
+        self, writes: Sequence[Call], then: Sequence[PostUpdateCall], counts: Sequence[Call]
+    ) -> None:
         """What `write_step` is given for one of them."""
         self._writes += writes
         self._then += then
@@ -224,7 +226,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 
 
-def following(copies: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Call]:
+def copy_writes(copies: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Call]:
     """What sets copies, where there are any, to values or the nearest finite numbers; in C."""
     return [
         partial(copy.detach().copy_, saturated(value, copy.dtype))
@@ -246,10 +248,10 @@ def restored(tensors: Sequence[Tensor], unless: Sequence[object] = ()) -> Genera
         raise
 
 
-def constraint_of(var: Tensor, title: str) -> After:
+def constraint_of(var: Tensor, title: str) -> PostUpdateCall:
     """What replaces a variable's value by what its constraint makes of it."""
     made: list[Tensor] = []
-    return After(
+    return PostUpdateCall(
         partial(made.extend, map(partial(_constrain, title=title), (var,))),
         f"without the constraint of '{title}'",
         # Nothing is copied if the constraint made nothing.

@@ -74,7 +74,7 @@ RATES = Names("the learning rate")
 LOSS_SCALERS = Names("your loss scaler")
 
 
-class Described:
+class Configurable:
     """An optimizer, or a step of training, that files hold.
 
     It has `_locked()`, `_arguments()`, `_saved(names)` and `_loading(state, variables, names)`.

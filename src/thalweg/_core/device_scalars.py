@@ -15,12 +15,12 @@ from torch import Tensor
 
 from thalweg._core.step_scalars import Groups, ScalarsOf, columns_of
 from thalweg._core.vectors import TORCH, number, without_denormals
-from thalweg._engines import compute_dtype, given_to, prepared
+from thalweg._engines import apply_prepare, bind_arguments, compute_dtype
 from thalweg._engines.protocol import Columns, Dtype
 from thalweg.formula import Rule
 
 
-def columns_there(
+def device_columns(
     groups: Groups,
     scalars_of: ScalarsOf,
     dtypes: Sequence[Dtype],
@@ -40,12 +40,15 @@ def columns_there(
     }
     columns = columns_of(groups, lambda dtype, key: known[dtype, key], dtypes, variables)
     moving = {
-        name: along(keys, {key: made[name] for key, made in found.items()}, there) for name in names
+        name: expand_to_variables(keys, {key: made[name] for key, made in found.items()}, there)
+        for name in names
     }
     return columns._replace(separate={**columns.separate, **moving})
 
 
-def along(keys: Sequence[Hashable], values: Mapping[Any, Any], there: torch.device) -> Tensor:
+def expand_to_variables(
+    keys: Sequence[Hashable], values: Mapping[Any, Any], there: torch.device
+) -> Tensor:
     """One number for each variable, of those of its key: a number or a tensor."""
     parts: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):
@@ -57,7 +60,7 @@ def along(keys: Sequence[Hashable], values: Mapping[Any, Any], there: torch.devi
     return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts])
 
 
-def derived_there(
+def device_derived_scalars(
     rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, there: torch.device
 ) -> dict[str, Any]:
     """As `derived`, where the number of the step, and other numbers, are tensors of a device.
@@ -74,9 +77,9 @@ def derived_there(
             known[power] = without_denormals(found)
     if rule.prepare is None:
         return known
-    given = given_to(rule, "prepare", known)
+    given = bind_arguments(rule, "prepare", known)
     if any(isinstance(each, Tensor) for each in given.values()):
         known |= {name: number(each, there) for name, each in given.items()}
-    made = prepared(rule, known)
+    made = apply_prepare(rule, known)
     # What the host knows, it goes on knowing.
     return {**made, **{name: each for name, each in values.items() if made[name] is known[name]}}

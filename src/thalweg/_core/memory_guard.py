@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg._engines.protocol import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg.errors import LayoutError
 from thalweg.indexed_slices import IndexedSlices
 
 
-class Memory:
+class MemoryGuard:
     """Where the tensors of a step lie, and how large their storages are.
 
     Args:
@@ -20,7 +20,7 @@ class Memory:
         others: What else it writes to.
     """
 
-    def __init__(self, asked: Request, *others: Sequence[Sequence[Tensor]]) -> None:
+    def __init__(self, asked: StepRequest, *others: Sequence[Sequence[Tensor]]) -> None:
         self._named = [
             *zip(asked.variables, asked.titles, strict=True),
             *_name_each(asked.slots, asked.titles, "a slot of "),

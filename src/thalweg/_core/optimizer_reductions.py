@@ -13,9 +13,9 @@ from torch import Tensor
 from thalweg._core import vectors
 from thalweg._core.atomic_section import Call
 from thalweg._core.norms import sum_in_order
-from thalweg._engines import given_to
+from thalweg._engines import bind_arguments
 from thalweg._engines.layout import all_have_memory, check_memory
-from thalweg._engines.protocol import Columns, Request, in_rounds
+from thalweg._engines.protocol import Columns, StepRequest, in_rounds
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thalweg._core.gradient_stats import GradientStats
 
 
-def read_common(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
+def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
     """The numbers per optimizer: what the first variable has, or what they begin with.
 
     Raises:
@@ -40,7 +40,7 @@ def read_common(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, floa
 
 
 def per_optimizer(
-    asked: Request,
+    asked: StepRequest,
     columns: Columns,
     known: GradientStats,
     before: Mapping[str, float],
@@ -70,7 +70,7 @@ def per_optimizer(
         sums = vectors.place_like(known.measure(formula, columns), None)
         given[name] = np.float64(sum_in_order(sums[first]))
     given |= {name: np.float64(each) for name, each in before.items()}
-    given = given_to(rule, "per_optimizer", given)
+    given = bind_arguments(rule, "per_optimizer", given)
     with np.errstate(all="ignore"):
         made = rule.per_optimizer(**given)  # pyright: ignore[reportOptionalCall]
     found = {name: _number(rule, name, each) for name, each in made.items()}

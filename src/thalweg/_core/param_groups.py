@@ -13,7 +13,7 @@ Group = dict[str, Any]
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Group]  # as torch takes them
 
 
-def titles_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
+def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """The names of parameters for messages: those that groups give them, their own, or places."""
     names = names_in(groups, params)
     if None not in names:

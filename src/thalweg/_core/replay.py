@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, is_inference_mode_enabled
 
 from thalweg._base.locks import importing
-from thalweg._core.plan_cache import Planned
-from thalweg._core.step_adapter import Hooks
+from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.step_adapter import StepAdapter
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import kernel_group as engine
 from thalweg._engines.cpu import replay_kernel as replay_kernel
 from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.guard_table import KINDS as KINDS
+from thalweg._engines.cpu.guard_table import GuardTable as GuardTable
 from thalweg._engines.cpu.guard_table import Member as Member
-from thalweg._engines.cpu.guard_table import Snapshot as Snapshot
 from thalweg._engines.cpu.guard_table import snapshot as snapshot
 from thalweg._engines.cpu.launch import is_serial, threads_for
 from thalweg._engines.cpu.openmp import parallel_address
@@ -37,7 +37,7 @@ from thalweg._engines.protocol import Stages
 from thalweg.formula import gradient_squares
 
 if TYPE_CHECKING:
-    from thalweg._core.replay_reductions import SteadyMeasures
+    from thalweg._core.replay_reductions import ReplayedReductions
     from thalweg._core.scalar_tracing import Program
 
 # Of the numbers of a step; the last is of a scalar that is complex, say.
@@ -85,7 +85,7 @@ class Launch:
         self._own_rows: Array | None = None
         self._point_at(self._rows, self._row_of)
         self._programs: Int64 = np.zeros((0, scalar_program.PROGRAM // 8), np.int64)
-        self.measures: SteadyMeasures | None = None
+        self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
         """Give each member its own row of scalars and its own chunks, which the call sets."""
@@ -210,7 +210,7 @@ class Launches:
         cells: Where the address of each variable's gradient goes.
     """
 
-    def __init__(self, plans: Sequence[Planned], places: Sequence[Any]) -> None:
+    def __init__(self, plans: Sequence[CachedPlan], places: Sequence[Any]) -> None:
         self.of: list[list[Launch]] = []
         first = 0
         for planned in plans:
@@ -248,7 +248,7 @@ class Launches:
         """Whether one is so large that it may be worth several threads."""
         return bool(self._large or self._measures)
 
-    def set_threads(self, found: Snapshot) -> None:
+    def set_threads(self, found: GuardTable) -> None:
         """Have those that are worth it run on as many threads as torch has now."""
         for k in self._large:
             found.launches[k, 2:] = self.all[k].threads()
@@ -270,7 +270,7 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
     return chunks.ctypes.data + length, full.ctypes.data + length, end - begin
 
 
-def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]) -> None:
+def _measure(launch: Launch, planned: CachedPlan, slots: Sequence[Sequence[Tensor]]) -> None:
     """Have a kernel begin with what its rule measures.
 
     Raises:
@@ -279,11 +279,13 @@ def _measure(launch: Launch, planned: Planned, slots: Sequence[Sequence[Tensor]]
     if not plan_of(planned).measures_in_place:
         raise TypeError("Copies of variables are measured.")
     with importing:
-        from thalweg._core.replay_reductions import SteadyMeasures
-    launch.measures = SteadyMeasures(planned.request.rule, launch, plan_of(planned).stages, slots)
+        from thalweg._core.replay_reductions import ReplayedReductions
+    launch.measures = ReplayedReductions(
+        planned.request.rule, launch, plan_of(planned).stages, slots
+    )
 
 
-def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) -> bool:
+def is_repeatable(planned: CachedPlan | None, hooks: StepAdapter, stages: Stages = ()) -> bool:
     """Whether a step needs no more than a plan over dense gradients, its scalars and counts.
 
     Args:
@@ -309,7 +311,7 @@ def is_repeatable(planned: Planned | None, hooks: Hooks, stages: Stages = ()) ->
     )
 
 
-def are_small(plans: Sequence[Planned], may_lack: bool = False) -> bool:
+def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
     """Return whether Python's lock may be held during the plans of a step; see `may_hold_lock`."""
     groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
     count = sum(len(each.members) for each in groups)
@@ -328,17 +330,17 @@ def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool
     return elements <= factor * max(_LARGE, _EACH * variables)
 
 
-def plan_of(planned: Planned) -> DensePlan:
+def plan_of(planned: CachedPlan) -> DensePlan:
     """The plan of a step that is repeatable."""
     return cast("DensePlan", planned.ready)
 
 
-def written_of(planned: Planned) -> list[Tensor]:
+def written_of(planned: CachedPlan) -> list[Tensor]:
     """What a plan writes, as far as versions tell."""
     return [*plan_of(planned).written, *_scalar_slots_of(planned)]
 
 
-def bounds_of(planned: Planned) -> Int64:
+def bounds_of(planned: CachedPlan) -> Int64:
     """Begins and ends of what a plan writes, ascending."""
     scalars = _scalar_slots_of(planned)
     return (
@@ -346,14 +348,14 @@ def bounds_of(planned: Planned) -> Int64:
     )
 
 
-def _scalar_slots_of(planned: Planned) -> list[Tensor]:
+def _scalar_slots_of(planned: CachedPlan) -> list[Tensor]:
     """The slots of shape () that a rule writes itself; others are columns."""
     if planned.request.rule.per_variable is None:
         return []
     return [slot for own in planned.scalar_slots for slot in own]
 
 
-def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
+def stands(planned: CachedPlan, gradients: Sequence[Any]) -> bool:
     """Whether the careful look finds a step to be the one before, with these gradients."""
     for slot in _scalar_slots_of(planned):  # in blocks, of which a part may be left
         end = (slot.storage_offset() + 1) * slot.element_size()
@@ -365,7 +367,7 @@ def stands(planned: Planned, gradients: Sequence[Any]) -> bool:
         planned.ready.release_gradients()
 
 
-def hold_tensors(found: Snapshot, tensors: Sequence[Tensor]) -> bool:
+def hold_tensors(found: GuardTable, tensors: Sequence[Tensor]) -> bool:
     """Have the look compare tensors; False if it could not."""
     return all(
         each.device.type == "cpu"

@@ -13,16 +13,16 @@ import numpy as np
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._core.commit import add_taken
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.plan_cache import PlanCache, Planned
+from thalweg._core.plan_cache import CachedPlan, PlanCache
 from thalweg._core.replay import ERRORS, is_traced, replay_kernel
-from thalweg._core.replay_pairs import MOST_COMING, ComingStep, RepeatedPairs
+from thalweg._core.replay_pairs import MOST_COMING, ComingStep, ReplayedPairs
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 
 FAILED = -1  # to make the numbers of a step
 
 
-class SteadyApply(ABC):
+class ReplayedApply(ABC):
     """A step of `apply_gradients` that may be taken again.
 
     Args:
@@ -36,7 +36,7 @@ class SteadyApply(ABC):
     calls = False
 
     def __init__(
-        self, optimizer: Any, planned: Planned, found: RepeatedPairs, holds_attributes: bool
+        self, optimizer: Any, planned: CachedPlan, found: ReplayedPairs, holds_attributes: bool
     ) -> None:
         self._planned, self._found = planned, found
         self._rule = planned.request.rule
@@ -70,7 +70,7 @@ class SteadyApply(ABC):
             if self._count.value != before:
                 add_taken(error)
             else:  # what is kept may be half of one step, half of another
-                kept.quick = None
+                kept.replay = None
             raise
 
     def _is_of(self, optimizer: Any, kept: PlanCache) -> bool:
@@ -166,9 +166,9 @@ class SteadyApply(ABC):
         """
         if mismatch == replay_kernel.TRACED:  # and the next step may be as this one was
             return
-        kept.quick = None
+        kept.replay = None
         if mismatch == replay_kernel.OTHER_DICT and self._has_equal_attributes(optimizer):
-            kept.has_steady_attributes = False
+            kept.has_constant_attributes = False
 
     @abstractmethod
     def _take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:

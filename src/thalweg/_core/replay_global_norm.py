@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.reductions import Sweep
 
 
-class SteadyNorm:
+class ReplayedGlobalNorm:
     """What `look_norm` reads and writes.
 
     Args:

@@ -14,12 +14,12 @@ from torch import Tensor
 from thalweg._base.execution_context import SessionVariable
 from thalweg._base.locks import importing
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.plan_cache import Planned
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
     KINDS,
+    GuardTable,
     Launches,
-    Snapshot,
     are_small,
     bounds_of,
     hold_tensors,
@@ -36,7 +36,7 @@ from thalweg.errors import LayoutError
 from thalweg.variable import Variable, variable_constraint
 
 if TYPE_CHECKING:
-    from thalweg._core.replay_transforms import SteadyGradients
+    from thalweg._core.replay_transforms import ReplayedTransforms
 
 MOST_COMING = 32  # steps whose numbers are computed at a time
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
@@ -56,7 +56,7 @@ class ComingStep(NamedTuple):
     following: Sequence[Any]
 
 
-class RepeatedPairs:
+class ReplayedPairs:
     """The step, as it was found.
 
     Args:
@@ -70,8 +70,8 @@ class RepeatedPairs:
 
     def __init__(
         self,
-        planned: Planned,
-        found: Snapshot,
+        planned: CachedPlan,
+        found: GuardTable,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor],
         how: GradientTransforms,
@@ -89,22 +89,22 @@ class RepeatedPairs:
         rule = planned.request.rule
         self._may_have_threads = self._launches.may_have_threads
         self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
-        self._gradients: SteadyGradients | None = None
+        self._gradients: ReplayedTransforms | None = None
         if how.stages:
             with importing:
-                from thalweg._core.replay_transforms import SteadyGradients
-            self._gradients = SteadyGradients([planned], self._launches, how)
+                from thalweg._core.replay_transforms import ReplayedTransforms
+            self._gradients = ReplayedTransforms([planned], self._launches, how)
 
     @staticmethod
     def of(
-        planned: Planned,
+        planned: CachedPlan,
         given: Any,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
         how: GradientTransforms = NOTHING,
         read: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> RepeatedPairs | None:
+    ) -> ReplayedPairs | None:
         """The step, if the careful look finds it to be the one before; else None.
 
         Args:
@@ -131,7 +131,7 @@ class RepeatedPairs:
         ):
             return None
         try:
-            made = RepeatedPairs(planned, found, counters, numbers, how, read)
+            made = ReplayedPairs(planned, found, counters, numbers, how, read)
         except ERRORS:  # of what cannot be done in one call
             return None
         try:
@@ -320,7 +320,7 @@ class RepeatedPairs:
 
     def _take_measured(
         self,
-        gradients: SteadyGradients,
+        gradients: ReplayedTransforms,
         given: list[Any],
         begun: int,
         how: GradientTransforms,
@@ -352,7 +352,7 @@ class RepeatedPairs:
         return other
 
 
-def _are_pairs(given: object, planned: Planned) -> bool:
+def _are_pairs(given: object, planned: CachedPlan) -> bool:
     """Whether these are plain gradients of the variables of a step, in their order."""
     variables = planned.request.variables
     return (
@@ -379,7 +379,7 @@ def can_read(value: object) -> bool:
     )
 
 
-def _are_apart(counters: Sequence[Tensor], planned: Planned) -> bool:
+def _are_apart(counters: Sequence[Tensor], planned: CachedPlan) -> bool:
     """Whether none lies in what the step updates, or where another one does."""
     begins, ends = plan_of(planned).bounds.reshape(-1, 2).T
     places = [each.data_ptr() for each in counters]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
-class SteadyMeasures:
+class ReplayedReductions:
     """The same, of the variables of a kernel; each has a row of scalars of its own.
 
     Args:

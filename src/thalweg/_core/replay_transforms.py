@@ -11,9 +11,9 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.plan_cache import Planned
-from thalweg._core.replay import Launch, Launches, Snapshot, plan_of, replay_kernel, span_of
-from thalweg._core.replay_global_norm import SteadyNorm
+from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.replay import GuardTable, Launch, Launches, plan_of, replay_kernel, span_of
+from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
 from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
@@ -58,7 +58,7 @@ def _is_norm_alone(how: GradientTransforms) -> bool:
     return how.measured == (gradient_squares,) and how.global_clipnorm is not None
 
 
-class SteadyGradients:
+class ReplayedTransforms:
     """The gradients of a step, and what was measured of them.
 
     Args:
@@ -71,7 +71,7 @@ class SteadyGradients:
     """
 
     def __init__(
-        self, plans: Sequence[Planned], launches: Launches, how: GradientTransforms
+        self, plans: Sequence[CachedPlan], launches: Launches, how: GradientTransforms
     ) -> None:
         asked = {"clip_divisor": how.clipnorm, "trust_factor": how.trust}
         self._separate = {name for name, each in asked.items() if each is not None}
@@ -83,7 +83,7 @@ class SteadyGradients:
         self._dtypes = {dtype for each in plans for dtype in plan_of(each).dtypes}
         self._asked = how.measured, how.first
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
-        self._norm: SteadyNorm | None = None  # where that is all that is measured
+        self._norm: ReplayedGlobalNorm | None = None  # where that is all that is measured
         self.part = replay_kernel.WHOLE
         if how.measured:
             if not all(plan_of(each).measures_in_place for each in plans):
@@ -95,7 +95,7 @@ class SteadyGradients:
             sweeps = [each for *_, each in self._sweeps]
             self._large = [(k, each) for k, each in enumerate(sweeps) if not each.is_serial]
             if not self._separate and _is_norm_alone(how):
-                self._norm = SteadyNorm(launches.all, sweeps, len(self._variables))
+                self._norm = ReplayedGlobalNorm(launches.all, sweeps, len(self._variables))
         self._set(how)
 
     def _set(self, how: GradientTransforms) -> None:
@@ -133,20 +133,20 @@ class SteadyGradients:
         """Have the common norm leave out gradients that are not there.
 
         Args:
-            switches: As `Snapshot.gradient_switches`.
+            switches: As `GuardTable.gradient_switches`.
         """
         if self._norm is not None:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """The last of what `Snapshot.finish` is given."""
+        """The last of what `GuardTable.finish` is given."""
         measures = [(each.kernel.address, each.address, 0, 1) for *_, each in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address
 
     def measure(
         self,
         how: GradientTransforms,
-        found: Snapshot,
+        found: GuardTable,
         begun: int,
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
@@ -156,7 +156,7 @@ class SteadyGradients:
         Args:
             how: What happens to gradients.
             found: The step.
-            begun, pairs: As `taken` and `pairs` of `Snapshot.take`.
+            begun, pairs: As `taken` and `pairs` of `GuardTable.take`.
             is_beyond: Whether the step was found to be `replay_kernel.BEYOND`.
 
         Returns:

@@ -11,7 +11,7 @@ from thalweg._core.plan_cache import PlanCache
 Make = Callable[[Any, PlanCache, Any], Any]
 
 
-class Due:
+class ReplayTrigger:
     """Plans the step that comes next, and takes it.
 
     Args:
@@ -38,10 +38,10 @@ class Due:
     def take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
         """Take the step if it can be planned; whether it was taken."""
         made, recorder = self._make(optimizer, kept, given), optimizer._recorder
-        kept.quick = made if made is None or recorder is None else recorder.between(made)
-        quick = kept.quick
-        is_taken = quick is not None and quick.take(optimizer, kept, given)
-        self.read = getattr(quick, "read", None)
+        kept.replay = made if made is None or recorder is None else recorder.between(made)
+        replay = kept.replay
+        is_taken = replay is not None and replay.take(optimizer, kept, given)
+        self.read = getattr(replay, "read", None)
         return is_taken
 
 
@@ -51,25 +51,25 @@ def say_what_became(error: Exception, kept: PlanCache, before: int) -> None:
     Args:
         error: The exception.
         kept: What the optimizer keeps.
-        before: What `quick_steps` told before it.
+        before: What `count_replayed` told before it.
     """
-    if quick_steps(kept) > before:  # and something was raised after it
+    if count_replayed(kept) > before:  # and something was raised after it
         add_taken(error)
     else:
         say_refused(error)
 
 
-def quick_steps(kept: PlanCache) -> int:
+def count_replayed(kept: PlanCache) -> int:
     """How many steps were taken in one call by what takes them now."""
-    return getattr(kept.quick, "taken", 0)
+    return getattr(kept.replay, "taken", 0)
 
 
 def note_repeated(kept: PlanCache, make: Make) -> None:
     """A step was repeated: the next one may be taken in one call."""
-    kept.quick = Due(make) if kept.count_repeated() else None
+    kept.replay = ReplayTrigger(make) if kept.count_repeated() else None
 
 
-class Done(list[Any]):
+class ReplayResult(list[Any]):
     """What has been done of a step: nothing yet, or a sentence, and whether it was taken.
 
     One in one call is done as soon as it is counted, whatever interrupts what follows.
@@ -80,7 +80,7 @@ class Done(list[Any]):
 
     def follow(self, kept: PlanCache) -> None:
         """A step in one call may be taken now."""
-        self._kept, self._before = kept, quick_steps(kept)
+        self._kept, self._before = kept, count_replayed(kept)
 
     def settle(self) -> None:
         """It is over: steps of other threads that follow are no part of it."""
@@ -88,6 +88,6 @@ class Done(list[Any]):
             self._kept = None
 
     def __bool__(self) -> bool:
-        if not len(self) and self._kept is not None and quick_steps(self._kept) > self._before:
+        if not len(self) and self._kept is not None and count_replayed(self._kept) > self._before:
             self.extend((f"{TAKEN}.", True))
         return len(self) > 0

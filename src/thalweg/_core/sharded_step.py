@@ -11,10 +11,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from thalweg._core.commit import After
+from thalweg._core.commit import PostUpdateCall
 from thalweg._core.gradient_transforms import Measures
 from thalweg._core.grads_and_vars import Pair
-from thalweg._engines.protocol import Ready, Request
+from thalweg._engines.protocol import StepPlan, StepRequest
 from thalweg.formula import Rule
 
 
@@ -35,11 +35,11 @@ class Sharing(Protocol):
         """
         ...
 
-    def share_out(self, asked: Request) -> Request:
+    def share_out(self, asked: StepRequest) -> StepRequest:
         """This process' part of each variable, with its gradient and its copy."""
         ...
 
-    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
         """What is measured of whole variables.
 
         Args:
@@ -51,6 +51,6 @@ class Sharing(Protocol):
     def begin_writing(self) -> None:
         """Called once, before the first write: nothing can fail in this process any more."""
 
-    def joining_calls(self, asked: Request) -> After | None:
+    def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
         """What brings the parts together after the writes; None if they stay apart."""
         ...

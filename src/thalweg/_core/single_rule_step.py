@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg._base.scalars import as_operand
 from thalweg._core.atomic_section import Call
 from thalweg._core.grads_and_vars import Pair
-from thalweg._core.step_adapter import Dtype, Hooks, Shared
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.step_scalars import derived
 from thalweg._engines import Selection, check_gradients
 from thalweg._engines.engine_selection import current
@@ -18,7 +18,7 @@ from thalweg.formula import Rule
 from thalweg.variable import titles_of
 
 
-class OneRule(Hooks):
+class OneRule(StepAdapter):
     """The hooks of such a step.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.commit import After, Gathered
+from thalweg._core.commit import PostUpdateCall, WriteBatch
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Gradient, Pair
 from thalweg._core.sharded_step import Sharing
@@ -24,7 +24,7 @@ from thalweg.formula import Rule
 Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
 
 
-class Hooks:
+class StepAdapter:
     """What a face has to say about one step: names, state, scalars and hooks, no arithmetic.
 
     Attributes:
@@ -56,7 +56,7 @@ class Hooks:
     there: torch.device | None = None
     taken: Tensor | None = None
     sharing: Sharing | None = None
-    gathered: Gathered | None = None
+    gathered: WriteBatch | None = None
     ending: Sequence[Call] = ()
     from_copies: bool = False
     sees_all: bool = True
@@ -124,8 +124,8 @@ class Hooks:
         if rule is None or not rule.common_slots:
             return {}
         with importing:
-            from thalweg._core.optimizer_reductions import read_common
-        return read_common(rule, self.common_slots)
+            from thalweg._core.optimizer_reductions import read_shared_scalars
+        return read_shared_scalars(rule, self.common_slots)
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
         """Return a pair for each variable that its random bits depend on; see `Request`."""
@@ -157,7 +157,7 @@ class Hooks:
         """Return the tensors that `apply_one` may write to."""
         raise NotImplementedError
 
-    def finishing_calls(self) -> list[After]:
+    def finishing_calls(self) -> list[PostUpdateCall]:
         """Return the calls after the updates and before the counters."""
         return []
 

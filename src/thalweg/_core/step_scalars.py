@@ -12,7 +12,7 @@ from thalweg import formula
 from thalweg._base.showing import show_value
 from thalweg._core.gradient_transforms import SCALARS
 from thalweg._core.hyperparameters import as_number, hint
-from thalweg._engines import compute_dtype, prepared
+from thalweg._engines import apply_prepare, compute_dtype
 from thalweg._engines.protocol import Columns, Dtype
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, RuleError
 from thalweg.formula import Rule
@@ -43,7 +43,7 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
         if power not in values:
             values[power] = formula.power(values[hyper], t)
     values.setdefault("t", t)
-    found = prepared(rule, values)
+    found = apply_prepare(rule, values)
     if not SCALARS.isdisjoint(found):
         raise _taken(rule, "makes scalars", SCALARS & found.keys())
     for name, value in found.items():

@@ -13,10 +13,10 @@ from torch import Tensor
 from thalweg._core import vectors
 from thalweg._core.atomic_section import Call
 from thalweg._core.vectors import Device
-from thalweg._engines import compute_dtype, given_to
+from thalweg._engines import bind_arguments, compute_dtype
 from thalweg._engines.layout import all_have_memory, check_memory
 from thalweg._engines.memory_protection import check_numbers_writable
-from thalweg._engines.protocol import Columns, Dtype, Request, in_rounds
+from thalweg._engines.protocol import Columns, Dtype, StepRequest, in_rounds
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def per_variable(
-    asked: Request, scalar_slots: Sequence[Sequence[Tensor]], columns: Columns, known: GradientStats
+    asked: StepRequest,
+    scalar_slots: Sequence[Sequence[Tensor]],
+    columns: Columns,
+    known: GradientStats,
 ) -> tuple[Columns, list[Call]]:
     """The same with what a rule makes of its measures, level by level.
 
@@ -60,7 +63,7 @@ def per_variable(
 
 def _leveled(
     level: Level,
-    asked: Request,
+    asked: StepRequest,
     scalar_slots: Sequence[Sequence[Tensor]],
     columns: Columns,
     measures: Mapping[str, Any],
@@ -78,7 +81,7 @@ def _leveled(
         for place, name in enumerate(names):
             own = [now[id(scalar_slots[i][place])] for i in members]
             given[name] = vectors.round_to(vectors.join_numbers(own, there), dtype, there)
-        given = given_to(rule, "per_variable", given, level.per_variable)
+        given = bind_arguments(rule, "per_variable", given, level.per_variable)
         given = {name: vectors.number(each, there) for name, each in given.items()}
         with np.errstate(all="ignore"):
             made = level.per_variable(**given)  # pyright: ignore[reportOptionalCall]
@@ -97,7 +100,7 @@ def _leveled(
     return columns._replace(separate=separate)
 
 
-def _check_numbers(asked: Request, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
+def _check_numbers(asked: StepRequest, scalar_slots: Sequence[Sequence[Tensor]]) -> None:
     """Raise if storages of scalar slots were cut, or are memory that may only be read.
 
     Raises:

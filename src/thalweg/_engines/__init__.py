@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg._base.lazy import offered
 from thalweg._engines.dispatcher import Dispatcher, check_gradients
 from thalweg._engines.engine_selection import Selection, check_name, current, engine
-from thalweg._engines.formula_arguments import check_scalars, given_to, prepared
+from thalweg._engines.formula_arguments import apply_prepare, bind_arguments, check_scalars
 from thalweg._engines.layout import compute_dtype
 from thalweg._engines.low_precision_copies import resumed, saturated
 
@@ -20,6 +20,8 @@ __all__ = [
     "Dispatcher",
     "Selection",
     "Tensors",
+    "apply_prepare",
+    "bind_arguments",
     "check_gradients",
     "check_name",
     "check_rule",
@@ -27,8 +29,6 @@ __all__ = [
     "compute_dtype",
     "current",
     "engine",
-    "given_to",
-    "prepared",
     "resumed",
     "saturated",
     "transform",

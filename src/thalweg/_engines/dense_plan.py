@@ -17,8 +17,8 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.formula_parser import Composed
-from thalweg._engines.metadata_guard import Likeness
-from thalweg._engines.protocol import Call, Columns, Formulas, Request, Round, Stages
+from thalweg._engines.metadata_guard import MetadataGuard
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest, WriteRound
 from thalweg._engines.storage_guard import StorageGuard
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class DensePlan:
 
     is_single = True
 
-    def __init__(self, asked: Request, group: Callable[[Request, list[int]], Group]) -> None:
+    def __init__(
+        self, asked: StepRequest, group: Callable[[StepRequest, list[int]], Group]
+    ) -> None:
         self.rule = asked.rule
         self.stages = asked.stages
         self._selection = asked.selection
@@ -166,8 +168,8 @@ class DensePlan:
         self._contiguous = all(map(Tensor.is_contiguous, variables))
         self._make_group, self._request = group, asked._replace(gradients=())
         self.bounds = layout.runs_of([*variables, *apart, *copied])
-        self._checked = Likeness()  # variables and copies
-        self._checked_gradients = Likeness()
+        self._checked = MetadataGuard()  # variables and copies
+        self._checked_gradients = MetadataGuard()
         update: Any = asked.rule.update
         marked = [] if isinstance(update, Composed) and update.is_pass else self.written
         self.mark_written = partial(torch._C._increment_version, marked)  # pyright: ignore[reportPrivateUsage]
@@ -180,7 +182,7 @@ class DensePlan:
         self.is_aimed = False
         self.point_at(asked.gradients)
 
-    def try_rebind(self, asked: Request, bounds: Int64 | None = None) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64 | None = None) -> bool:
         """See `Ready`.
 
         Args:
@@ -199,7 +201,7 @@ class DensePlan:
         with DisableTorchFunctionSubclass():
             return self._stands(asked.variables) and self._aim(asked.gradients, bounds)
 
-    def serves(self, asked: Request) -> bool:
+    def serves(self, asked: StepRequest) -> bool:
         """Whether a plan made for this step would be this one."""
         return (
             asked.rule is self.rule
@@ -214,7 +216,7 @@ class DensePlan:
             and all(map(is_, asked.vectors, self._vectors))
         )
 
-    def _copied_to(self, asked: Request) -> bool:
+    def _copied_to(self, asked: StepRequest) -> bool:
         """Whether the step's copies are the plan's; None stands for no copies at all."""
         copies = asked.copies
         if copies is None:
@@ -239,7 +241,7 @@ class DensePlan:
         if not self._checked.holds(seen):
             if not self._as_planned():
                 return False
-            self._checked = Likeness(seen)
+            self._checked = MetadataGuard(seen)
         return True
 
     def _as_planned(self) -> bool:
@@ -266,7 +268,7 @@ class DensePlan:
             if not self._checked_gradients.holds(gradients):
                 if not self._fit(gradients):
                     return False
-                self._checked_gradients = Likeness(gradients)
+                self._checked_gradients = MetadataGuard(gradients)
             addresses = _addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
             if not self._is_aimed_at(gradients, addresses, bounds):
@@ -406,9 +408,9 @@ class DensePlan:
         made = [call for group in self.groups for call in group.make_calls(columns)]
         return [*made, self.mark_written]
 
-    def make_rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `Ready`."""
-        yield Round(range(len(self.variables)), self.make_calls(columns))
+        yield WriteRound(range(len(self.variables)), self.make_calls(columns))
 
     def release_gradients(self) -> None:
         """See `Ready`."""

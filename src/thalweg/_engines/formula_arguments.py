@@ -24,7 +24,7 @@ def _parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]
     return needed, tuple(each.name for each in found if each.default is not each.empty)
 
 
-def given_to(
+def bind_arguments(
     rule: Rule, role: str, known: Scalars, function: Formula | None = None
 ) -> dict[str, Any]:
     """The arguments of the rule's function of this role, out of what is known.
@@ -46,7 +46,7 @@ def given_to(
     return arguments | {name: known[name] for name in optional if name in known}
 
 
-def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
+def apply_prepare(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     """The hypers (scalars of a compute dtype) and what the rule's `prepare` makes of them.
 
     Raises:
@@ -54,7 +54,7 @@ def prepared(rule: Rule, hypers: Scalars) -> dict[str, Any]:
     """
     if rule.prepare is None:
         return dict(hypers)
-    arguments = given_to(rule, "prepare", hypers)
+    arguments = bind_arguments(rule, "prepare", hypers)
     with np.errstate(all="ignore"):
         made = rule.prepare(**arguments)
     if not isinstance(made, dict):

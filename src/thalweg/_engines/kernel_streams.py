@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.protocol import Dtype, Request
+from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW
 
 
@@ -27,7 +27,7 @@ class Streams(NamedTuple):
         gradient: The dtype of gradients.
         sizes: Elements of each variable.
         base: (variables, streams) where they begin; 0 for gradients. With `draws` there are two
-            columns more: each variable's place, as `Request.places` has it.
+            columns more: each variable's place, as `StepRequest.places` has it.
         draws: Whether numbers of 16 bits are rounded by random bits.
     """
 
@@ -51,7 +51,7 @@ class Streams(NamedTuple):
         return np.array(self.sizes, np.int64) * self.gradient.itemsize
 
 
-def streams_of(asked: Request, members: Sequence[int]) -> Streams:
+def streams_of(asked: StepRequest, members: Sequence[int]) -> Streams:
     """Those of some of the variables of a step, which are all of one storage signature."""
     copies = asked.copies or [None] * len(asked.variables)
     written = [

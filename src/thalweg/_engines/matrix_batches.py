@@ -26,7 +26,7 @@ COUNT = "t"  # the scalar that is the number of a step
 _PIECE = 1 << 14  # rows or columns that a fused stage is called with
 
 
-class Asked(NamedTuple):
+class StageInputs(NamedTuple):
     """What a stage asks for by name.
 
     Attributes:
@@ -39,14 +39,14 @@ class Asked(NamedTuple):
 
 
 @lru_cache(256)
-def asked_by(stage: Stage) -> Asked:
+def asked_by(stage: Stage) -> StageInputs:
     """The names of a stage's parameters, but those that a `functools.partial` has bound."""
     function: Any = stage.function
     bound: dict[str, Any] = function.keywords if isinstance(function, partial) else {}
     given = signature(cast("Any", function)).parameters.values()
     own = [each for each in given if each.name not in bound]
     needed = tuple(each.name for each in own if each.default is each.empty)
-    return Asked(needed, tuple(each.name for each in own if each.default is not each.empty))
+    return StageInputs(needed, tuple(each.name for each in own if each.default is not each.empty))
 
 
 class Batch:

@@ -14,7 +14,7 @@ from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot, is_like_update
 
 
-class Among(Composed):
+class JointPassFormula(Composed):
     """A formula of a rule with passes, as engines run it: over all that its passes make.
 
     Args:
@@ -81,7 +81,7 @@ class Among(Composed):
         )
 
 
-class Seen(Composed):
+class VisiblePassFormula(Composed):
     """A measure of a rule with passes, as engines take it: of all that its passes make.
 
     Args:
@@ -161,8 +161,8 @@ def _read_by(measures: tuple[Measure, ...]) -> set[str]:
 
 
 @cache
-def _seen(formula: Any, known: int, total: int) -> Seen:
-    return Seen(formula, known, total)
+def _seen(formula: Any, known: int, total: int) -> VisiblePassFormula:
+    return VisiblePassFormula(formula, known, total)
 
 
 @cache
@@ -174,8 +174,8 @@ def updates_of(rule: Rule) -> tuple[Rule, ...]:
     for each in rule.passes:
         if isinstance(each, Pass):
             count = len(each.makes)
-            formula = Among(each.function, known, count, *beside)
+            formula = JointPassFormula(each.function, known, count, *beside)
             found.append(Rule(name=rule.name, update=formula, slots=slots))
             known += count
-    last = Among(rule.update, known, 0, *beside)
+    last = JointPassFormula(rule.update, known, 0, *beside)
     return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))

@@ -1,7 +1,7 @@
-"""What an engine is asked and what it answers: the protocol between a step and memory.
+"""Protocol between a step and the engines.
 
-A `Request` travels down, a `Ready` comes back. Between both nothing has been written: `Ready` can
-be asked for measures, and gives the writes as functions that cannot fail or be interrupted.
+An engine receives a `StepRequest` and returns a `StepPlan`. Making it writes nothing. A `StepPlan`
+computes reductions, and returns the writes as functions that cannot fail or be interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = Callable[[], Any]
 Scalars = Mapping[str, Any]
 
 
-class Request(NamedTuple):
+class StepRequest(NamedTuple):
     """One step of a rule over any variables.
 
     Attributes:
@@ -66,7 +66,7 @@ class Request(NamedTuple):
     selection: Selection
     copies: Copies = None
     from_copies: bool = False
-    matrices: Callable[[Request], Any] | None = None
+    matrices: Callable[[StepRequest], Any] | None = None
     vectors: Sequence[Mapping[str, Tensor]] = ()
     places: Sequence[tuple[int, int]] = ()
     short: Sequence[bool] = ()
@@ -111,7 +111,7 @@ def pick_members(vector: Any, members: Sequence[int]) -> Any:
     return torch.stack([vector[index] for index in members])  # a list as an index would be sent
 
 
-class Round(NamedTuple):
+class WriteRound(NamedTuple):
     """A part of a step in which no variable comes twice.
 
     Attributes:
@@ -142,7 +142,7 @@ def formula_of_rows(rule: Rule, var: Tensor) -> Formula:
     return rule.update_sparse or rule.update
 
 
-class Ready(Protocol):
+class StepPlan(Protocol):
     """A step that can be taken.
 
     Attributes:
@@ -156,7 +156,7 @@ class Ready(Protocol):
     @property
     def is_single(self) -> bool: ...
 
-    def try_rebind(self, asked: Request) -> bool:
+    def try_rebind(self, asked: StepRequest) -> bool:
         """Whether this is the step asked for, but for its gradients; if so it is ready for them.
 
         Slots and titles are not looked at: they are those of the step before.
@@ -216,7 +216,7 @@ class Ready(Protocol):
         """
         ...
 
-    def make_rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """The writes. A round is asked for when the one before has been written."""
         ...
 

@@ -33,9 +33,9 @@ from thalweg._engines.protocol import (
     Dtype,
     Formulas,
     Gradient,
-    Request,
     Scalars,
     Stages,
+    StepRequest,
     formula_of_rows,
 )
 from thalweg._engines.reduction_order import combine_leaves, leaves_of
@@ -222,7 +222,7 @@ class ReferencePart:
         asked: The step, of one variable.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
         self._rule, self._stages = asked.rule, asked.stages
         self._tensors = [var, *slots]
@@ -294,7 +294,7 @@ class ReferencePart:
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
-    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 

@@ -25,11 +25,20 @@ from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, alike, run_stage
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
 from thalweg._engines.pass_updates import sweeps_of, updates_of
-from thalweg._engines.protocol import Call, Columns, Dtype, Formulas, Ready, Request, Round, Stages
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Dtype,
+    Formulas,
+    Stages,
+    StepPlan,
+    StepRequest,
+    WriteRound,
+)
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 
-Plan = Callable[[Request], Ready]
+Plan = Callable[[StepRequest], StepPlan]
 _DTYPE_OF = attrgetter("dtype")
 # Stands for the measures of a variable without elements.
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -108,7 +117,7 @@ class Matrices(Protocol):
 class WholeMatrices:
     """Those of variables that lie here as a whole, but of `short` ones; see `Matrices`."""
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         self._rule = rule = asked.rule
         kinds = enumerate(rule.shaped_slots)
         self._of_lines = [(place, each) for place, each in kinds if each.per]
@@ -269,7 +278,7 @@ def newest(slot: Tensor, moved: Moved) -> Tensor:
 
 
 class StagedStep:
-    """A `Ready` of a rule with passes, over variables that `check_step` takes.
+    """A `StepPlan` of a rule with passes, over variables that `check_step` takes.
 
     What passes make lies in memory of its own, which is the plan's and no state: of each value a
     number for each element. Until the update is written nothing else has changed.
@@ -281,7 +290,7 @@ class StagedStep:
 
     is_single = True
 
-    def __init__(self, asked: Request, plans: Sequence[Plan]) -> None:
+    def __init__(self, asked: StepRequest, plans: Sequence[Plan]) -> None:
         self._rule = rule = asked.rule
         self._variables, self._titles = list(asked.variables), asked.titles
         self._stages = asked.stages
@@ -313,18 +322,18 @@ class StagedStep:
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return self._last.dtypes
 
-    def _asked_of(self, asked: Request, update: Rule) -> Request:
+    def _asked_of(self, asked: StepRequest, update: Rule) -> StepRequest:
         """What is asked of the engines for a pass, or for the update."""
         asked = asked._replace(rule=update, slots=self._slots, vectors=self._vectors)
         # A pass writes no copies, and reads them where they count.
         is_last = update is self._updates[-1]
         return asked if is_last or asked.from_copies else asked._replace(copies=None)
 
-    def try_rebind(self, asked: Request) -> bool:
-        """See `Ready`."""
+    def try_rebind(self, asked: StepRequest) -> bool:
+        """See `StepPlan`."""
         if asked.rule is not self._rule or asked.stages != self._stages:
             return False
         parts = zip((*self._passes, self._last), self._updates, strict=True)
@@ -427,7 +436,7 @@ class StagedStep:
             group.bind_slots([slots[members[k]] for k in group.members], apart)
         self._apart = apart
 
-    def _run_pass(self, each: Pass, ready: Ready, columns: Columns) -> None:
+    def _run_pass(self, each: Pass, ready: StepPlan, columns: Columns) -> None:
         try:
             rounds = list(ready.make_rounds(columns._replace(taken=None)))
         except KeyError:
@@ -443,7 +452,7 @@ class StagedStep:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         columns = self._with_numbers(columns)
         of_lines = self._of_lines(formulas)
         others = tuple(each for each in formulas if each not in of_lines)
@@ -473,13 +482,13 @@ class StagedStep:
     def sums_on_device(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Tensor] | None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         if self._of_lines(formulas):
             return None
         return self._last.sums_on_device(formulas, stages, columns)
 
     def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
-        """See `Ready`.
+        """See `StepPlan`.
 
         Raises:
             RuleError: A measure may ask for numbers of rows, which no leaf has.
@@ -494,22 +503,22 @@ class StagedStep:
     def compute_lines(
         self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
     ) -> list[list[Tensor]]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return self._last.compute_lines(measures, stages, self._with_numbers(columns))
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return self._last.max_abs()
 
     def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         return self._last.max_abs_on_device(wanted)
 
-    def make_rounds(self, columns: Columns) -> Iterator[Round]:
-        """See `Ready`."""
+    def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
+        """See `StepPlan`."""
         return self._last.make_rounds(self._with_numbers(columns))
 
     def release_gradients(self) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
         for each in (*self._passes, self._last):
             each.release_gradients()

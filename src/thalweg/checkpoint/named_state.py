@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from thalweg._core.config_registry import Described
+from thalweg._core.config_registry import Configurable
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.grads_and_vars import distinct, flatten
 from thalweg._core.slots import SlotStore
@@ -97,7 +97,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
     return getattr(optimizer, "_slots", None)
 
 
-def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Described:
+def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
     """Return the optimizer itself, or a `TorchOptimizerAdapter` with the methods it lacks.
 
     Raises:
@@ -105,7 +105,7 @@ def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Described:
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchOptimizerAdapter(optimizer)
-    if not isinstance(optimizer, Described):
+    if not isinstance(optimizer, Configurable):
         raise InvalidTypeError(
             "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
             f" a step of optimize_loss, not a {type(optimizer).__name__}."

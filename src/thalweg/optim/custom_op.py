@@ -53,7 +53,7 @@ class Operands:
         self.parameters: list[Tensor] = []
         self.slots: list[Tensor] = []
         self.is_stale = True
-        self._steady: object = None
+        self._rebind_target: object = None
 
     def read(self, optimizer: Any) -> None:
         """Look at the optimizer anew."""
@@ -81,9 +81,9 @@ class Operands:
 
     def check(self, optimizer: Any) -> None:
         """A step was taken: is what was read still all there is?"""
-        steady = optimizer._own.steady
-        if steady is None or steady is not self._steady:
-            self._steady = steady
+        steady = optimizer._own.rebind_target
+        if steady is None or steady is not self._rebind_target:
+            self._rebind_target = steady
             found = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
             self.is_stale = not all(
                 len(new) == len(old) and all(map(is_, new, old)) for new, old in found

@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg._core.options.accumulation import COUNT, SUM
 from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.update_targets import MASTER
-from thalweg.optim.state_mismatch import of_params
+from thalweg.optim.state_mismatch import parameter_states
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
@@ -21,7 +21,7 @@ _SUMS = (
 )
 
 
-def leave_behind(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def drop_option_state(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a state as an optimizer takes it, and what is to be said of what is left behind.
 
     What no step moves would still be there, as it was, when a later state is loaded with the
@@ -32,7 +32,7 @@ def leave_behind(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any],
         optimizer: The optimizer.
         given: The state, of the right form.
     """
-    own = dict(of_params(given))
+    own = dict(parameter_states(given))
     found = {name for each in own.values() for name in each if name in KEPT or name == SUM}
     left, lacking, stale = set[str](), set[str](), set[str]()
     if found - {SUM}:

@@ -12,13 +12,15 @@ from thalweg._core.clip_factor import Factor
 from thalweg._core.gradient_stats import known_of
 from thalweg._core.gradient_transforms import GradientTransforms, Measures
 from thalweg._engines import Dispatcher, layout
-from thalweg._engines.protocol import Ready, Request
+from thalweg._engines.protocol import StepPlan, StepRequest
 from thalweg.indexed_slices import values_of
-from thalweg.optim.step_adapter import GroupHooks
+from thalweg.optim.step_adapter import ParamGroupAdapter
 from thalweg.optim.step_options import GradientReport
 from thalweg.rules import torch as rules
 
-Share = tuple[GroupHooks, list[tuple[Any, Tensor]]]  # what a rule updates, by which gradients
+Share = tuple[
+    ParamGroupAdapter, list[tuple[Any, Tensor]]
+]  # what a rule updates, by which gradients
 
 
 class CommonNorm:
@@ -26,7 +28,7 @@ class CommonNorm:
 
     def __init__(self) -> None:
         self._gate = Dispatcher()
-        self._ready: Ready | None = None
+        self._ready: StepPlan | None = None
 
     def try_rebind(self, shares: Sequence[Share]) -> bool:
         """Return True if the step's gradients fit the measurement of the step before.
@@ -92,14 +94,14 @@ class CommonNorm:
         return self._ready, variables
 
 
-def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> Request:
+def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
     """A step that is measured only; its rule has no slots."""
     slots, titles = [()] * len(variables), [""] * len(variables)
     beside = gradients, slots, titles, shares[0][0].selection
-    return Request(rules.TORCH_SGD, (), variables, *beside)
+    return StepRequest(rules.TORCH_SGD, (), variables, *beside)
 
 
-def _own(shares: Sequence[Share], asked: Request) -> Request:
+def _own(shares: Sequence[Share], asked: StepRequest) -> StepRequest:
     sharing = _sharing(shares)
     return asked if sharing is None else sharing.share_out(asked)
 

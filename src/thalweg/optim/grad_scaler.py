@@ -23,7 +23,7 @@ Homes = tuple[torch.device | None, torch.device]
 _ON_THE_HOST: Homes = (None, CPU)
 
 
-class Scaled:
+class GradScalerMixin:
     """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
 
     param_groups: list[Group]

@@ -24,7 +24,7 @@ from thalweg.optim.dtensor_params import entry_of
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
-from thalweg.optim.state_mismatch import Want, keys_in, of_params, sum_of
+from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_of
 from thalweg.optim.step_options import KEPT
 from thalweg.variable import REDUCED
 
@@ -138,12 +138,12 @@ def taken_apart(optimizer: Any, given: dict[str, Any]) -> tuple[dict[str, Any], 
     """Return a state without what only options keep that an optimizer lacks, and what is to be said
     of it; see `left_behind.leave_behind`.
     """
-    names = {name for _, own in of_params(given) for name in own}
+    names = {name for _, own in parameter_states(given) for name in own}
     if not (SUM in names or names & KEPT.keys() or any(COUNT in x for x in given["param_groups"])):
         return given, []
     with importing:
-        from thalweg.optim.dropped_state import leave_behind
-    return leave_behind(optimizer, given)
+        from thalweg.optim.dropped_state import drop_option_state
+    return drop_option_state(optimizer, given)
 
 
 def fitted(
@@ -327,7 +327,7 @@ def _without_slots(given: Mapping[str, Any]) -> dict[str, Any]:
             name: each.new_empty((0, 0)) if isinstance(each, Tensor) and each.dim() else each
             for name, each in own.items()
         }
-        for key, own in of_params(given)
+        for key, own in parameter_states(given)
     }
     return {**given, "state": {**given["state"], **states}}
 
@@ -370,7 +370,7 @@ def in_place(optimizer: Any, given: dict[str, Any]) -> Plan:
     calls += [partial(own.pop, name) for name, own in lacks]
     gone = {id(own[name]) for name, own in lacks}
     calls += optimizer._own.operands.reading(optimizer, gone)
-    is_new = all(state_mismatch.is_before_steps(own) for _, own in of_params(given))
+    is_new = all(state_mismatch.is_before_steps(own) for _, own in parameter_states(given))
     return Loading(pairs, calls, what), [] if is_new else [name for name, _ in lacks]
 
 
@@ -416,7 +416,7 @@ def setting(
         begins: The keys that may be missing: their entries begin at the parameter.
     """
     wanted = _wanted(own, given, param, names, begins)
-    problems = state_mismatch.of_state(given, wanted, title, () if names is None else own)
+    problems = state_mismatch.state_mismatches(given, wanted, title, () if names is None else own)
     found += problems
     if problems:
         return []
@@ -440,15 +440,15 @@ def _wanted(
     param: Tensor,
     names: Collection[str] | None,
     begins: Collection[str],
-) -> dict[str, Want]:
+) -> dict[str, StateEntrySpec]:
     """Return the requirements of the entries that `setting` accepts, by their keys."""
     widens = MASTER in own and isinstance(given, Mapping) and MASTER not in given
     wanted = {
-        name: Want(value, _dtypes(value, widens), is_optional=name in begins)
+        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in begins)
         for name, value in own.items()
         if names is None or name in names
     }
-    wanted |= {name: Want(param, is_optional=True) for name in begins if name not in own}
+    wanted |= {name: StateEntrySpec(param, is_optional=True) for name in begins if name not in own}
     return {**wanted, SUM: sum_of(param)}
 
 

@@ -18,7 +18,7 @@ from thalweg.variable import REDUCED
 _COMPUTED = (*STORED, torch.complex64, torch.complex128)
 
 
-def fits(
+def engines_support(
     pairs: Sequence[tuple[Tensor, Tensor]],
     state: Mapping[Tensor, object],
     names: Container[str],
@@ -69,7 +69,7 @@ def _fits(
     )
 
 
-def in_common(
+def find_shared_scalar(
     params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
     """Return a number that two parameters have in one tensor, and these.

@@ -43,7 +43,7 @@ Own = dict[str, Any]  # the state of one parameter
 AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
-class Number(NamedTuple):
+class ScalarSpec(NamedTuple):
     """A number that each parameter has of its own.
 
     Attributes:
@@ -103,7 +103,7 @@ class ParamState:
     def __init__(
         self,
         rule: Rule,
-        numbers: Mapping[str, Number],
+        numbers: Mapping[str, ScalarSpec],
         plain: bool = False,
         kinds: StateStorage = PLAIN,
         blocks: Blocks | None = None,
@@ -243,7 +243,7 @@ class ParamState:
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
-    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
+    def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> AnyColumn:
         found = self._numbers_called(name, kind, starts)
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
@@ -273,7 +273,7 @@ class ParamState:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
 
-    def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
+    def _numbers_called(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> list[Any]:
         """Return the value of one number for each parameter: of its state, or else of its start.
 
         Args:

@@ -12,7 +12,7 @@ from thalweg._base.showing import show_value
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.options.state_storage import store_slots
 from thalweg._core.options.update_targets import MASTER, StateStorage
-from thalweg._core.param_groups import Group, titles_in
+from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, encode_tensor, lower_of
 from thalweg._core.state import flaw, mismatch
 from thalweg._engines.codecs.checks import HOMES
@@ -51,7 +51,7 @@ def check_params(optimizer: Any, group: Group) -> None:
     if not storage:
         return
     params = group["params"]
-    titles = titles_in(optimizer.param_groups, params)
+    titles = parameter_names(optimizer.param_groups, params)
     said = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
     options = ["state_storage"] if storage.keys() - {CORRECTION} else []
     given = " and ".join(options + ["weights='split'"] * (CORRECTION in storage))

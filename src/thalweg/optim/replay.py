@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from thalweg._base.execution_context import replicas, thread
-from thalweg._core.commit import TAKEN, say
+from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.plan_cache import Planned
+from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
+    GuardTable,
     Launches,
     Member,
-    Snapshot,
     are_small,
     bounds_of,
     hold_tensors,
@@ -26,7 +26,7 @@ from thalweg._core.replay import (
     replay_kernel,
     snapshot,
 )
-from thalweg._core.replay_transforms import SteadyGradients, is_clipped_in_call
+from thalweg._core.replay_transforms import ReplayedTransforms, is_clipped_in_call
 from thalweg._engines import current
 from thalweg._engines.engine_selection import choices
 from thalweg._engines.guards import is_recorded
@@ -34,9 +34,9 @@ from thalweg._engines.layout import joined
 from thalweg.optim.grad_scaler import forget_scale
 from thalweg.optim.group_options import Options, number
 from thalweg.optim.replay_scalars import hold
-from thalweg.optim.replay_substep import PLAIN, Following, SteadyShare
+from thalweg.optim.replay_substep import PLAIN, Following, ReplayedSubStep
 from thalweg.optim.scalars_in_call import ScalarsInCall
-from thalweg.optim.step_adapter import Repeated
+from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _params_of = itemgetter("params")
 _STEADY = (replay_kernel.NOTHING, replay_kernel.TRACED)
 
 
-class SteadyStep:
+class ReplayedStep:
     """A step that may be taken again.
 
     Args:
@@ -60,21 +60,21 @@ class SteadyStep:
     def __init__(
         self,
         optimizer: Any,
-        repeated: Sequence[Repeated],
+        repeated: Sequence[RepeatedSubStep],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         self._class = type(optimizer)
         self.groups = optimizer.param_groups
         self._group_count = len(self.groups)
         self.state = optimizer.state
-        self.shares = list(map(SteadyShare, repeated))
+        self.shares = list(map(ReplayedSubStep, repeated))
         self.selection = self.shares[0].hooks.selection
         self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for each in self.shares for owner in each.owners]
         self._absent = absent  # until the step is planned
         self.may_lack = bool(absent)  # gradients
         self._has_sums = optimizer._around.accumulate > 1  # of gradients, in place of gradients
-        self._gradients: SteadyGradients | None = None  # if something happens to them
+        self._gradients: ReplayedTransforms | None = None  # if something happens to them
         self._how: tuple[float | None, GradientTransforms] | None = None  # with what unscales them
         self._beside: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
@@ -86,7 +86,7 @@ class SteadyStep:
     def of(
         cls,
         optimizer: Any,
-        repeated: Sequence[Repeated],
+        repeated: Sequence[RepeatedSubStep],
         absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> Self | None:
         """Return the step that was repeated last, if it could be taken so; arguments as above."""
@@ -126,7 +126,7 @@ class SteadyStep:
         self._absent = {}
         return True
 
-    def _make_scalars_in_call(self, how: GradientTransforms, found: Snapshot) -> bool:
+    def _make_scalars_in_call(self, how: GradientTransforms, found: GuardTable) -> bool:
         """Have the call make the scalars if it can; return False if it has to and cannot."""
         try:
             if not is_clipped_in_call(how):
@@ -140,7 +140,7 @@ class SteadyStep:
         return len(self.shares) == 1 or not self.may_lack
 
     def _make_launches(
-        self, optimizer: Any, how: GradientTransforms, plans: Sequence[Planned]
+        self, optimizer: Any, how: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
         """Make the kernels, and what happens to gradients before them."""
         in_call = self._in_call
@@ -152,10 +152,10 @@ class SteadyStep:
             for share, own in zip(self.shares, launches.of, strict=True):
                 share.set_launches(own, optimizer._products if not optimizer._is_torchs else ())
         if how.stages:
-            self._gradients = SteadyGradients(plans, launches, how)
+            self._gradients = ReplayedTransforms(plans, launches, how)
 
     def _finish(
-        self, found: Snapshot, gradients: Sequence[Tensor], without: Sequence[Tensor]
+        self, found: GuardTable, gradients: Sequence[Tensor], without: Sequence[Tensor]
     ) -> None:
         """Write what the call compares, reads and does."""
         shares, launches, in_call = self.shares, self.launches, self._in_call
@@ -229,7 +229,7 @@ class SteadyStep:
         everyone = (param for group in self.groups for param in group["params"])
         return [param for param in everyone if id(param) not in own]
 
-    def _hold(self, found: Snapshot, places: Sequence[int], others: Sequence[Tensor]) -> bool:
+    def _hold(self, found: GuardTable, places: Sequence[int], others: Sequence[Tensor]) -> bool:
         """Have the look compare all that the careful one does."""
         if not all(type(each) in PLAIN for each in others):
             return False
@@ -278,17 +278,17 @@ class SteadyStep:
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
                     return self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:  # what is kept may be half of one step, half of another
-                    cache.forget_quick()
+                    cache.forget_replay()
                     forget_scale(optimizer)
                     raise
         except BaseException as error:
-            say(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
+            add_note(error, [f"{TAKEN}."] if self.snapshot.taken != before else ())
             raise
 
     def _take(self, optimizer: Any, own: dict[str, Any], cache: Any, flags: int) -> bool:
         if (
             type(optimizer) is not self._class
-            or cache.quick is not self  # another thread took a careful step
+            or cache.replay is not self  # another thread took a careful step
             or own.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
             or own.get("state") is not self.state
@@ -305,7 +305,7 @@ class SteadyStep:
             other = self.snapshot.take(None, replay_kernel.ANY_STEP, replay_kernel.WHOLE, (), flags)
             if other:
                 if other not in _STEADY:
-                    cache.forget_quick()
+                    cache.forget_replay()
                 return False
             own["_opt_called"] = True
             return True
@@ -334,7 +334,7 @@ class SteadyStep:
         Args:
             optimizer: The optimizer.
             given: How many steps were taken, pairs, what is done with this one, and flags of
-                `Snapshot.take`.
+                `GuardTable.take`.
             is_beyond: Whether the step was found to be `replay_kernel.BEYOND`.
         """
         snapshot, (begun, pairs, then, flags) = self.snapshot, given
@@ -354,7 +354,7 @@ class SteadyStep:
         if can_repeat and other == replay_kernel.BEYOND:
             return self._take_by(optimizer, given, is_beyond=True)
         if other and other not in _STEADY:
-            optimizer._own.forget_quick()
+            optimizer._own.forget_replay()
         return None if other else following
 
     def _prepare(

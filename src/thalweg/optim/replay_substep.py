@@ -13,8 +13,8 @@ from thalweg._base.execution_context import is_ours
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.replay import (
     KINDS,
+    GuardTable,
     Launch,
-    Snapshot,
     hold_tensors,
     is_repeatable,
     stands,
@@ -24,7 +24,7 @@ from thalweg._core.scalar_programs import RuleScalars
 from thalweg._engines.protocol import Stages
 from thalweg.optim.param_scalars import STEP, Column
 from thalweg.optim.replay_scalars import TensorFlowScalars, TorchScalars, hold
-from thalweg.optim.step_adapter import Repeated, TorchHooks
+from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter
 
 if TYPE_CHECKING:
     from thalweg._core.replay_transforms import Scalars
@@ -33,7 +33,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
 
 
-class SteadyShare:
+class ReplayedSubStep:
     """Update of one rule in a step that is taken again.
 
     Args:
@@ -46,12 +46,12 @@ class SteadyShare:
         is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
     """
 
-    def __init__(self, repeated: Repeated) -> None:
+    def __init__(self, repeated: RepeatedSubStep) -> None:
         self.part, self.hooks, self.places = repeated
         self.planned: Any = self.part.kept.last
         self.columns: Any = self.part.columns
         self.owners = [] if self.planned is None else _owners_of(self.planned)
-        self.is_torchs = type(self.hooks) is TorchHooks  # else the numbers are TensorFlow's
+        self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
         self._others: list[Hashable] = []  # keys but for the first
         self._are_one: list[bool] = []  # for each column whether all have one number, in a row
@@ -107,7 +107,7 @@ class SteadyShare:
             and stands(self.planned, gradients)
         )
 
-    def hold(self, found: Snapshot) -> bool:
+    def hold(self, found: GuardTable) -> bool:
         """Have the look compare all that a careful step does; return False if it cannot."""
         params = self.part._params
         if not all(type(each) in PLAIN for each in params):

@@ -13,7 +13,7 @@ from thalweg._core.state import mismatch
 NAMES = tuple(each.name for each in Rounding.keywords())
 
 
-def tell_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
+def record_rounding(optimizer: Any, groups: Sequence[Group]) -> None:
     """Have the groups of a state of an optimizer say how numbers are rounded, and the seed."""
     own = optimizer._around.of(Rounding)
     if own.round is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh
-from thalweg._core.param_groups import Group, titles_in
+from thalweg._core.param_groups import Group, parameter_names
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.variable import REDUCED, dtype_name
@@ -75,7 +75,7 @@ def _check_wide(optimizer: Any, rule: Rule, param: Tensor) -> None:
 
 
 def _title(optimizer: Any, param: Tensor) -> str:
-    (title,) = titles_in(optimizer.param_groups, [param])
+    (title,) = parameter_names(optimizer.param_groups, [param])
     return title
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.param_groups import titles_in
+from thalweg._core.param_groups import parameter_names
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule, Slot
 from thalweg.optim.state_mismatch import kind_of, told
@@ -35,7 +35,7 @@ def check_slots(optimizer: Any, rule: Rule, given: Iterable[tuple[Tensor, int]])
                 lacking = (*getattr(kind, "_optional", ()), *optimizer._around.begins)
                 if own[slot.name] is None and slot.name in lacking:
                     continue
-                (title,) = titles_in(optimizer.param_groups, [param])
+                (title,) = parameter_names(optimizer.param_groups, [param])
                 raise InvalidTypeError(f"Slot '{slot.name}' of '{title}' is {problem}.")
 
 

@@ -26,7 +26,7 @@ _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 _MOST_STEPS = 2.0**63
 
 
-class Want(NamedTuple):
+class StateEntrySpec(NamedTuple):
     """Requirements of a value in the state of a parameter.
 
     Attributes:
@@ -36,7 +36,7 @@ class Want(NamedTuple):
         has_rows: Whether the value may be sparse.
         is_optional: Whether the value may be missing, or None.
         is_count: Whether the value is a number of steps.
-        name: The name of the value in messages of `of_state`.
+        name: The name of the value in messages of `state_mismatches`.
     """
 
     like: Tensor | None = None
@@ -115,7 +115,7 @@ def keys_in(given: Mapping[str, Any]) -> set[Any]:
     return {key for group in given["param_groups"] for key in group["params"]}
 
 
-def of_params(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+def parameter_states(given: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the states of parameters that are in a state, with their keys."""
     own, keys = given["state"], keys_in(given)
     return [(key, own[key]) for key in own if key in keys and isinstance(own[key], Mapping)]
@@ -209,8 +209,11 @@ def of_strange(group: Group, strange: Mapping[str, str], place: int) -> list[str
     return [f"'{n}' of group {place} is {told(group[n])}, {why}" for n, why in strange.items()]
 
 
-def of_state(
-    own: object, wanted: Mapping[str, Want], title: object, others: Container[object] | None = None
+def state_mismatches(
+    own: object,
+    wanted: Mapping[str, StateEntrySpec],
+    title: object,
+    others: Container[object] | None = None,
 ) -> list[str]:
     """Return descriptions of the entries of a parameter's state with which a step cannot be taken.
 
@@ -231,9 +234,9 @@ def of_state(
     return differences(entries, {f"{title}/{name}": own[name] for name in asked})
 
 
-def sum_of(param: Tensor) -> Want:
+def sum_of(param: Tensor) -> StateEntrySpec:
     """Return the requirements of a sum of gradients of a parameter."""
-    return Want(param, has_rows=True, is_optional=True)
+    return StateEntrySpec(param, has_rows=True, is_optional=True)
 
 
 def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
@@ -243,7 +246,7 @@ def _alike(dtype: torch.dtype) -> Collection[torch.dtype]:
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _why_unlike(value: object, want: Want, what: str) -> str | None:
+def _why_unlike(value: object, want: StateEntrySpec, what: str) -> str | None:
     """Return why a value cannot be what is wanted, or None."""
     like = want.like
     if like is None:

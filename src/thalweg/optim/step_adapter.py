@@ -11,14 +11,14 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._core.atomic_section import Call
-from thalweg._core.device_scalars import along
+from thalweg._core.device_scalars import expand_to_variables
 from thalweg._core.dtensor import check_whole, local
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair, as_real
 from thalweg._core.options.stochastic_rounding import Rounding
-from thalweg._core.param_groups import titles_in
+from thalweg._core.param_groups import parameter_names
 from thalweg._core.sparse_gradients import all_summed, rows_of
-from thalweg._core.step_adapter import Dtype, Hooks, Shared
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_pairs, sparse_and_constrained
 from thalweg._engines import Selection, current, layout
 from thalweg._engines.memory_protection import check_writable
@@ -42,7 +42,7 @@ Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
 _KEEP = Selection(denormals="keep")  # as torch does
 
 
-class GroupHooks(Hooks):
+class ParamGroupAdapter(StepAdapter):
     """A step over parameters in groups.
 
     Where parameters have masters, what others wrote to the parameters counts.
@@ -116,7 +116,7 @@ class GroupHooks(Hooks):
         return [self._real.get(id(var), var) for var in variables]
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        return titles_in(self._optimizer.param_groups, self.owners_of(variables))
+        return parameter_names(self._optimizer.param_groups, self.owners_of(variables))
 
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
@@ -244,7 +244,7 @@ class GroupHooks(Hooks):
             return column.counting(self.taken)
         keys = self._keys or [None] * len(self._params)
         values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-        return column.moving(along(keys, values, column.common.device), self.taken)
+        return column.moving(expand_to_variables(keys, values, column.common.device), self.taken)
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         """A number of parameters that have it in common, after the step."""
@@ -286,7 +286,7 @@ class GroupHooks(Hooks):
         self._part.settle(self._optimizer.state)
 
 
-class TorchHooks(GroupHooks):
+class TorchStepAdapter(ParamGroupAdapter):
     """A step with torch's numbers: scalars are made in Python's, and rounded once."""
 
     def __init__(
@@ -331,7 +331,7 @@ class TorchHooks(GroupHooks):
         return value
 
 
-class Repeated(NamedTuple):
+class RepeatedSubStep(NamedTuple):
     """Update of one rule in a step that is repeated.
 
     Attributes:

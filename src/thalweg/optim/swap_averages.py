@@ -15,7 +15,7 @@ from thalweg._core.atomic_section import Call, unless_resized, unwatched, when
 from thalweg._core.commit import raise_first
 from thalweg._core.dtensor import local
 from thalweg._core.options.weight_averaging import EMA
-from thalweg._core.param_groups import states_of, titles_in
+from thalweg._core.param_groups import parameter_names, states_of
 from thalweg._engines.layout import check_memory
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -91,7 +91,7 @@ def _refuse() -> None:
 def _swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
     found = [(param, average_of(param, own)) for param, own in states_of(optimizer.state)]
     given = [(param, average) for param, average in found if average is not None]
-    titles = titles_in(optimizer.param_groups, [param for param, _ in given])
+    titles = parameter_names(optimizer.param_groups, [param for param, _ in given])
     swaps: list[_Swap] = []
     for (param, mean), title in zip(given, titles, strict=True):
         plain, average = local(param).detach(), local(mean).detach()

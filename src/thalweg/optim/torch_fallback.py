@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.context_managers import writable
 from thalweg._core.atomic_section import Call, run
-from thalweg._core.param_groups import Group, titles_in
+from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.sparse_gradients import check_inside, is_misplaced
 from thalweg._engines.layout import all_have_memory, check_parts
 from thalweg.errors import LayoutError
@@ -33,7 +33,7 @@ def check_memories(optimizer: Any) -> None:
     if all_have_memory([each for own in held for each in own if not each.is_sparse]):
         are_sparse = [any(each.is_sparse for each in own) for own in held]
         params = list(compress(params, are_sparse))
-    for param, name in zip(params, titles_in(optimizer.param_groups, params), strict=True):
+    for param, name in zip(params, parameter_names(optimizer.param_groups, params), strict=True):
         _check_memory(param, optimizer.state.get(param) or {}, name, bool(optimizer._dense))
 
 

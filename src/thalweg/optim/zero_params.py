@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh, whole
-from thalweg._core.param_groups import titles_in
+from thalweg._core.param_groups import parameter_names
 from thalweg.errors import NumericsWarning, warn
 
 
-def tell_of_zeros(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
+def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
     """Warn of those that are, once for each.
 
     Args:
@@ -29,4 +29,6 @@ def tell_of_zeros(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]])
         optimizer._own.team.meet()
     for param, effect in new:
         if not whole(param.any()):
-            warn(f"'{titles_in(optimizer.param_groups, [param])[0]}' {effect}", NumericsWarning)
+            warn(
+                f"'{parameter_names(optimizer.param_groups, [param])[0]}' {effect}", NumericsWarning
+            )

@@ -18,7 +18,7 @@ from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.reductions import Leaves
 from thalweg._engines.diagnostics import MEASURED, PEAKS, momentum_of
 from thalweg._engines.kernel_streams import streams_of
-from thalweg._engines.protocol import Call, Columns, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
 from thalweg.formula import Formula
 
 _OF_MOMENTUM = ("product", "momentum", "agreement")
@@ -68,7 +68,7 @@ class DiagnosedUpdate:
 
 
 def diagnosed_updates(
-    groups: Sequence[Any], asked: Request, first: Stages
+    groups: Sequence[Any], asked: StepRequest, first: Stages
 ) -> dict[int, DiagnosedUpdate]:
     """Updates that measure themselves, by `id` of the groups whose place they take.
 

@@ -39,7 +39,7 @@ KINDS = {
 }
 _DIMENSIONS = 5  # that a tensor has in itself
 # A builtin function of Python whose `self` is a bytes object with the address of a block; its
-# arguments are those of `Snapshot.take`. Calls of ctypes take several times as long.
+# arguments are those of `GuardTable.take`. Calls of ctypes take several times as long.
 _MAIN = """
 
 def LOOK_NAME(owner, arguments, count):
@@ -110,7 +110,7 @@ def _method() -> int:
 
 
 def routine(block: int) -> Callable[[list[Any] | None, int, int], int]:
-    """Return the compiled look at a block, with the arguments and the result of `Snapshot.take`.
+    """Return the compiled look at a block, with the arguments and the result of `GuardTable.take`.
 
     Args:
         block: The address of the block.
@@ -183,7 +183,7 @@ class Member(NamedTuple):
     spans: Sequence[tuple[int, int, int]]
 
 
-class Snapshot:
+class GuardTable:
     """A step that was taken, and may be taken again.
 
     Args:
@@ -590,6 +590,6 @@ def trouble() -> str:
     return found if isinstance(found, str) else ""
 
 
-def snapshot() -> Snapshot | None:
+def snapshot() -> GuardTable | None:
     """A new one, where torch's layout is known, and `THALWEG_NATIVE_LOOK` is not 0."""
-    return None if trouble() else Snapshot(cast("Layout", torch_layout_probe.layout()))
+    return None if trouble() else GuardTable(cast("Layout", torch_layout_probe.layout()))

@@ -16,7 +16,7 @@ from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.launch import Compiled
 from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
 from thalweg._engines.kernel_streams import Streams, streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Request, Scalars, Stages
+from thalweg._engines.protocol import Call, Columns, Formulas, Scalars, Stages, StepRequest
 from thalweg._engines.random_bits import UNCOUNTED
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Group:
         members: Positions of these variables in it.
     """
 
-    def __init__(self, asked: Request, members: list[int]) -> None:
+    def __init__(self, asked: StepRequest, members: list[int]) -> None:
         own = self._begin(asked, members)
         self.kernel = launch.update_kernel(
             asked.rule.update,
@@ -59,7 +59,7 @@ class Group:
         self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
-    def _begin(self, asked: Request, members: list[int]) -> Streams:
+    def _begin(self, asked: StepRequest, members: list[int]) -> Streams:
         """Know the members; returns their memory."""
         own = streams_of(asked, members)
         self.dtype = own.compute

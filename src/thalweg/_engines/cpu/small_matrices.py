@@ -26,7 +26,7 @@ from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_c
 from thalweg._engines.formula_parser import transcribe
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, alike, asked_by, run_stage
-from thalweg._engines.protocol import Call, Columns, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
 from thalweg._engines.reduction_order import Tree
 from thalweg._engines.row_column_reductions import view_of
 from thalweg.formula import Formula, Rule
@@ -102,7 +102,7 @@ def _is_of_variables(rule: Rule, stage: Stage, own: Sequence[Measure | FusedStag
     return asked.isdisjoint(rule.vectors) and all(numbers.isdisjoint(names) for names in read)
 
 
-def find_short(asked: Request, homes: Sequence[str]) -> list[bool]:
+def find_short(asked: StepRequest, homes: Sequence[str]) -> list[bool]:
     """For each variable of a step whether its matrices are taken side by side; nothing if none is.
 
     Args:
@@ -149,7 +149,7 @@ def _kernel_of(
 class ShortGroup(Group):
     """As `Group`, of variables that are `short`; it runs passes, too."""
 
-    def __init__(self, asked: Request, members: list[int]) -> None:
+    def __init__(self, asked: StepRequest, members: list[int]) -> None:
         own = self._begin(asked, members)
         update: Any = asked.rule.update
         rule: Rule = update.rule

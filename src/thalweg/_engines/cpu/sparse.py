@@ -14,7 +14,7 @@ from thalweg._engines.array_types import Array, Int32
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
-from thalweg._engines.protocol import Call, Columns, Request, Scalars, formula_of_rows
+from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest, formula_of_rows
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 
@@ -57,7 +57,7 @@ class SparsePlan(RowsPlan):
         asked: The step.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         super().__init__(asked)
         rule, var, copy = self.rule, self.var, self._copy
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]

@@ -17,7 +17,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.reductions import max_abs, sums_of_pair
 from thalweg._engines.low_precision_copies import resumed
-from thalweg._engines.protocol import Call, Columns, Formulas, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg.formula import variable_squares
 from thalweg.indexed_slices import IndexedSlices
 
@@ -48,7 +48,7 @@ class RowsPlan(ABC):
         written: What it writes.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
         self.rule = asked.rule
         self.stages = asked.stages
@@ -88,7 +88,7 @@ class RowsPlan(ABC):
         except RuntimeError:
             return False
 
-    def _is_of(self, asked: Request) -> bool:
+    def _is_of(self, asked: StepRequest) -> bool:
         if (
             asked.rule is not self.rule
             or asked.stages != self.stages
@@ -102,7 +102,7 @@ class RowsPlan(ABC):
         with DisableTorchFunctionSubclass():
             return self._stands()
 
-    def serves(self, asked: Request) -> bool:
+    def serves(self, asked: StepRequest) -> bool:
         """Whether a plan made for this step would be this one."""
         (slots,) = asked.slots
         return (
@@ -112,7 +112,7 @@ class RowsPlan(ABC):
             and self._is_of(asked)
         )
 
-    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
         """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
         return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
 

@@ -20,7 +20,7 @@ from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
 from thalweg._engines.kernel_streams import streams_of
-from thalweg._engines.protocol import Call, Columns, Formulas, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.random_bits import GROUP, UNCOUNTED
 from thalweg._engines.reduction_order import LEAF, leaf_counts
 
@@ -39,7 +39,7 @@ class Group:
 
     measures_in_place = False
 
-    def __init__(self, asked: Request, members: list[int]) -> None:
+    def __init__(self, asked: StepRequest, members: list[int]) -> None:
         own = streams_of(asked, members)
         self._names, self._from_copy = own.names, own.from_copy
         self._measurable = len(own.names) - own.copied

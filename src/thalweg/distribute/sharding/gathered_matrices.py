@@ -23,7 +23,7 @@ from thalweg._engines.matrix_batches import (
     run_stage,
 )
 from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
-from thalweg._engines.protocol import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg._engines.staged_step import Moved
 from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
@@ -39,7 +39,7 @@ class GatheredMatrices:
     """
 
     def __init__(
-        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: Request
+        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: StepRequest
     ) -> None:
         rank, size = team.ranks.rank, team.ranks.size
         self._team, self._rule, self._titles = team, asked.rule, asked.titles

@@ -21,7 +21,7 @@ from thalweg._core.grads_and_vars import (
     distinct,
 )
 from thalweg._core.state import making
-from thalweg._core.step_adapter import Dtype, Hooks, Shared
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_memories, check_pairs, check_readable, counting
 from thalweg._engines import compute_dtype
 from thalweg.distribute.context import enter_update
@@ -67,7 +67,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
     return hook(*args)
 
 
-class KerasStepAdapter(Hooks):
+class KerasStepAdapter(StepAdapter):
     """Adapter of one call of `apply_gradients`.
 
     Args:

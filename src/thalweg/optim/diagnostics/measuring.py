@@ -19,7 +19,7 @@ from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.optim.param_scalars import STEP
 
 if TYPE_CHECKING:
-    from thalweg.optim.replay import SteadyStep
+    from thalweg.optim.replay import ReplayedStep
 
 
 def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
@@ -93,7 +93,7 @@ class Diagnosing(TableRecorder):
             with suppress(InvalidTypeError):
                 self.asked.log_loss(loss)
 
-    def step_between(self) -> type[SteadyStep]:
+    def step_between(self) -> type[ReplayedStep]:
         """Return the class that takes, in one call, the steps that are not measured."""
         with importing:
             from thalweg.optim.diagnostics.measured_replay import StepBetween

@@ -13,7 +13,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._base.tracing import untraced
 from thalweg._core import atomic_section
-from thalweg._core.commit import say
+from thalweg._core.commit import add_note
 from thalweg._core.grads_and_vars import as_gradient, as_pairs
 from thalweg._graph import (
     by_reference,
@@ -116,7 +116,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
                         ]
                     )
             except BaseException as error:
-                say(error, ["The step was taken, but the variables were not clipped."])
+                add_note(error, ["The step was taken, but the variables were not clipped."])
                 raise
             return None
         with control_dependencies([step]):

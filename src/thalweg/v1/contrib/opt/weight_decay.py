@@ -17,7 +17,7 @@ from thalweg._core.commit import raise_within
 from thalweg._core.grads_and_vars import Gradient
 from thalweg._core.hyperparameters import check_scalar, is_function
 from thalweg._core.single_rule_step import OneRule
-from thalweg._core.step import take
+from thalweg._core.step import run_step
 from thalweg._core.step_adapter import Dtype
 from thalweg._core.step_scalars import Groups
 from thalweg._graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
@@ -203,7 +203,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         own = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, own, selection=self._selection(), is_checked=True)
         kept = self._plans.now().alone(var).alone(var)  # beside those of the step
-        raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
+        raise_within(run_step(hooks, kept, [(grad, var)], is_last=False).errors)
 
 
 @dataclass(frozen=True)
