@@ -20,13 +20,13 @@ def import_alone(patch: pytest.MonkeyPatch, name: str, **stubs: object) -> Any:
         **stubs: Other modules of the package that it imports, and what stands for them.
     """
     package = name.partition(".")[0]
+    for known in [each for each in sys.modules if each.partition(".")[0] == package]:
+        patch.delitem(sys.modules, known)
     spec = find_spec(package)
     if spec is None:
         pytest.skip(f"{package} is not installed")
     empty: Any = ModuleType(package)
     empty.__path__ = list(spec.submodule_search_locations or ())
-    for known in [each for each in sys.modules if each.partition(".")[0] == package]:
-        patch.delitem(sys.modules, known)
     patch.setitem(sys.modules, package, empty)
     for title, value in stubs.items():
         patch.setitem(sys.modules, f"{package}.{title}", value)  # type: ignore[arg-type]
