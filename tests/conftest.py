@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import settings
 
 import kernel_cache
 from logged import Logged
+from slow_files import can_have_slow_tests
 
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
@@ -26,6 +28,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore test files without slow tests if only slow tests are selected."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.option.markexpr != "slow" or not is_test:
+        return None
+    return None if can_have_slow_tests(collection_path, Path(__file__).parent) else True
 
 
 @pytest.hookimpl(wrapper=True)
