@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import kernel_cache
+from busy import scale_to_load
 from logged import Logged
 from slow_files import can_have_slow_tests
 
@@ -28,6 +30,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test more time on a busy machine; workers have the limit of their session."""
+    if config.option.timeout is None:
+        config.option.timeout = scale_to_load(float(config.getini("timeout")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason of skipped tests once, with their number."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    places = [report.longrepr for report in skipped if isinstance(report.longrepr, tuple)]
+    reasons = Counter(reason.removeprefix("Skipped: ") for _, _, reason in places)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
