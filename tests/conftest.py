@@ -6,15 +6,19 @@ import gc
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import kernel_cache
+from busy import scale_to_load
 from captured_log import Logged
+from slow_files import can_have_slow_tests
 
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
@@ -26,6 +30,29 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test more time on a busy machine; workers have the limit of their session."""
+    if config.option.timeout is None:
+        config.option.timeout = scale_to_load(float(config.getini("timeout")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason of skipped tests once, with their number."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    places = [report.longrepr for report in skipped if isinstance(report.longrepr, tuple)]
+    reasons = Counter(reason.removeprefix("Skipped: ") for _, _, reason in places)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore test files without slow tests if only slow tests are selected."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.option.markexpr != "slow" or not is_test:
+        return None
+    return None if can_have_slow_tests(collection_path, Path(__file__).parent) else True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -52,6 +52,7 @@ def _forgotten() -> Iterator[None]:
     """Trees are of use here alone, and large."""
     yield
     _parsed.cache_clear()
+    _asked.cache_clear()
 
 
 def _room(path: Path) -> str:
@@ -65,6 +66,7 @@ def _room_of(parts: Sequence[str]) -> str:
     return inner if inner in LEVEL else parts[0]
 
 
+@cache
 def _asked(tree: ast.AST) -> set[str]:
     """All that is imported anywhere, in functions, by literal names and for types alone, too.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared_examples import check_examples
 from thalweg import Variable, v1
 from thalweg._base.scalars import POWF
 from thalweg._core import scalar_programs
@@ -67,27 +67,34 @@ def assert_bits(found: Any, wanted: Any) -> None:
         assert np.signbit(own) == np.signbit(other) or own != own
 
 
+@cache
+def examples_of(count: int) -> Any:
+    """Return the strategy of so many hyperparameters and of the number of a step."""
+    numbers = st.one_of(*(st.tuples(*[each] * count) for each in (USUAL, ANY)))
+    return st.tuples(numbers, st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
+
+
 @each_rule
 @each_kind
 @pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])
-@settings(max_examples=60)
-@given(data=st.data())
 def test_scalars_are_those_that_the_careful_way_makes(
-    rule: Rule, kind: Any, has_powers: bool, data: st.DataObject
+    rule: Rule, kind: Any, has_powers: bool
 ) -> None:
     names = given_names(rule, has_powers)
-    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(names)) for each in (USUAL, ANY))))
-    with np.errstate(all="ignore"):
-        values = dict(zip(names, map(kind, numbers), strict=True))
-    step = data.draw(st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
-    wanted = derived(rule, {**values}, kind, step)
-    rows: Any = Rows([*wanted, "clip_factor"], kind)
-    scalars = RuleScalars(rule, rows)
-    for following in (1, step):
-        assert scalars.made(values, following) is None  # the call makes them
-        run(rows.record)
-    for row in rows.rows:
-        assert_bits(row, [*wanted.values(), 7])
+
+    def check(numbers: tuple[float, ...], step: int) -> None:
+        with np.errstate(all="ignore"):
+            values = dict(zip(names, map(kind, numbers), strict=True))
+        wanted = derived(rule, {**values}, kind, step)
+        rows: Any = Rows([*wanted, "clip_factor"], kind)
+        scalars = RuleScalars(rule, rows)
+        for following in (1, step):
+            assert scalars.made(values, following) is None  # the call makes them
+            run(rows.record)
+        for row in rows.rows:
+            assert_bits(row, [*wanted.values(), 7])
+
+    check_examples(check, 60, examples_of(len(names)))
 
 
 @each_kind

@@ -57,6 +57,16 @@ def examples_of(dtypes: tuple[torch.dtype, ...]) -> Any:
     return st.tuples(tensors, st.integers(0, 2**32), special, st.sampled_from(DENORMALS))
 
 
+@functools.cache
+def tensors_of_steps(tensors: Any, seed: int, special: float) -> list[list[Tensor]]:
+    """Return the first values of variables and the gradients of three steps; no step writes them.
+
+    All rules have the same examples.
+    """
+    rng = np.random.default_rng(seed)
+    return [[values(length, dtype, rng, special) for length, dtype in tensors] for _ in range(4)]
+
+
 # Pairs of special values, and the formulas of rules, are for `test_engines.py`.
 @pytest.mark.parametrize(
     "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["replay", "long"]
@@ -66,10 +76,7 @@ def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> N
     dtypes = DTYPES if budget > 6 or name in QUICK else DTYPES[:2]
 
     def check(tensors: Any, seed: int, special: float, denormals: Any) -> None:
-        rng = np.random.default_rng(seed)
-        start, *steps = [
-            [values(length, dtype, rng, special) for length, dtype in tensors] for _ in range(4)
-        ]
+        start, *steps = tensors_of_steps(tuple(tensors), seed, special)
         with thalweg.engine(denormals=denormals):
             got, wanted = (trained(name, start, steps, each) for each in ("cpu", "reference"))
         assert_same(got, wanted, f"{name} seed {seed}")

@@ -117,18 +117,23 @@ def everything(made: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_step_of_several_rules_is_whole(begun: bool) -> None:
+    def prepared() -> Any:
+        made = of_three_rules()
+        for count in range(1 + begun):
+            give([param for group in made.param_groups for param in group["params"]], count)
+            if count < begun:
+                made.step()
+        return made
+
+    twin = prepared()
+    before = everything(twin)
+    twin.step()
+    after = everything(twin)
     number, is_interrupted, outcomes = 0, True, set()
     while is_interrupted:
-        made, twin = of_three_rules(), of_three_rules()
-        for each in (made, twin):
-            for count in range(1 + begun):
-                give([param for group in each.param_groups for param in group["params"]], count)
-                if count < begun:
-                    each.step()
-        before = everything(made)
+        made = prepared()
         is_interrupted = interrupted_at(number, made.step)
-        twin.step()
-        after, found = everything(twin), everything(made)
+        found = everything(made)
         is_new = len(found) == len(after) and all(map(torch.equal, found, after))
         is_old = len(found) == len(before) and all(map(torch.equal, found, before))
         assert is_new or is_old, number

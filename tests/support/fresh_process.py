@@ -11,11 +11,14 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from busy import read_load, scale_to_load
 
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 context: Any = multiprocessing.get_context(_METHOD)
@@ -57,11 +60,24 @@ class Fresh:
         self._folder.cleanup()
 
     def done(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """What has become of it, when it has ended."""
-        self._process.join(timeout)
+        """Return the outcome of the process; wait for its end.
+
+        Args:
+            timeout: The limit in seconds on an idle machine; a busy one has more.
+
+        Raises:
+            TimeoutError: If the process has not ended by then.
+        """
+        begun = time.monotonic()
+        while self._process.exitcode is None and time.monotonic() - begun < scale_to_load(timeout):
+            self._process.join(min(1.0, timeout))
+        texts = [path.read_text() if path.exists() else "" for path in self._outputs]
         if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a fresh process", timeout)
-        texts = [path.read_text() for path in self._outputs]
+            raise TimeoutError(
+                f"A process had not ended after {time.monotonic() - begun:.0f} s,"
+                f" at a load of {read_load():.1f} on {os.cpu_count()} processors."
+                f" Its output: {''.join(texts) or 'none'}"
+            )
         return subprocess.CompletedProcess([], self._process.exitcode, *texts)
 
 

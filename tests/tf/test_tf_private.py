@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import fresh
 import thalweg.tf as tf
 from case_batches import many
 from thalweg.tf import private_modules
@@ -138,7 +137,5 @@ assert w.numpy().tolist() == [1.0, 2.0]
 print("done")
 """.replace("FOLDER", repr(str(tmp_path)))
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "thalweg.tf", str(script)], capture_output=True, text=True
-    )
+    done = fresh.run("-m thalweg.tf", str(script))
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
