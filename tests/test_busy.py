@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import fresh_process
 import pytest
 
 import busy
-import fresh
 
 
 @pytest.mark.parametrize(("load", "expected"), [(0.0, 60.0), (2.0, 60.0), (8.0, 240.0)])
@@ -28,7 +28,7 @@ print("waits", file=sys.stderr, flush=True)
 pathlib.Path({str(written)!r}).touch()
 time.sleep(600)
 """
-    with fresh.Fresh(program) as process:
+    with fresh_process.Fresh(program) as process:
         while not written.exists():
             time.sleep(0.01)
         with pytest.raises(TimeoutError, match=r"had not ended after 0 s, at a load .*: waits"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fresh_process
 import pytest
 
-import fresh
 import thalweg.tf as tf
 from case_batches import many
 from thalweg.tf import private_modules
@@ -137,5 +137,5 @@ assert w.numpy().tolist() == [1.0, 2.0]
 print("done")
 """.replace("FOLDER", repr(str(tmp_path)))
     )
-    done = fresh.run("-m thalweg.tf", str(script))
+    done = fresh_process.run("-m thalweg.tf", str(script))
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
