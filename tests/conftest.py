@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from hypothesis import settings
 import kernel_cache
 from busy import scale_to_load
 from captured_log import Logged
-from slow_files import can_have_slow_tests
 
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
@@ -45,14 +43,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(reason.removeprefix("Skipped: ") for _, _, reason in places)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"{count} skipped: {reason}")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore test files without slow tests if only slow tests are selected."""
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if config.option.markexpr != "slow" or not is_test:
-        return None
-    return None if can_have_slow_tests(collection_path, Path(__file__).parent) else True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import fresh_process
 import pytest
 
 import busy
+import fresh_process
 
 
 @pytest.mark.parametrize(("load", "expected"), [(0.0, 60.0), (2.0, 60.0), (8.0, 240.0)])

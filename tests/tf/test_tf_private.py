@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fresh_process
 import pytest
 
+import fresh_process
 import thalweg.tf as tf
 from case_batches import many
 from thalweg.tf import private_modules
