@@ -1,11 +1,11 @@
-"""Writes that no interruption can split.
+"""Atomic sections: writes that no interruption can split.
 
-`KeyboardInterrupt`, and what `PyThreadState_SetAsyncExc` sends, reach Python code between two of
-its instructions. A loop in C over callables in C has none: it is entered before an interruption, or
-left after it. So a step collects its writes first, as functions in C with their arguments bound (a
-kernel's launch, `copy_` of a plain tensor), and then has them called in one go. A `Variable` must
-not be among the arguments: torch calls back into Python for a subclass; `detach()` gives the plain
-tensor over the same memory, with the same version counter.
+`KeyboardInterrupt` and exceptions of `PyThreadState_SetAsyncExc` are raised between two
+instructions of Python. A loop in C over callables in C has none, so it runs as a whole or not at
+all. A step collects its writes first, as functions in C with bound arguments (a kernel's launch,
+`copy_` of a tensor), and then calls all of them in one go. A `Variable` must not be an argument,
+because torch calls Python for subclasses; `detach()` gives a plain tensor over the same memory,
+with the same version counter.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from thalweg._engines.layout import byte_span
 from thalweg._engines.memory_protection import check_numbers_writable
 from thalweg.variable import dtype_name
 
-# Calls everything that an iterator of `calls` has left; itself a callable in C.
+# Calls the remaining functions of an iterator of `calls`; itself a callable in C.
 drain: Callable[[Iterator[Any]], Any] = partial(cast("type[deque[Any]]", deque), maxlen=0)
 
 
 def calls(functions: Iterable[Call]) -> Iterator[Any]:
-    """An iterator that calls the next function for each item; what they return is its items."""
+    """Return an iterator that calls the next function at each step and yields its result."""
     return map(operator.call, functions)
 
 
 def when(condition: Iterable[object], call: Call) -> Call:
-    """A call that is made if a lazy condition, an iterator in C of one item, is true by then."""
+    """Return a call that is made only if a lazy condition, a C iterator of one element, is true."""
     return partial(drain, map(operator.call, compress([call], condition)))
 
 
 def unless_resized(call: Call) -> Call:
-    """The call, left out if a tensor of it was cut meanwhile: to write there would end the process.
+    """Return a call that does nothing if one of its tensors was resized; writing there would crash.
 
     Args:
-        call: A function in C with its arguments bound by `partial`, in which tensors are found.
+        call: A function in C with tensors among its arguments, bound by `partial`.
     """
     if not isinstance(call, partial):
         return call
     bound = cast("partial[Any]", call)
-    given: list[Any] = []
-    for one in (getattr(bound.func, "__self__", None), *bound.args, *bound.keywords.values()):
-        given += one if isinstance(one, list) else [one]
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    arguments: list[Any] = []
+    for argument in (getattr(bound.func, "__self__", None), *bound.args, *bound.keywords.values()):
+        arguments += argument if isinstance(argument, list) else [argument]
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    needed = list(map(_end_of, tensors))
-    fits = map(operator.le, needed, map(torch.UntypedStorage.nbytes, storages))
+    required_bytes = list(map(_required_bytes, tensors))
+    fits = map(operator.le, required_bytes, map(torch.UntypedStorage.nbytes, storages))
     return when(map(all, [fits]), bound)
 
 
-def _end_of(tensor: torch.Tensor) -> int:
-    """How many bytes of its storage a tensor needs."""
+def _required_bytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes of its storage a tensor needs."""
     first, end = byte_span(tensor)
     return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Raise if a tensor that one of these functions in C would write is in read-only memory.
+    """Raise if a tensor that one of these functions in C writes is in read-only memory.
 
     Raises:
-        LayoutError: Names the first.
+        LayoutError: Names the first such tensor.
     """
     targets: list[torch.Tensor] = []
     for function in functions:
@@ -80,20 +80,22 @@ def check_targets(functions: Sequence[Call]) -> None:
         owner: object = getattr(method, "__self__", None)
         if isinstance(owner, torch.Tensor):
             targets.append(owner)
-        elif isinstance(function, partial):  # perhaps of `_foreach_copy_`
+        elif isinstance(function, partial):
+            # The first argument of `_foreach_copy_` is a list.
             for listed in cast("partial[Any]", function).args[:1]:
                 if isinstance(listed, list):
-                    items = cast("list[object]", listed)
-                    targets += [item for item in items if isinstance(item, torch.Tensor)]
+                    entries = cast("list[object]", listed)
+                    targets += [entry for entry in entries if isinstance(entry, torch.Tensor)]
     check_numbers_writable(targets, lambda index: _describe(targets[index]))
 
 
 def _describe(tensor: torch.Tensor) -> str:
+    """Return a tensor's shape and dtype for messages."""
     return f"a tensor of shape {tuple(tensor.shape)} and type {dtype_name(tensor.dtype)}"
 
 
 def run(functions: Sequence[Call]) -> None:
-    """Call functions in C, one after the other; not one of them, or all.
+    """Call functions in C one after the other, without interruption: all or none.
 
     Raises:
         LayoutError: One of them would write to read-only memory.
@@ -105,15 +107,17 @@ def run(functions: Sequence[Call]) -> None:
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
-    """One call of functions in C that cannot fail; modes of torch do not see them."""
-    # The guards are made within: torch's crash where the garbage collector finds one in a cycle,
+    """Return one call of functions in C that cannot fail, hidden from modes of torch."""
+    # Create the guards in the call: torch crashes if the garbage collector finds one in a cycle,
     # such as that of a traceback and its frames.
-    kinds: tuple[object, ...] = (DisableTorchFunction, _DisableTorchDispatch)
+    guard_classes: tuple[object, ...] = (DisableTorchFunction, _DisableTorchDispatch)
     guards: list[object] = []
-    nothing = (None,) * len(kinds)
-    make = partial(guards.extend, calls(kinds))
-    enter = partial(drain, map(operator.call, map(getattr, guards, ("__enter__",) * len(kinds))))
-    leaving = map(getattr, guards, ("__exit__",) * len(kinds))
+    exit_args = (None,) * len(guard_classes)
+    make = partial(guards.extend, calls(guard_classes))
+    enter = partial(
+        drain, map(operator.call, map(getattr, guards, ("__enter__",) * len(guard_classes)))
+    )
+    leaving = map(getattr, guards, ("__exit__",) * len(guard_classes))
     call: Any = operator.call
-    leave = partial(drain, map(call, leaving, nothing, nothing, nothing))
+    leave = partial(drain, map(call, leaving, exit_args, exit_args, exit_args))
     return partial(drain, calls([make, enter, *functions, leave, guards.clear]))

@@ -1,4 +1,4 @@
-"""What becomes of a step: all of it or nothing, and words on the exceptions that say which."""
+"""The commit of a step: all writes or none, and notes on exceptions about what has changed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LEFT = f"{TAKEN}, unless the device found a gradient that is infinite or NaN."
 
 
 class StepResult(NamedTuple):
-    """What has become of a step.
+    """Result of a step.
 
     Attributes:
-        taken: Whether it was taken; a bool tensor of shape () where a device alone knows it.
-        errors: What was raised after its writes.
+        taken: Whether the step was taken; a bool tensor of shape () if only a device can decide.
+        errors: The exceptions raised after the writes.
     """
 
     taken: bool | Tensor
@@ -39,12 +39,12 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """A function of the user's that follows the writes of a step.
+    """User callback that follows the writes of a step.
 
     Attributes:
         call: The function.
-        missing: What is to be said if it fails: "without the constraint of 'w'".
-        write: Optional. What writes its result, as a function in C.
+        missing: The note if the function fails: "without the constraint of 'w'".
+        write: Optional function in C that writes the callback's result.
     """
 
     call: Call
@@ -53,171 +53,171 @@ class PostUpdateCall(NamedTuple):
 
 
 @contextlib.contextmanager
-def note_not_applied(done: Sequence[str] = ()) -> Generator[None]:
-    """Say of an exception that nothing has changed, or what has been done by then.
+def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
+    """Add a note to an exception of the block: nothing has changed, or what has been written.
 
     Args:
-        done: A list that is given one sentence as soon as something has changed.
+        notes: A list that receives a sentence at the commit.
     """
     try:
         yield
     except BaseException as error:
-        add_note(error, done)
+        add_note(error, notes)
         raise
 
 
-def add_note(error: BaseException, done: Sequence[str]) -> None:
+def add_note(error: BaseException, notes: Sequence[str]) -> None:
     """Add the note of `note_not_applied` to an exception."""
-    if done:
+    if notes:
         error.__notes__ = [note for note in _notes_of(error) if note != _NOT_TAKEN]
-        if not any(note.startswith(done[0].rstrip(".")) for note in _notes_of(error)):
-            error.add_note(done[0])
+        if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):
+            error.add_note(notes[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_TAKEN)
         if isinstance(error, AttributeError):
-            from thalweg._base.tensor_patching import (
-                hint,
-            )  # of TensorFlow's names, which steps do without
+            # Imported late: only steps that fail need TensorFlow's names.
+            from thalweg._base.tensor_patching import hint
 
             for advice in hint(error):
                 error.add_note(advice)
 
 
 def say_refused(error: Exception) -> None:
-    """Add the note of `note_not_applied` to an error of a step that does not say what it did."""
+    """Add the note of `note_not_applied` to an error that has no note about a step."""
     if not (says_taken(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
 
 
 def says_not_taken(error: BaseException) -> bool:
-    """Whether an exception says that nothing has changed."""
+    """Return whether an exception has the note that nothing has changed."""
     return _NOT_TAKEN in _notes_of(error)
 
 
 def says_taken(error: BaseException) -> bool:
-    """Whether an exception says that it came after the step."""
+    """Return whether an exception has the note that the step was taken."""
     return any(note.startswith(TAKEN) for note in _notes_of(error))
 
 
 def _notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception."""
     return getattr(error, "__notes__", [])
 
 
-def add_taken(error: BaseException, missing: str = "", said: str = f"{TAKEN}.") -> None:
-    """Say of an exception that it came after the step, unless it says so."""
+def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
+    """Add the note that the step was taken, unless the exception has such a note."""
     if not says_taken(error):
-        error.add_note(f"{TAKEN}, but {missing}." if missing else said)
+        error.add_note(f"{TAKEN}, but {missing}." if missing else message)
 
 
 def write_step(
     writes: Sequence[Call],
-    then: Sequence[PostUpdateCall] = (),
-    counts: Sequence[Call] = (),
-    begun: list[str] | None = None,
-    said: str = f"{TAKEN}.",
+    callbacks: Sequence[PostUpdateCall] = (),
+    counters: Sequence[Call] = (),
+    notes: list[str] | None = None,
+    message: str = f"{TAKEN}.",
 ) -> list[BaseException]:
-    """Write a step in one section, and do what follows to its end.
+    """Write a step in one commit, then run all callbacks and counters.
 
-    An interruption comes before all writes, and is raised, or after them. What follows is done
-    then, too, but for the one function that was interrupted or failed; the counters are counted.
+    An interruption is raised before all writes, or is returned after them. Then only the callback
+    that was interrupted or failed is left out; the counters are always updated.
 
     Args:
         writes: Functions in C.
-        then: The user's functions that come between the writes and the counters.
-        counts: Functions in C; those whose tensors the user's functions cut are left out.
-        begun: Optional. Is given a sentence with the writes: that the step was taken.
-        said: The sentence.
+        callbacks: User callbacks that run between the writes and the counters.
+        counters: Functions in C; left out if a callback has resized their tensors.
+        notes: Optional list that receives `message` with the writes.
+        message: The note about a step that was taken.
 
     Returns:
-        What was raised after the writes, with notes that say what is missing.
+        The exceptions raised after the writes, with notes about what is missing.
 
     Raises:
-        LayoutError: A tensor that is to be written is in read-only memory; nothing was written.
+        LayoutError: A tensor to be written is in read-only memory; nothing was written.
     """
-    check_targets([*writes, *counts])
-    begun = [] if begun is None else begun
+    check_targets([*writes, *counters])
+    notes = [] if notes is None else notes
     errors: list[BaseException] = []
-    functions = [*writes, partial(begun.append, said)]
+    functions = [*writes, partial(notes.append, message)]
     missing: dict[int, str] = {}
-    for after in then:
-        missing[len(functions)] = after.missing
-        functions += [after.call] if after.write is None else [after.call, after.write]
-    functions += map(unless_resized, counts) if then else counts
+    for callback in callbacks:
+        missing[len(functions)] = callback.missing
+        functions += [callback.call] if callback.write is None else [callback.call, callback.write]
+    functions += map(unless_resized, counters) if callbacks else counters
     pending = iter(functions)
     remaining = calls(pending)
     end = len(functions) - 1
     try:
-        _come_to_the_end(remaining, pending, begun, errors, missing, end, said)
+        _drain_pending(remaining, pending, notes, errors, missing, end, message)
     except BaseException as error:
-        if not begun:
+        if not notes:
             raise
-        # It came while an error was noted, and what follows is done even so.
-        add_taken(error, missing.get(end - length_hint(pending), ""), said)
+        # The exception interrupted the handling of another error; the rest must run even so.
+        add_taken(error, missing.get(end - length_hint(pending), ""), message)
         errors.append(error)
-        _come_to_the_end(remaining, pending, begun, errors, missing, end, said)
+        _drain_pending(remaining, pending, notes, errors, missing, end, message)
     return errors
 
 
-def _come_to_the_end(
+def _drain_pending(
     remaining: Iterator[object],
     pending: Iterator[Call],
-    begun: Sequence[str],
+    notes: Sequence[str],
     errors: list[BaseException],
     missing: Mapping[int, str],
     end: int,
-    said: str,
+    message: str,
 ) -> None:
+    """Run the remaining functions; append errors that come after the commit to `errors`."""
     while True:
         try:
-            with DisableTorchFunction():  # modes of torch would call Python for every function
+            # Modes of torch would call Python for every function.
+            with DisableTorchFunction():
                 drain(remaining)
             return
         except BaseException as error:
-            if not begun:
+            if not notes:
                 raise
-            add_taken(error, missing.get(end - length_hint(pending), ""), said)
+            add_taken(error, missing.get(end - length_hint(pending), ""), message)
             errors.append(error)
 
 
 class WriteBatch:
-    """The writes of several steps, which become one section: all of them or nothing."""
+    """Writes of several steps, committed together."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self._writes: list[Call] = []
-        self._then: list[PostUpdateCall] = []
-        self._counts: list[Call] = []
-        self._ready: list[Any] = []
+        self._callbacks: list[PostUpdateCall] = []
+        self._counters: list[Call] = []
+        self._plans: list[Any] = []
 
     def add(
-        self, writes: Sequence[Call], then: Sequence[PostUpdateCall], counts: Sequence[Call]
+        self, writes: Sequence[Call], callbacks: Sequence[PostUpdateCall], counters: Sequence[Call]
     ) -> None:
-        """What `write_step` is given for one of them."""
+        """Add the writes, callbacks and counters of one step."""
         self._writes += writes
-        self._then += then
-        self._counts += counts
+        self._callbacks += callbacks
+        self._counters += counters
 
-    def hold(self, ready: object) -> None:
-        """Keep what the writes need until they are done."""
-        self._ready.append(ready)
+    def hold(self, plan: object) -> None:
+        """Keep a plan, whose memory the writes use, until they are done."""
+        self._plans.append(plan)
 
     def release_gradients(self) -> None:
-        """Forget the gradients of all steps."""
-        for ready in self._ready:
-            ready.release_gradients()
+        """Release the gradients of all steps."""
+        for plan in self._plans:
+            plan.release_gradients()
 
     def write_all(self) -> list[BaseException]:
-        """Write everything; see the function of this name."""
-        return write_step(self._writes, self._then, self._counts, self.begun)
+        """Commit all steps; return errors as `write_step`."""
+        return write_step(self._writes, self._callbacks, self._counters, self.begun)
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """What sets tensors to the values that they have now, as functions in C.
-
-    Those whose storage is cut by then have no place for them.
+    """Return functions in C that set tensors to their present values, unless resized by then.
 
     Raises:
-        LayoutError: The storage of one was cut already, or is read-only memory.
+        LayoutError: The storage of a tensor is too small, or in read-only memory.
     """
     for tensor in tensors:
         check_held(tensor)
@@ -226,83 +226,78 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in plain]
 
 
-def copy_writes(copies: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Call]:
-    """What sets copies, where there are any, to values or the nearest finite numbers; in C."""
+def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Call]:
+    """Return functions in C that set each copy to its tensor, or to the nearest finite numbers."""
     return [
-        partial(copy.detach().copy_, saturated(value, copy.dtype))
-        for copy, value in zip(copies, values, strict=True)
+        partial(copy.detach().copy_, saturated(tensor, copy.dtype))
+        for copy, tensor in zip(copies, tensors, strict=True)
         if copy is not None
     ]
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor], unless: Sequence[object] = ()) -> Generator[None]:
-    """Put these tensors back from copies if the block fails, unless a list is no longer empty."""
+def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generator[None]:
+    """Restore tensors if the block raises, unless `notes` has an entry by then."""
     with no_grad():
-        undo = calls(putting_back(tensors))
+        rollback = calls(putting_back(tensors))
     try:
         yield
     except BaseException:
-        if not unless:
-            drain(undo)
+        if not notes:
+            drain(rollback)
         raise
 
 
-def constraint_of(var: Tensor, title: str) -> PostUpdateCall:
-    """What replaces a variable's value by what its constraint makes of it."""
-    made: list[Tensor] = []
+def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
+    """Return the callback that replaces a variable's value by its constraint's result."""
+    new_values: list[Tensor] = []
     return PostUpdateCall(
-        partial(made.extend, map(partial(_constrain, title=title), (var,))),
-        f"without the constraint of '{title}'",
-        # Nothing is copied if the constraint made nothing.
-        partial(drain, map(var.detach().copy_, made)),
+        partial(new_values.extend, map(partial(_constrain, name=name), (var,))),
+        f"without the constraint of '{name}'",
+        # Copies nothing if the constraint has failed.
+        partial(drain, map(var.detach().copy_, new_values)),
     )
 
 
-def constrained(var: Tensor, title: str) -> list[BaseException]:
-    """Do so now, if the variable has a constraint.
-
-    Returns:
-        What the constraint raised: the update is done by now, and the step goes on.
-    """
+def constrained(var: Tensor, name: str) -> list[BaseException]:
+    """Apply a variable's constraint, if any; return its exception, as the step continues."""
     if variable_constraint(var) is None:
         return []
-    return write_step([], [constraint_of(var, title)])
+    return write_step([], [constraint_of(var, name)])
 
 
-def _constrain(var: Tensor, title: str) -> Tensor:
+def _constrain(var: Tensor, name: str) -> Tensor:
+    """Return the checked result of a variable's constraint, or its value without one."""
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
     with EnableTorchFunction(), writable():
-        check_memory(var, f"'{title}'")
-        value = constraint(var)
-        check_memory(var, f"'{title}'")
-        check_memory(value, f"What the constraint of '{title}' returned")
-        if value.shape != var.shape or value.dtype != var.dtype:
+        check_memory(var, f"'{name}'")
+        new_value = constraint(var)
+        check_memory(var, f"'{name}'")
+        check_memory(new_value, f"What the constraint of '{name}' returned")
+        if new_value.shape != var.shape or new_value.dtype != var.dtype:
             raise InvalidArgumentError(
-                f"The constraint of '{title}' returned {value.dtype} of shape"
-                f" {tuple(value.shape)}, expected {var.dtype} of shape {tuple(var.shape)}."
+                f"The constraint of '{name}' returned {new_value.dtype} of shape"
+                f" {tuple(new_value.shape)}, expected {var.dtype} of shape {tuple(var.shape)}."
             )
-        return value.detach()
+        return new_value.detach()
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the most urgent of the errors, noting the others.
-
-    An interruption comes before any other exception, so that it is never lost.
-    """
+    """Raise one of the errors, an interruption if there is one, with notes about the others."""
     if not errors:
         return
-    first = next((error for error in errors if not isinstance(error, Exception)), errors[0])
+    first_error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     for error in errors:
-        if error is not first:
-            first.add_note(f"Also: {type(error).__name__}: {error}")
-    raise first
+        if error is not first_error:
+            first_error.add_note(f"Also: {type(error).__name__}: {error}")
+    raise first_error
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Raise what came after the update of one variable; the step may be put back yet."""
+    """Raise the first error of one variable's update, in a step that may still be rolled back."""
     for error in errors:
-        error.__notes__ = []  # they say that it was taken
+        # Remove the note that the step was taken.
+        error.__notes__ = []
     raise_first(errors)

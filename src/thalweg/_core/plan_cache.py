@@ -1,4 +1,4 @@
-"""What an optimizer keeps from one step to the next."""
+"""Cache of step plans."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
 from thalweg._engines.protocol import StepPlan, StepRequest
 
-_SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
+# Plans kept for variables that earlier steps have updated one by one.
+_SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """A step that is ready.
+    """Request to the engines and their plan for it.
 
     Attributes:
-        request: What is asked of the engines.
-        ready: Their answer.
         scalar_slots: For each variable its slots of shape ().
         narrow: Whether 16-bit gradients of float32 variables were allowed.
-        shaped_slots: For each variable its slots with a shape of their own.
+        shaped_slots: For each variable its slots whose shape differs from the variable's.
     """
 
     request: StepRequest
@@ -36,63 +35,71 @@ class CachedPlan(NamedTuple):
 
 
 class PlanCache:
-    """What is kept from one step to the next."""
+    """Plans of an optimizer, kept between steps.
 
-    longest_wait: ClassVar[int] = 1024  # repeated steps, until one is planned again in one call
+    Attributes:
+        last: The plan that the next step may rebind, or None.
+        replay: Runs the next step in one call, or prepares to; None if not possible.
+        has_constant_attributes: Whether the optimizer's attributes stayed the same objects.
+    """
+
+    # The most rebinds before a replay is prepared again.
+    longest_wait: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self.gate = Dispatcher()
-        self.last: CachedPlan | None = None  # the step that may be repeated
-        self.replay: Any = None  # what takes it in one call
-        # Whether attributes of the optimizer stayed the same objects between such steps.
+        self.last: CachedPlan | None = None
+        self.replay: Any = None
         self.has_constant_attributes = True
-        self._waits, self._patience = 0, 1  # repeated steps before the next one of those
-        self._alone: dict[int, PlanCache] = {}
+        self._rebinds, self._rebinds_before_replay = 0, 1
+        self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
-        """A step was repeated; whether it is to be planned: not at each what changes at each."""
-        self._waits += 1
-        if self._waits < self._patience:
+        """Count a rebind; return True if a replay should be prepared, with growing intervals."""
+        self._rebinds += 1
+        if self._rebinds < self._rebinds_before_replay:
             return False
-        self._waits, self._patience = 0, min(2 * self._patience, self.longest_wait)
+        self._rebinds, self._rebinds_before_replay = (
+            0,
+            min(2 * self._rebinds_before_replay, self.longest_wait),
+        )
         return True
 
     def alone(self, var: Tensor) -> PlanCache:
-        """What is kept for steps over this variable only."""
-        return self._alone.setdefault(id(var), PlanCache())
+        """Return the cache of steps over this variable only."""
+        return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Let go of variables that were updated on their own in earlier steps, if they are many."""
-        if len(self._alone) > 2 * len(variables) + _SPARE:
-            own = {id(var) for var in variables}
-            self._alone = {key: each for key, each in self._alone.items() if key in own}
+        """Drop the caches of variables updated one by one in earlier steps, if there are many."""
+        if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
+            var_ids = {id(var) for var in variables}
+            self._by_variable = {
+                key: cache for key, cache in self._by_variable.items() if key in var_ids
+            }
 
 
 class PlanCaches:
-    """What an optimizer keeps: for eager mode, and for each session.
-
-    Plans hold addresses, so a copy begins anew.
-    """
+    """Plan caches of an optimizer, by session. A copy is empty, because plans hold addresses."""
 
     def __init__(self) -> None:
-        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
+        # The step of the present thread, unless it is replayed; see `reentrance`.
         self.stepping: ref[Stepping] | None = None
         self._eager = PlanCache()
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """What is kept for the session that runs in this thread, or for eager mode."""
+        """Return the cache of the session that runs in this thread, or of eager mode."""
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())
 
-    def one_step(self, title: str) -> ContextSetting:
-        """Return the block of a step that is planned; raises if it begins in another one.
+    def one_step(self, name: str) -> ContextSetting:
+        """Return the block of a planned step; the block raises if it begins inside another step.
 
         Args:
-            title: The name of the optimizer.
+            name: The name of the optimizer.
         """
-        return one_step_at_a_time(self, title, [self._eager, *self._sessions.values()])
+        return one_step_at_a_time(self, name, [self._eager, *self._sessions.values()])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlanCaches:
         return PlanCaches()

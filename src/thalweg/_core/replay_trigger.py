@@ -1,4 +1,4 @@
-"""When a step that was repeated is planned to be taken in one call."""
+"""Preparation of replays after steps that were rebound."""
 
 from __future__ import annotations
 
@@ -8,86 +8,85 @@ from typing import Any
 from thalweg._core.commit import TAKEN, add_taken, say_refused
 from thalweg._core.plan_cache import PlanCache
 
-Make = Callable[[Any, PlanCache, Any], Any]
+ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Plans the step that comes next, and takes it.
+    """Prepares a replay of the next step and runs it.
 
     Args:
-        make: Makes of an optimizer, of what it keeps and of a step what takes that one again in one
-            call; None if nothing can.
+        make: Returns the replay for an optimizer, its cache and a step's arguments, or None.
 
     Attributes:
-        read: Results of users' functions for a step that was not taken after they were called, or
-            None.
+        read: Results of user functions called for a step that was not taken after all, or None.
     """
 
     read: Any = None
-    # Users' functions may be called.
+    # User functions may be called.
     calls = True
-    is_due = True  # and is planned when it is taken
+    # The replay is prepared by `take`.
+    is_due = True
 
-    def __init__(self, make: Make) -> None:
-        self._make = make
+    def __init__(self, make: ReplayFactory) -> None:
+        self._make_replay = make
 
     def is_over(self, pairs: list[object]) -> bool:
-        """Whether it may be a step over pairs."""
+        """Return whether this may be a step over these pairs; here always True."""
         return True
 
-    def take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
-        """Take the step if it can be planned; whether it was taken."""
-        made, recorder = self._make(optimizer, kept, given), optimizer._recorder
-        kept.replay = made if made is None or recorder is None else recorder.between(made)
-        replay = kept.replay
-        is_taken = replay is not None and replay.take(optimizer, kept, given)
+    def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
+        """Build the replay and run the step; return whether the step was taken."""
+        new_replay, recorder = self._make_replay(optimizer, cache, step_args), optimizer._recorder
+        cache.replay = (
+            new_replay if new_replay is None or recorder is None else recorder.between(new_replay)
+        )
+        replay = cache.replay
+        is_taken = replay is not None and replay.take(optimizer, cache, step_args)
         self.read = getattr(replay, "read", None)
         return is_taken
 
 
-def say_what_became(error: Exception, kept: PlanCache, before: int) -> None:
-    """Add the note of what has become of a step to what it raised.
-
-    Args:
-        error: The exception.
-        kept: What the optimizer keeps.
-        before: What `count_replayed` told before it.
-    """
-    if count_replayed(kept) > before:  # and something was raised after it
+def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
+    """Note on an exception what has changed; `count_before` is `count_replayed` before the step."""
+    if count_replayed(cache) > count_before:
         add_taken(error)
     else:
         say_refused(error)
 
 
-def count_replayed(kept: PlanCache) -> int:
-    """How many steps were taken in one call by what takes them now."""
-    return getattr(kept.replay, "taken", 0)
+def count_replayed(cache: PlanCache) -> int:
+    """Return how many steps the present replay has taken."""
+    return getattr(cache.replay, "taken", 0)
 
 
-def note_repeated(kept: PlanCache, make: Make) -> None:
-    """A step was repeated: the next one may be taken in one call."""
-    kept.replay = ReplayTrigger(make) if kept.count_repeated() else None
+def note_repeated(cache: PlanCache, make: ReplayFactory) -> None:
+    """Count a rebind, and let the next step prepare a replay if that is due."""
+    cache.replay = ReplayTrigger(make) if cache.count_repeated() else None
 
 
 class ReplayResult(list[Any]):
-    """What has been done of a step: nothing yet, or a sentence, and whether it was taken.
+    """Result of a step: empty until it is taken, then a note and whether it was taken.
 
-    One in one call is done as soon as it is counted, whatever interrupts what follows.
+    A replayed step counts as taken as soon as the replay has counted it, even if interrupted later.
     """
 
-    _kept: PlanCache | None = None
-    _before = 0
+    _cache: PlanCache | None = None
+    _count_before = 0
 
-    def follow(self, kept: PlanCache) -> None:
-        """A step in one call may be taken now."""
-        self._kept, self._before = kept, count_replayed(kept)
+    def follow(self, cache: PlanCache) -> None:
+        """Watch the replays of this cache, one of which may run now."""
+        self._cache, self._count_before = cache, count_replayed(cache)
 
     def settle(self) -> None:
-        """It is over: steps of other threads that follow are no part of it."""
+        """Stop watching: later steps belong to other threads."""
         if not self:
-            self._kept = None
+            self._cache = None
 
     def __bool__(self) -> bool:
-        if not len(self) and self._kept is not None and count_replayed(self._kept) > self._before:
+        if (
+            not len(self)
+            and self._cache is not None
+            and count_replayed(self._cache) > self._count_before
+        ):
             self.extend((f"{TAKEN}.", True))
         return len(self) > 0

@@ -1,11 +1,12 @@
-"""One step of an optimizer, for all front ends.
+"""Run one optimizer step, for all front ends.
 
-    try_rebind, or check > state > prepare > transform > plan; then
-    measure > decide > passes of the rule > write > constrain > finish > count
+Planned step: check, create state, read hyperparameters, transform gradients, plan.
+Rebind: reuse the last plan with new gradients.
+Both then: reduce, decide, run pre-update passes, write, apply constraints, count the step.
 
-A front end passes a `StepAdapter` to `run_step`. All errors come before the first write. The writes
-are one section that no interruption can split. The user's callbacks follow; one that fails or is
-interrupted does not keep the others from running.
+A front end passes a `StepAdapter` to `run_step`. Everything that can fail runs before the first
+write. The writes are one commit that no interruption can split. The user's callbacks follow; all of
+them run, even if one fails or is interrupted.
 """
 
 from __future__ import annotations
@@ -52,500 +53,506 @@ if TYPE_CHECKING:
 
 
 def run_step(
-    hooks: StepAdapter,
-    kept: PlanCache,
-    given: Sequence[tuple[Any, Any]],
-    how: GradientTransforms = NOTHING,
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[Any, Any]],
+    transforms: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
     is_last: bool = True,
-    tries: bool = True,
+    may_rebind: bool = True,
 ) -> StepResult:
-    """Take a step, or what comes of one variable in it.
+    """Run a step, or one variable's share of a step that is applied variable by variable.
 
     Args:
-        hooks: The face.
-        kept: From the steps before.
-        given: Gradients and variables, as `hooks.convert_pairs` takes them.
-        how: What happens to the gradients before the rule.
-        copies: For each variable a tensor of a 16-bit type that is set to it, or None.
-        is_last: Whether the step ends here, with `finishing_calls` and counters.
-        tries: Whether to try `repeat` first.
+        adapter: The front end's adapter for this step.
+        cache: Plans of earlier steps.
+        grads_and_vars: Pairs of gradient and variable, as accepted by `adapter.convert_pairs`.
+        transforms: Unscaling, clipping and overflow checks of gradients before the rule.
+        copies: For each variable a 16-bit tensor that receives a copy of it, or None.
+        is_last: Run `finishing_calls` and the counters after this call.
+        may_rebind: Try `try_rebind` first.
 
     Returns:
-        Whether it was taken, and what was raised after that.
+        Whether the step was taken, and the exceptions raised after its writes.
 
     Raises:
-        Whatever a check or a function of the user's raises, with a note that nothing has changed.
+        Exception: Any error of a check or of a user callback, with a note that nothing has changed.
     """
-    again = try_rebind(hooks, kept, given, how, copies, is_last=is_last) if tries else None
-    if again is not None:
-        return again
-    # Slots made in inference mode could not be updated outside it.
-    with note_not_applied(hooks.begun), writable():
-        return _plan_step(hooks, kept, given, how, copies, is_last)
+    if may_rebind:
+        rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_last=is_last)
+        if rebound is not None:
+            return rebound
+    # Slots created in inference mode could not be updated outside it.
+    with note_not_applied(adapter.begun), writable():
+        return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_last)
 
 
 def try_rebind(
-    hooks: StepAdapter,
-    kept: PlanCache,
-    given: Sequence[tuple[object, object]],
-    how: GradientTransforms = NOTHING,
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[object, object]],
+    transforms: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
     is_last: bool = True,
 ) -> StepResult | None:
-    """Take a step if it is the one before with other gradients.
+    """Run a step with the last plan if only gradients and scalars changed.
 
     Args:
-        hooks, kept, given, how, copies, is_last: As in `take`; `given` may hold anything.
+        adapter, cache, grads_and_vars, transforms, copies, is_last: See `run_step`;
+            `grads_and_vars` has not been validated.
 
     Returns:
-        The outcome, or None if the step is left to `take`.
+        The result, or None if the last plan does not fit; nothing has changed then.
     """
-    if kept.last is None:
+    if cache.last is None:
         return None
     try:
-        planned = _try_rebind_plan(hooks, kept, given, how, copies)
-        if planned is None:
+        cached_plan = _try_rebind_plan(adapter, cache, grads_and_vars, transforms, copies)
+        if cached_plan is None:
             return None
-        return _execute_step(hooks, planned, how, is_last, _is_checked(hooks, how))
+        return _execute_step(
+            adapter, cached_plan, transforms, is_last, _is_checked(adapter, transforms)
+        )
     except BaseException as error:
-        add_note(error, hooks.begun)
+        add_note(error, adapter.begun)
         raise
 
 
-def finish(hooks: StepAdapter) -> list[BaseException]:
-    """End a step whose variables were updated one after the other, each with `is_last=False`.
-
-    Returns:
-        What was raised.
-    """
-    return write_step([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
+def finish(adapter: StepAdapter) -> list[BaseException]:
+    """Finish a step applied one by one with `is_last=False`; return the callbacks' exceptions."""
+    return write_step([], adapter.finishing_calls(), [*adapter.counting_calls({}), *adapter.ending])
 
 
 def _try_rebind_plan(
-    hooks: StepAdapter,
-    kept: PlanCache,
-    given: Sequence[tuple[Any, Any]],
-    how: GradientTransforms,
+    adapter: StepAdapter,
+    cache: PlanCache,
+    pairs: Sequence[tuple[Any, Any]],
+    transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """The step, if it is the one before with other gradients."""
-    rule = hooks.step_rule()
-    if kept.last is None or rule is None or not hooks.repeats:
+    """Rebind the last plan to new gradients; return None if it does not fit."""
+    rule = adapter.step_rule()
+    if cache.last is None or rule is None or not adapter.repeats:
         return None
-    last, ready, scalar_slots, narrow, shaped_slots = kept.last
+    last, plan, scalar_slots, narrow, shaped_slots = cache.last
     try:
-        gradients, variables = [grad for grad, _ in given], [var for _, var in given]
+        gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
     except (TypeError, ValueError):
         return None
-    beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
-    asked = StepRequest(rule, how.stages, variables, gradients, *beside)
-    asked = asked._replace(places=hooks.places_of(variables))
-    if how.narrow != narrow or not ready.try_rebind(_local_request(hooks, asked)):
+    step_args = last.slots, last.titles, adapter.selection, copies, adapter.from_copies
+    request = StepRequest(rule, transforms.stages, variables, gradients, *step_args)
+    request = request._replace(places=adapter.places_of(variables))
+    if transforms.narrow != narrow or not plan.try_rebind(_local_request(adapter, request)):
         return None
     try:
-        _prepare(hooks, variables)
+        _read_hypers(adapter, variables)
     except BaseException:
-        ready.release_gradients()
+        plan.release_gradients()
         raise
-    if hooks.calls and not ready.try_rebind(_local_request(hooks, asked)):
-        ready.release_gradients()
+    if adapter.calls and not plan.try_rebind(_local_request(adapter, request)):
+        plan.release_gradients()
         return None
-    return CachedPlan(asked, ready, scalar_slots, narrow, shaped_slots)
+    return CachedPlan(request, plan, scalar_slots, narrow, shaped_slots)
 
 
-def _check(hooks: StepAdapter, pairs: Sequence[Pair], how: GradientTransforms) -> None:
-    sharing = hooks.sharing
-    hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
+def _check_pairs(adapter: StepAdapter, pairs: Sequence[Pair], narrow: bool) -> None:
+    sharing = adapter.sharing
+    adapter.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), narrow)
 
 
-def _check_matrices(hooks: StepAdapter, rule: Rule, pairs: Sequence[Pair]) -> None:
-    """Refuse what a rule with passes does not take.
+def _check_matrices(adapter: StepAdapter, rule: Rule, pairs: Sequence[Pair]) -> None:
+    """Raise unless a rule with pre-update passes supports these variables.
 
     Raises:
-        NotImplementedError: Processes share the step in a way that leaves no whole matrix to any.
+        NotImplementedError: The matrices are sharded so that no process holds a full one.
         InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
     """
     with importing:
         from thalweg._engines.matrix_shapes import check_step
     variables = [var for _, var in pairs]
-    titles = hooks.names_of(variables)
-    if hooks.sharing is not None:
-        hooks.sharing.check_matrices(rule, variables, titles)
-    check_step(rule, variables, [grad for grad, _ in pairs], titles)
+    names = adapter.names_of(variables)
+    if adapter.sharing is not None:
+        adapter.sharing.check_matrices(rule, variables, names)
+    check_step(rule, variables, [grad for grad, _ in pairs], names)
 
 
-def _local_request(hooks: StepAdapter, asked: StepRequest) -> StepRequest:
-    """What this process does of the step."""
-    return asked if hooks.sharing is None else hooks.sharing.share_out(asked)
+def _local_request(adapter: StepAdapter, request: StepRequest) -> StepRequest:
+    """Return this process's share of the request."""
+    return request if adapter.sharing is None else adapter.sharing.share_out(request)
 
 
-def _prepare(hooks: StepAdapter, variables: Sequence[Tensor]) -> None:
-    if not hooks.is_prepared:
-        hooks.read_hypers(variables)
-        hooks.is_prepared = True
+def _read_hypers(adapter: StepAdapter, variables: Sequence[Tensor]) -> None:
+    if not adapter.is_prepared:
+        adapter.read_hypers(variables)
+        adapter.is_prepared = True
 
 
 def _plan_step(
-    hooks: StepAdapter,
-    kept: PlanCache,
-    given: Sequence[tuple[object, object]],
-    how: GradientTransforms,
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[object, object]],
+    transforms: GradientTransforms,
     copies: Copies,
     is_last: bool,
 ) -> StepResult:
-    """The careful way: everything is looked at, and planned anew where that is needed."""
-    kept.last = None
-    pairs = hooks.convert_pairs(given)
-    _check(hooks, pairs, how)
-    rule = hooks.step_rule()
-    hooks.check_flat_buffers(rule, how, [var for _, var in pairs])
+    """Run a planned step: validate everything, build a new plan and cache it."""
+    cache.last = None
+    pairs = adapter.convert_pairs(grads_and_vars)
+    _check_pairs(adapter, pairs, transforms.narrow)
+    rule = adapter.step_rule()
+    adapter.check_flat_buffers(rule, transforms, [var for _, var in pairs])
     if rule is not None and rule.passes:
-        _check_matrices(hooks, rule, pairs)
-    pairs = _with_state(hooks, pairs)
-    rule, is_checked = hooks.step_rule(), _is_checked(hooks, how)
-    if rule is None or hooks.one_by_one(pairs):
+        _check_matrices(adapter, rule, pairs)
+    pairs = _create_state(adapter, pairs)
+    rule, is_checked = adapter.step_rule(), _is_checked(adapter, transforms)
+    if rule is None or adapter.one_by_one(pairs):
         if is_checked:
-            _check_numerics(hooks, pairs)
+            _check_numerics(adapter, pairs)
         if is_last:
-            kept.forget_others([var for _, var in pairs])
-        return _run_user_updates(hooks, pairs, how, copies, is_last)
-    if rule.whole and how and how.trust is None and _has_rows(pairs):
-        # Rows are processed as they come, before the rule has them added up.
+            cache.forget_others([var for _, var in pairs])
+        return _run_user_updates(adapter, pairs, transforms, copies, is_last)
+    has_sparse = any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
+    if rule.whole and transforms and transforms.trust is None and has_sparse:
+        # Clipping applies to the rows as passed, before the rule sums duplicate indices.
         if is_checked:
-            _check_numerics(hooks, pairs)
+            _check_numerics(adapter, pairs)
             is_checked = False
-        pairs, decision = _materialise(pairs, how, hooks.selection.denormals == "flush")
+        pairs, decision = _process_gradients(
+            pairs, transforms, adapter.selection.denormals == "flush"
+        )
         if not decision.taken:
-            return _skipped(hooks, decision)
-        how = GradientTransforms(calls=decision.calls)
-    if rule.is_whole or how.trust is not None:
+            return _skip_step(adapter, decision)
+        transforms = GradientTransforms(calls=decision.calls)
+    if rule.is_whole or transforms.trust is not None:
         pairs = all_dense(pairs)
-    planned = _planned(hooks, kept, pairs, how, copies)
-    outcome = _execute_step(hooks, planned, how, is_last, is_checked, is_new=True)
-    if planned.ready.is_single:
-        kept.last = planned._replace(request=planned.request._replace(gradients=()))
-    return outcome
+    cached_plan = _build_plan(adapter, cache, pairs, transforms, copies)
+    step_result = _execute_step(adapter, cached_plan, transforms, is_last, is_checked, is_new=True)
+    if cached_plan.ready.is_single:
+        cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
+    return step_result
 
 
 def plan(
-    hooks: StepAdapter,
-    kept: PlanCache,
-    given: Sequence[tuple[object, object]],
-    how: GradientTransforms,
+    adapter: StepAdapter,
+    cache: PlanCache,
+    grads_and_vars: Sequence[tuple[object, object]],
+    transforms: GradientTransforms,
     copies: Copies,
 ) -> bool:
-    """Plan a step as the one that `repeat` takes next, and take none.
+    """Plan a step for the next `try_rebind` without running it.
 
     Args:
-        hooks, given, how, copies: As in `take`; given gradients are dense.
-        kept: From the steps before; its plan becomes this one.
+        adapter, grads_and_vars, transforms, copies: As in `run_step`; gradients are dense.
+        cache: Plans of earlier steps; its last plan is replaced.
 
     Returns:
-        Whether it was planned; False if functions of the user's update variables, or the rule has
-        passes.
+        True if planned; False if user functions update variables, or the rule has passes.
 
     Raises:
-        Whatever a check raises; state that was made is not published.
+        Exception: Any error of a check; state created by then is discarded.
     """
-    kept.last = None
-    pairs = hooks.convert_pairs(given)
-    _check(hooks, pairs, how)
-    rule = hooks.step_rule()
-    if rule is None or rule.passes or rule.is_whole or hooks.one_by_one(pairs):
+    cache.last = None
+    pairs = adapter.convert_pairs(grads_and_vars)
+    _check_pairs(adapter, pairs, transforms.narrow)
+    rule = adapter.step_rule()
+    if rule is None or rule.passes or rule.is_whole or adapter.one_by_one(pairs):
         return False
-    planned = _planned(hooks, kept, _with_state(hooks, pairs), how, copies)
-    planned.ready.release_gradients()
-    if planned.ready.is_single:
-        kept.last = planned._replace(request=planned.request._replace(gradients=()))
-    return planned.ready.is_single
+    cached_plan = _build_plan(adapter, cache, _create_state(adapter, pairs), transforms, copies)
+    cached_plan.ready.release_gradients()
+    if cached_plan.ready.is_single:
+        cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
+    return cached_plan.ready.is_single
 
 
-def _with_state(hooks: StepAdapter, pairs: list[Pair]) -> list[Pair]:
-    """Make the state of variables and read hyperparameters; return the pairs transformed."""
-    hooks.create_state(distinct([var for _, var in pairs]))
-    _prepare(hooks, [var for _, var in pairs])
-    return hooks.transform_pairs(pairs)
+def _create_state(adapter: StepAdapter, pairs: list[Pair]) -> list[Pair]:
+    """Create missing state, read hyperparameters and return the transformed pairs."""
+    adapter.create_state(distinct([var for _, var in pairs]))
+    _read_hypers(adapter, [var for _, var in pairs])
+    return adapter.transform_pairs(pairs)
 
 
-def _planned(
-    hooks: StepAdapter, kept: PlanCache, pairs: list[Pair], how: GradientTransforms, copies: Copies
+def _build_plan(
+    adapter: StepAdapter,
+    cache: PlanCache,
+    pairs: list[Pair],
+    transforms: GradientTransforms,
+    copies: Copies,
 ) -> CachedPlan:
-    """Have the engines plan the update of variables whose state is there."""
-    rule: Any = hooks.step_rule()
+    """Return the engines' plan for the update of variables that have state."""
+    rule: Any = adapter.step_rule()
     variables = [var for _, var in pairs]
-    slots = [hooks.slots_of(var) for var in variables]
-    own, scalar_slots, shaped_slots = _split_slots(rule, slots)
-    beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
+    slots = [adapter.slots_of(var) for var in variables]
+    element_slots, scalar_slots, shaped_slots = _split_slots(rule, slots)
+    names = adapter.names_of(variables)
+    step_args = element_slots, names, adapter.selection, copies, adapter.from_copies
     gradients = [grad for grad, _ in pairs]
-    asked = StepRequest(rule, how.stages, variables, gradients, *beside)
-    asked = asked._replace(places=hooks.places_of(variables))
-    if hooks.calls:
-        _check(hooks, pairs, how)
-    ready = kept.gate.plan_step(_local_request(hooks, asked))
-    return CachedPlan(asked, ready, scalar_slots, how.narrow, shaped_slots)
+    request = StepRequest(rule, transforms.stages, variables, gradients, *step_args)
+    request = request._replace(places=adapter.places_of(variables))
+    if adapter.calls:
+        _check_pairs(adapter, pairs, transforms.narrow)
+    plan = cache.gate.plan_step(_local_request(adapter, request))
+    return CachedPlan(request, plan, scalar_slots, transforms.narrow, shaped_slots)
 
 
 def _execute_step(
-    hooks: StepAdapter,
-    planned: CachedPlan,
-    how: GradientTransforms,
+    adapter: StepAdapter,
+    cached_plan: CachedPlan,
+    transforms: GradientTransforms,
     is_last: bool,
     is_checked: bool,
     is_new: bool = False,
 ) -> StepResult:
-    """Measure, decide, run passes, write, constrain, finish, count.
+    """Run a validated plan: reduce, decide, run passes, write, constrain, finish, count.
 
     Args:
-        is_checked: Whether gradients that are not finite are refused.
-        is_new: Whether the scalars are looked at, as in a step that is not repeated.
+        is_checked: Raise on gradients that are not finite.
+        is_new: Check the scalars; a rebound plan has done so before.
     """
-    asked, ready, scalar_slots, _, shaped_slots = planned
-    rule = asked.rule
-    memory = None
+    request, plan, scalar_slots, _, shaped_slots = cached_plan
+    rule = request.rule
+    guard = None
     if rule.calls_users:
-        memory = MemoryGuard(_local_request(hooks, asked), scalar_slots, shaped_slots)
-    measures = ready if hooks.sharing is None else hooks.sharing.measure_whole(ready, asked)
+        guard = MemoryGuard(_local_request(adapter, request), scalar_slots, shaped_slots)
+    measures = plan if adapter.sharing is None else adapter.sharing.measure_whole(plan, request)
     try:
         if is_checked:
-            check_numerics(measures.max_abs(), asked.titles)
-        groups = hooks.group_variables(asked.variables, asked.gradients)
-        each = groups, hooks.scalars_of, ready.dtypes, asked.variables
-        if hooks.there is None:
-            columns = columns_of(*each)
+            check_numerics(measures.max_abs(), request.titles)
+        groups = adapter.group_variables(request.variables, request.gradients)
+        column_args = groups, adapter.scalars_of, plan.dtypes, request.variables
+        if adapter.there is None:
+            columns = columns_of(*column_args)
         else:
-            columns = device_columns(*each, hooks.there)._replace(taken=hooks.taken)
-        decision, moved, known = Decision(True, []), list[Call](), None
-        formulas = tuple(rule.measures.values())
-        if how or formulas or rule.levels or rule.per_optimizer is not None:
-            # A user's own function is promised arrays.
-            numbers = rule.calls_users or rule.per_optimizer is not None
-            if how.decide is not None:
-                numbers = numbers or not (is_last and _can_decide_on_device(hooks, asked, ready))
-            now = () if rule.passes else formulas
+            columns = device_columns(*column_args, adapter.there)._replace(taken=adapter.taken)
+        decision, state_writes, stats = Decision(True, []), list[Call](), None
+        reductions = tuple(rule.measures.values())
+        if transforms or reductions or rule.levels or rule.per_optimizer is not None:
+            # User functions receive NumPy arrays, so reductions must be on the host.
+            on_host = rule.calls_users or rule.per_optimizer is not None
+            if transforms.decide is not None:
+                on_host = on_host or not (is_last and _can_decide_on_device(adapter, request, plan))
+            formulas = () if rule.passes else reductions
             with importing:
                 from thalweg._core.gradient_stats import known_of
-            known = known_of(how, measures, asked.variables, columns, now, numbers)
-            columns = processed(columns, known, ready.dtypes)
-            decision = known.decision()
+            stats = known_of(transforms, measures, request.variables, columns, formulas, on_host)
+            columns = processed(columns, stats, plan.dtypes)
+            decision = stats.decision()
             if isinstance(decision.taken, Tensor):
-                hooks.taken = decision.taken
+                adapter.taken = decision.taken
                 columns = columns._replace(taken=decision.taken)
             elif not decision.taken:
-                return StepResult(
-                    False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
-                )
+                return _skip_step(adapter, decision)
         if rule.passes:
-            moved += cast("StagedStep", ready).run_passes(columns, shaped_slots)
-        if known is not None and rule.passes:
-            known.want(formulas)  # of what they made, too
-        if known is not None and rule.per_optimizer is not None:
+            state_writes += cast("StagedStep", plan).run_passes(columns, shaped_slots)
+        if stats is not None and rule.passes:
+            # Passes change the tensors that these reductions read.
+            stats.want(reductions)
+        if stats is not None and rule.per_optimizer is not None:
             with importing:
                 from thalweg._core.optimizer_reductions import per_optimizer
-            if not hooks.sees_all:
+            if not adapter.sees_all:
                 raise FailedPreconditionError(
                     f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
                     " them one by one."
                 )
-            own = hooks.in_common, hooks.common_slots
-            columns, written = per_optimizer(asked, columns, known, *own)
-            moved += written
-        if known is not None and rule.all_levels:
+            shared_scalars = adapter.in_common, adapter.common_slots
+            columns, reduction_writes = per_optimizer(request, columns, stats, *shared_scalars)
+            state_writes += reduction_writes
+        if stats is not None and rule.all_levels:
             with importing:
                 from thalweg._core.variable_reductions import per_variable
-            columns, written = per_variable(asked, scalar_slots, columns, known)
-            moved += written
+            columns, reduction_writes = per_variable(request, scalar_slots, columns, stats)
+            state_writes += reduction_writes
         if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
-        counts = [*moved, *decision.calls, *hooks.ending]
-        then: list[PostUpdateCall] = []
+        counters = [*state_writes, *decision.calls, *adapter.ending]
+        callbacks: list[PostUpdateCall] = []
         if is_last:
-            counts += hooks.counting_calls(columns.shared)
-            then += hooks.finishing_calls()
-        if memory is not None:
-            memory.check_in_place()
-        rounds = ready.make_rounds(columns)
-        if hooks.watch is not None:
-            rounds = hooks.watch.begin(hooks, asked, ready, columns, how, known, rounds)
-        write = _commit_single_round if ready.is_single else _commit_rounds
-        errors = write(hooks, asked, rounds, then, counts)
+            counters += adapter.counting_calls(columns.shared)
+            callbacks += adapter.finishing_calls()
+        if guard is not None:
+            guard.check_in_place()
+        rounds = plan.make_rounds(columns)
+        if adapter.watch is not None:
+            rounds = adapter.watch.begin(adapter, request, plan, columns, transforms, stats, rounds)
+        write = _commit_single_round if plan.is_single else _commit_rounds
+        errors = write(adapter, request, rounds, callbacks, counters)
         return StepResult(decision.taken, errors)
     finally:
-        if hooks.gathered is None:
-            ready.release_gradients()
+        if adapter.gathered is None:
+            plan.release_gradients()
         else:
-            hooks.gathered.hold(ready)
+            adapter.gathered.hold(plan)
 
 
-def _can_decide_on_device(hooks: StepAdapter, asked: StepRequest, ready: StepPlan) -> bool:
-    """Whether a device may decide on the step: nothing that the host does follows from it."""
-    is_alone = hooks.sharing is None and hooks.gathered is None and ready.is_single
-    if not (hooks.may_leave and is_alone) or all(map(is_host, asked.variables)):
+def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
+    """Return whether a device may decide, without the host, if the step is taken."""
+    is_unsharded = adapter.sharing is None and adapter.gathered is None and plan.is_single
+    if not (adapter.may_leave and is_unsharded) or all(map(is_host, request.variables)):
         return False
-    if any(map(has_rows, asked.gradients)):
+    if any(map(has_rows, request.gradients)):
         return False
-    return not (hooks.constrains and _constrained(asked))
+    return not (adapter.constrains and _constrained_indices(request))
 
 
-def _check_numerics(hooks: StepAdapter, pairs: Sequence[Pair]) -> None:
-    """Refuse gradients that are not finite, of a step that is not planned as a whole."""
+def _check_numerics(adapter: StepAdapter, pairs: Sequence[Pair]) -> None:
+    """Raise on gradients that are not finite, in a step without a plan of all variables."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
     max_abs = _engines.Tensors(values, variables).max_abs()
-    check_numerics(max_abs, hooks.names_of(variables))
+    check_numerics(max_abs, adapter.names_of(variables))
 
 
-def _is_checked(hooks: StepAdapter, how: GradientTransforms) -> bool:
-    """Whether gradients that are not finite are refused; a loss scaler has its own answer."""
-    decides = how.decide is not None or hooks.taken is not None
-    return hooks.selection.check_numerics and not decides
+def _is_checked(adapter: StepAdapter, transforms: GradientTransforms) -> bool:
+    """Return whether gradients that are not finite raise; a loss scaler skips the step instead."""
+    has_loss_scaler = transforms.decide is not None or adapter.taken is not None
+    return adapter.selection.check_numerics and not has_loss_scaler
 
 
 def _commit_single_round(
-    hooks: StepAdapter,
-    asked: StepRequest,
+    adapter: StepAdapter,
+    request: StepRequest,
     rounds: Iterator[WriteRound],
-    then: list[PostUpdateCall],
-    counts: list[Call],
+    callbacks: list[PostUpdateCall],
+    counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which no variable comes twice."""
-    (own,) = rounds
-    if hooks.constrains:
-        places = _constrained(asked)
-        owners = _owners(asked)
-        then = [constraint_of(owners[k], asked.titles[k]) for k in places] + then
-    joining = None if hooks.sharing is None else hooks.sharing.joining_calls(asked)
-    if joining is not None:
-        then = [joining, *then]
-    if hooks.gathered is not None:
-        hooks.gathered.add(own.calls, then, counts)
+    """Commit a step in which each variable occurs once; return errors of callbacks."""
+    (write_round,) = rounds
+    if adapter.constrains:
+        indices = _constrained_indices(request)
+        owners = _constraint_owners(request)
+        constraints = [constraint_of(owners[index], request.titles[index]) for index in indices]
+        callbacks = constraints + callbacks
+    gather_call = None if adapter.sharing is None else adapter.sharing.joining_calls(request)
+    if gather_call is not None:
+        callbacks = [gather_call, *callbacks]
+    if adapter.gathered is not None:
+        adapter.gathered.add(write_round.calls, callbacks, counters)
         return []
-    if hooks.sharing is not None:
-        hooks.sharing.begin_writing()
-    if hooks.taken is not None:
-        return write_step(own.calls, then, counts, hooks.begun, LEFT)
-    return write_step(own.calls, then, counts, hooks.begun)
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    if adapter.taken is not None:
+        return write_step(write_round.calls, callbacks, counters, adapter.begun, LEFT)
+    return write_step(write_round.calls, callbacks, counters, adapter.begun)
 
 
-def _owners(asked: StepRequest) -> Sequence[Tensor]:
-    """What may have a constraint: a variable, or the copy that stands for it outside."""
-    if asked.copies is None:
-        return asked.variables
-    pairs = zip(asked.variables, asked.copies, strict=True)
+def _constraint_owners(request: StepRequest) -> Sequence[Tensor]:
+    """Return for each variable the tensor that has the constraint: the variable or its copy."""
+    if request.copies is None:
+        return request.variables
+    pairs = zip(request.variables, request.copies, strict=True)
     return [
         copy if copy is not None and getattr(var, "constraint", None) is None else var
         for var, copy in pairs
     ]
 
 
-def _constrained(asked: StepRequest) -> list[int]:
-    """Positions of the variables that have a constraint, which may have been given just now."""
-    found = [getattr(var, "constraint", None) for var in _owners(asked)]
-    if found.count(None) == len(found):
+def _constrained_indices(request: StepRequest) -> list[int]:
+    """Return the indices of variables with a constraint; raise if one has a sparse gradient."""
+    constraints = [getattr(var, "constraint", None) for var in _constraint_owners(request)]
+    if constraints.count(None) == len(constraints):
         return []
-    places = [place for place, constraint in enumerate(found) if constraint is not None]
-    for place in places:
-        if has_rows(asked.gradients[place]):
-            raise sparse_and_constrained(asked.titles[place])
-    return places
+    indices = [index for index, constraint in enumerate(constraints) if constraint is not None]
+    for index in indices:
+        if has_rows(request.gradients[index]):
+            raise sparse_and_constrained(request.titles[index])
+    return indices
 
 
 def _commit_rounds(
-    hooks: StepAdapter,
-    asked: StepRequest,
+    adapter: StepAdapter,
+    request: StepRequest,
     rounds: Iterator[WriteRound],
-    then: list[PostUpdateCall],
-    counts: list[Call],
+    callbacks: list[PostUpdateCall],
+    counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which variables come twice; what interrupts it has it put back."""
-    tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
-    tensors += [copy for copy in asked.copies or () if copy is not None]
+    """Commit a step in which variables repeat; restore all tensors if it is interrupted."""
+    tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
+    tensors += [copy for copy in request.copies or () if copy is not None]
     errors: list[BaseException] = []
-    owners = _owners(asked)
-    if hooks.sharing is not None:
-        hooks.sharing.begin_writing()
-    undo = calls(putting_back(distinct(tensors)))
-    memory = MemoryGuard(asked) if hooks.constrains and _constrained(asked) else None
+    owners = _constraint_owners(request)
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    rollback = calls(putting_back(distinct(tensors)))
+    guard = MemoryGuard(request) if adapter.constrains and _constrained_indices(request) else None
     try:
-        for own in rounds:
-            if memory is not None:
-                memory.check_in_place()
-            drain(calls(own.calls))
-            for index in own.members if hooks.constrains else ():
-                errors += constrained(owners[index], asked.titles[index])
-        return errors + write_step([], then, list(map(unless_resized, counts)), hooks.begun)
+        for write_round in rounds:
+            if guard is not None:
+                guard.check_in_place()
+            drain(calls(write_round.calls))
+            for index in write_round.members if adapter.constrains else ():
+                errors += constrained(owners[index], request.titles[index])
+        counters = list(map(unless_resized, counters))
+        return errors + write_step([], callbacks, counters, adapter.begun)
     except BaseException:
-        if not hooks.begun:
-            drain(undo)
+        if not adapter.begun:
+            drain(rollback)
         raise
 
 
 def _run_user_updates(
-    hooks: StepAdapter, pairs: list[Pair], how: GradientTransforms, copies: Copies, is_last: bool
+    adapter: StepAdapter,
+    pairs: list[Pair],
+    transforms: GradientTransforms,
+    copies: Copies,
+    is_last: bool,
 ) -> StepResult:
-    """Have the user's own functions update each variable; what they write is put back if one fails.
-
-    A constraint follows its variable's update.
-    """
-    flush = hooks.selection.denormals == "flush"
-    pairs, decision = _materialise(pairs, how, flush)
+    """Run the user's updates, each followed by its constraint; restore all tensors on failure."""
+    flush = adapter.selection.denormals == "flush"
+    pairs, decision = _process_gradients(pairs, transforms, flush)
     if not decision.taken:
-        return _skipped(hooks, decision)
+        return _skip_step(adapter, decision)
     variables = [var for _, var in pairs]
-    titles = hooks.names_of(variables)
+    names = adapter.names_of(variables)
     errors: list[BaseException] = []
-    followers = [copy for copy in copies or () if copy is not None]
-    undone = [*hooks.written_tensors(distinct(variables)), *followers]
-    check_memories(undone)
-    if hooks.sharing is not None:
-        hooks.sharing.begin_writing()
-    undo = calls(putting_back(undone))
+    copy_tensors = [copy for copy in copies or () if copy is not None]
+    targets = [*adapter.written_tensors(distinct(variables)), *copy_tensors]
+    check_memories(targets)
+    if adapter.sharing is not None:
+        adapter.sharing.begin_writing()
+    rollback = calls(putting_back(targets))
     try:
-        for (grad, var), title in zip(pairs, titles, strict=True):
-            hooks.apply_one(grad, var)
+        for (grad, var), title in zip(pairs, names, strict=True):
+            adapter.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, title)
-        check_memories(undone)
+        check_memories(targets)
         writes = copy_writes(copies, variables) if copies else []
-        counts = [*decision.calls, *hooks.ending, *(hooks.counting_calls({}) if is_last else ())]
-        then = hooks.finishing_calls() if is_last else []
-        counts = list(map(unless_resized, counts))
-        return StepResult(True, errors + write_step(writes, then, counts, hooks.begun))
+        counters = [*decision.calls, *adapter.ending]
+        counters += adapter.counting_calls({}) if is_last else ()
+        callbacks = adapter.finishing_calls() if is_last else []
+        counters = list(map(unless_resized, counters))
+        return StepResult(True, errors + write_step(writes, callbacks, counters, adapter.begun))
     except BaseException:
-        if not hooks.begun:
-            drain(undo)
+        if not adapter.begun:
+            drain(rollback)
         raise
 
 
-def _materialise(
-    pairs: list[Pair], how: GradientTransforms, flush: bool
+def _process_gradients(
+    pairs: list[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    if not how:
+    """Return pairs with transformed gradients, and the decision whether to take the step."""
+    if not transforms:
         return pairs, Decision(True, [])
     with importing:
         from thalweg._core.gradient_stats import materialised
-    return materialised(pairs, how, flush)
+    return materialised(pairs, transforms, flush)
 
 
-def _skipped(hooks: StepAdapter, decision: Decision) -> StepResult:
-    return StepResult(False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
-
-
-def _has_rows(pairs: Sequence[Pair]) -> bool:
-    return any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
+def _skip_step(adapter: StepAdapter, decision: Decision) -> StepResult:
+    errors = write_step(decision.calls, notes=adapter.begun, message=f"{SKIPPED}.")
+    return StepResult(False, errors)
 
 
 def _split_slots(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
-    """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
+    """Split each variable's slots into those of elements, of shape (), and of another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]
     scalars = rule.measured_slots if rule.all_levels else rule.scalar_slots
     scalars = [slot for slot in scalars if slot.per is None]
-    places = [
-        [rule.slots.index(slot) for slot in kind]
-        for kind in (rule.element_slots, scalars, rule.shaped_slots)
-    ]
-    return [[[each[place] for place in own] for each in slots] for own in places]
+    kinds = rule.element_slots, scalars, rule.shaped_slots
+    orders = [[rule.slots.index(slot) for slot in kind] for kind in kinds]
+    return [[[var_slots[index] for index in order] for var_slots in slots] for order in orders]

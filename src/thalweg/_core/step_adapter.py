@@ -1,4 +1,4 @@
-"""What a face has to say about one step."""
+"""Adapter between a front end and the core step."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ from thalweg._engines.protocol import Copies as Copies
 from thalweg._engines.protocol import Dtype as Dtype
 from thalweg.formula import Rule
 
-Shared = Mapping[Dtype, Mapping[str, Any]]  # a step's scalars, for each compute dtype
+# Scalars of a step by compute dtype and name.
+Shared = Mapping[Dtype, Mapping[str, Any]]
 
 
 class StepAdapter:
-    """What a face has to say about one step: names, state, scalars and hooks, no arithmetic.
+    """A front end's part of one step: names, state, scalars and user callbacks, no arithmetic.
 
     Attributes:
         selection: The engine.
-        calls: Whether `read_hypers` calls users' functions, which may move a variable's memory.
-        repeats: Whether a step like the one before needs no more than its scalars: nothing of the
-            user's wants to see it.
-        constrains: Whether constraints follow the updates; not in a part of a step that is put
-            back as a whole.
+        calls: Whether `read_hypers` calls user functions, which may reallocate variables.
+        repeats: Whether a rebind is allowed: no user function has to see the step.
+        constrains: Whether constraints follow the updates; not in a sub-step to be rolled back.
         is_prepared: Whether `read_hypers` has been called.
-        may_leave: Whether a device may decide on the step: no function of the user's ends it.
-        there: The device that knows scalars of this step which the host does not; None for none.
-        taken: Whether the step is taken, a bool of shape () on that device; None if it is.
-        sharing: How this step is shared with other processes; None for not at all.
-        gathered: Is given the writes in place of their being done; None does them.
-        ending: What else is written with the updates, as functions in C.
-        from_copies: Whether what others wrote to copies of variables counts; see `Request`.
-        begun: Is given a sentence when the step is written: that it was taken.
-        sees_all: Whether all variables that the optimizer updates now are in the step.
-        watch: Is shown a step before its writes, where it is measured.
+        may_leave: Whether a device may decide if the step is taken: no user function ends the step.
+        there: The device of scalars of this step that the host does not have, or None.
+        taken: A bool of shape () on that device, whether the step is taken; None if it is.
+        sharing: How processes share this step, or None.
+        gathered: Collects the writes for a later commit; None commits them at once.
+        ending: Functions in C that are called in the same commit.
+        from_copies: Whether changes of users to copies of variables count; see `StepRequest`.
+        begun: Receives a sentence at the commit: that the step was taken.
+        sees_all: Whether the step has all variables that the optimizer updates now.
+        watch: Records the step before its writes, for diagnostics.
     """
 
     selection: Selection
@@ -66,60 +65,58 @@ class StepAdapter:
         self.begun: list[str] = []
 
     def step_rule(self) -> Rule | None:
-        """The rule of this step; None if `apply_one` is all there is."""
+        """Return the rule of this step, or None if only `apply_one` updates variables."""
         return None
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
-        """The variables' names for messages."""
+        """Return the variables' names for messages."""
         raise NotImplementedError
 
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
-        """What a caller gave, as tensors and `IndexedSlices`; pairs without a gradient go."""
+        """Return the pairs as tensors and `IndexedSlices`, without those that have no gradient."""
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Refuse a step that cannot be taken as a whole."""
+        """Raise unless all variables can be updated."""
         raise NotImplementedError
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        """Make the state that these variables, each given once, lack."""
+        """Create the missing state of these variables, each of which occurs once."""
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         """Read the hyperparameters of the step, once."""
 
     def transform_pairs(self, pairs: list[Pair]) -> list[Pair]:
-        """The pairs as the user's own functions change them; checked."""
+        """Return the pairs as changed by user functions, and checked."""
         return pairs
 
     def group_variables(self, variables: Sequence[Tensor], gradients: Sequence[object]) -> Groups:
-        """For each variable what tells its hyperparameters from those of others; None for none."""
+        """Return each variable's group, a key of equal hyperparameters; None for one group."""
         return None
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return all scalars that the rule may ask for, of a compute dtype, for a group, by
-        name.
-        """
+        """Return all scalars that the rule may use in a compute dtype, for a group, by name."""
         raise NotImplementedError
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
-        """The slots of a variable in the order of the rule."""
+        """Return the slots of a variable in the order of the rule."""
         raise NotImplementedError
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """The slots per optimizer of each variable that has them, in the order of the rule.
+        """Return the optimizer-wide slots of each variable that has them, in the order of the rule.
 
-        Those of variables that have taken a step come first, whether they are in this one or not.
+        Those of variables that have taken a step come first, whether this step has them or not.
         """
         raise NotImplementedError
 
     @lazy
     def common_slots(self) -> list[Sequence[Tensor]]:
-        """The same, looked for once."""
+        """Optimizer-wide slots as of `find_common_slots`, read once."""
         return self.find_common_slots()
 
     @lazy
     def in_common(self) -> dict[str, float]:
-        """The rule's numbers per optimizer, as they are before the step."""
+        """Optimizer-wide numbers of the rule, as they are before the step."""
         rule = self.step_rule()
         if rule is None or not rule.common_slots:
             return {}
@@ -128,7 +125,7 @@ class StepAdapter:
         return read_shared_scalars(rule, self.common_slots)
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
-        """Return a pair for each variable that its random bits depend on; see `Request`."""
+        """Return each variable's pair of numbers that seeds its random bits; see `StepRequest`."""
         return ()
 
     def check_flat_buffers(
@@ -146,7 +143,7 @@ class StepAdapter:
             check_reductions(flat, title, rule, transforms)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
-        """Return True if the user's own functions update the variables, by `apply_one`."""
+        """Return True if user functions update the variables, by `apply_one`."""
         return self.step_rule() is None
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
@@ -162,7 +159,5 @@ class StepAdapter:
         return []
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return the calls of C functions that count the step, given the scalars of the first
-        group.
-        """
+        """Return functions in C that count the step, given the scalars of the first group."""
         return []

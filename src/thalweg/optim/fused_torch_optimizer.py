@@ -364,7 +364,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                     # A step that is not the one before is looked at as a first one is.
                     if hooks.repeats and not self._fits(own.share):
                         return None
-                    outcome = run_step(hooks, kept, pairs, how, copies, tries=False)
+                    outcome = run_step(hooks, kept, pairs, how, copies, may_rebind=False)
                 errors += outcome.errors
             if gathered is not None:
                 shared = (each.hooks.sharing for each in steps)

@@ -263,7 +263,7 @@ class Optimizer(
                     return outcome
             if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
                 return None
-            return run_step(hooks, kept, given, how, tries=False)
+            return run_step(hooks, kept, given, how, may_rebind=False)
 
     def _end_step(
         self, outcome: StepResult | None, given: object, name: str | None, aggregates: bool

@@ -226,7 +226,7 @@ class TrainingStep(Configurable):
         if not is_new and mixed is None:
             return self._carry_out(differentiate, done, False)
         tensors = rate.tensors if is_new else ()
-        with restored(tensors, unless=done), self._masters.renewed(unless=done):
+        with restored(tensors, notes=done), self._masters.renewed(unless=done):
             if is_new and not is_late:
                 rate.set()
             return self._carry_out(differentiate, done, is_late)

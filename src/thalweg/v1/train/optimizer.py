@@ -475,7 +475,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                 with shared, nothing if recorder is None else recorder.around(hooks):
                     outcome = try_rebind(hooks, kept, given, how, copies)
                     if outcome is None:
-                        outcome = run_step(hooks, kept, given, how, copies, tries=False)
+                        outcome = run_step(hooks, kept, given, how, copies, may_rebind=False)
                     elif is_plain and (how.decide, how.watch, hooks.watch) == (None,) * 3:
                         note_repeated(kept, _make_replay)
                 if finished is not None:
