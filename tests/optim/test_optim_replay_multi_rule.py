@@ -130,7 +130,7 @@ def test_the_elements_of_all_rules_count(monkeypatch: pytest.MonkeyPatch) -> Non
     own = params(6)
     for largest, each, wanted in ((36, 1, 3), (35, 5, 0), (1, 6, 3)):
         monkeypatch.setattr(replay, "_LARGE", largest)
-        monkeypatch.setattr(replay, "_EACH", each)
+        monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", each)
         opt = optim.Mixed(groups_of(own, SEVERAL[0][1]))
         for step in range(5):
             give(own, step)

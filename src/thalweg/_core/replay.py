@@ -1,8 +1,8 @@
-"""A step once more, in one call that looks and writes: what faces have in common of it.
+"""Replay of a step in one native call that checks guards and writes; common to all front ends.
 
 The first step is planned (`_core/step.py`), the second rebinds its plan, and later ones are
-replayed while every guard of `_engines/cpu/replay_kernel.py` holds. Otherwise the step is planned
-again, which raises the errors there are.
+replayed while all guards of `_engines/cpu/replay_kernel.py` hold. Otherwise the step is planned
+again, which raises any errors.
 """
 
 from __future__ import annotations
@@ -40,43 +40,46 @@ if TYPE_CHECKING:
     from thalweg._core.replay_reductions import ReplayedReductions
     from thalweg._core.scalar_tracing import Program
 
-# Of the numbers of a step; the last is of a scalar that is complex, say.
+# Errors in the scalars of a step; `StructError` is raised for a complex one.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
-_LARGE = 4 << 20  # elements of a step above which Python's lock is let go meanwhile; or of
-_EACH = 8 << 10  # each variable, on average: a careful look at it holds the lock as long
-_PLANNED = 4  # times as many take about as long as a plan made anew
+# A step with more elements, in all and per variable, releases Python's lock. Planning a variable
+# holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
+_LARGE = 4 << 20
+_LARGE_PER_VARIABLE = 8 << 10
+_PLANNING_FACTOR = 4
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Launch:
-    """A kernel's argument block and scalars, the steady step's own.
+    """A kernel of a replay, with its own argument block and scalars.
 
     Args:
-        own: The variables that it updates.
+        group: The variables that the kernel updates.
         first: The position in the step of the first variable of its plan.
-        places: For each variable of the step which scalars it has.
+        places: For each variable of the step the key of its scalars.
 
     Attributes:
-        members: Positions in the step of the variables that it updates.
-        places: Which scalars these have, each once.
-        measures: What the rule measures of them, and makes of it.
+        members: Positions in the step of the variables that the kernel updates.
+        places: The distinct keys of their scalars.
+        measures: The rule's reductions over them, and the scalars computed from these.
     """
 
-    def __init__(self, own: engine.Group, first: int, places: Sequence[Any]) -> None:
-        self.group = own
-        self.members = [first + member for member in own.members]
-        self._table = table = own.table  # whose chunks and bounds the block below names
-        self.kernel, self.names = own.kernel, own.kernel.scalars
-        self.dtype = own.dtype
+    def __init__(self, group: engine.Group, first: int, places: Sequence[Any]) -> None:
+        self.group = group
+        self.members = [first + member for member in group.members]
+        # Kept because the argument block has addresses of its chunks and bounds.
+        self._table = table = group.table
+        self.kernel, self.names = group.kernel, group.kernel.scalars
+        self.dtype = group.dtype
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
-        # A tuple, of one name, too.
+        # One more name, so that the result is a tuple for a single name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in self.members))
         rows = [self.places.index(places[member]) for member in self.members]
         self.base = table.base.copy()
-        layout = Struct(f"={len(self.names)}{'f' if own.dtype is np.float32 else 'd'}")
+        layout = Struct(f"={len(self.names)}{'f' if group.dtype is np.float32 else 'd'}")
         self._pack, self._size = layout.pack_into, layout.size
-        self._argument = table.copy_of_argument(own.flush)
+        self._argument = table.copy_of_argument(group.flush)
         self._argument[5] = self.base.ctypes.data
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
@@ -88,35 +91,37 @@ class Launch:
         self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
-        """Give each member its own row of scalars and its own chunks, which the call sets."""
+        """Give each member a row of scalars and chunks of its own, which the replay sets."""
         self.separate()
         self.chunks = self._table.chunks.copy()
         self._argument[4] = self.chunks.ctypes.data
-        self._row_count = np.zeros(1, np.int64)  # of the rows that the call has filled
+        self._row_count = np.zeros(1, np.int64)
 
-    def span(self, at: int) -> tuple[int, int, int]:
+    def span(self, index: int) -> tuple[int, int, int]:
         """Return the chunks of the member at this index, as `Member.spans`."""
-        return span_of(self.chunks, self._table.chunks, at)
+        return span_of(self.chunks, self._table.chunks, index)
 
-    def place_program(self, at: int, made: Program, inputs: Sequence[tuple[int, int, int]]) -> int:
-        """Have a program make the scalars of a place, for one step count at a time.
+    def place_program(
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
+    ) -> int:
+        """Let a program compute the scalars of a place, for one step count at a time.
 
         Args:
-            at: The index of the place.
-            made: The program, whose first register is the step count.
+            index: The index of the place.
+            program: The program, whose first register is the step count.
             inputs: As for `Program.place`.
 
         Returns:
             The address of its record.
         """
-        record, names, first, _ = self.program(at)
-        made.place(record, names, first, 1, inputs)
+        record, names, first, _ = self.program(index)
+        program.place(record, names, first, 1, inputs)
         record[scalar_program.ROW_COUNT] = self._row_count.ctypes.data
         return record.ctypes.data
 
-    def row_cell(self, at: int) -> int:
-        """Return where the kernel reads which row the member at this index has."""
-        return self._numbers[at:].ctypes.data
+    def row_cell(self, index: int) -> int:
+        """Return the address of the row number of the member at this index."""
+        return self._numbers[index:].ctypes.data
 
     @property
     def row_size(self) -> int:
@@ -124,7 +129,7 @@ class Launch:
         return self._size
 
     def set_shared(self, values: Mapping[str, Any]) -> None:
-        """Set scalars in the rows of all members, among those that no program makes."""
+        """Set scalars in the rows of all members, except those that programs compute."""
         rows = self._rows if self._own_rows is None else self._own_rows
         for name in self.names:
             if name in values:
@@ -134,10 +139,10 @@ class Launch:
         self._argument[6], self._argument[7] = row_of.ctypes.data, rows.ctypes.data
 
     def separate(self) -> tuple[Int64, Array]:
-        """Have each member read a row of scalars of its own, first set as its place's.
+        """Give each member a row of scalars, first set as the row of its place.
 
         Returns:
-            For each member which place that is; and the rows.
+            The index of each member's place, and the rows.
         """
         if self._own_rows is None:
             count = len(self.members)
@@ -147,114 +152,116 @@ class Launch:
         return self._row_of, self._own_rows
 
     def take_programs(self, records: Int64) -> None:
-        """Have the programs that make scalars, one for each place, in these records."""
+        """Set the records of the programs that compute scalars, one for each place."""
         self._programs = records
 
-    def program(self, at: int) -> tuple[Int64, Sequence[str], int, int]:
-        """The record of a place; the names of a row, where the first row lies, how many."""
-        rows = self._rows[at : at + 1] if self._own_rows is None else self._own_rows
-        return self._programs[at], self.names, rows.ctypes.data, len(rows)
+    def program(self, index: int) -> tuple[Int64, Sequence[str], int, int]:
+        """Return a place's record, a row's names, the first row's address and the row count."""
+        rows = self._rows[index : index + 1] if self._own_rows is None else self._own_rows
+        return self._programs[index], self.names, rows.ctypes.data, len(rows)
 
     def cells(self) -> list[int]:
-        """Where the addresses of gradients go, for each member."""
+        """Return the address where each member's gradient address is stored."""
         first, (step, item) = self.base.ctypes.data, self.base.strides
         return [first + step * k + item for k in range(len(self.base))]
 
     def record(self) -> tuple[int, int, int, int]:
-        """The kernel and its argument; what calls it on several threads, and on how many."""
+        """Return the addresses of kernel, argument and thread launcher, and a thread count."""
         return self.kernel.address, self._argument.ctypes.data, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Where a scalar is: the first one, how many rows have it, and their bytes.
+        """Return the locations of a scalar.
 
-        Then whether it is stored as float32, and whether it is rounded to that.
+        Each has the first address, the number of rows, their stride in bytes, whether the scalar is
+        stored as float32, and whether it is rounded to float32.
         """
-        own, is_narrow = self._own_rows, self.dtype is np.float32
-        rows = self._rows if own is None else own
+        member_rows, is_narrow = self._own_rows, self.dtype is np.float32
+        rows = self._rows if member_rows is None else member_rows
         first = rows.ctypes.data + rows.itemsize * self.names.index(name)
-        found = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
+        locations = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
         if self.measures is not None and name in self.measures.names:
-            found.append((*self.measures.column(name), False, is_narrow))
-        return found
+            locations.append((*self.measures.column(name), False, is_narrow))
+        return locations
 
     def threads(self) -> tuple[int, int]:
-        """What calls it on several threads now, and on how many."""
+        """Return the address of the thread launcher, or 0, and the number of threads to use now."""
         count = threads_for(self._slices, self.elements)
         return parallel_address() if count > 1 else 0, count
 
-    def set_scalars(self, made: Mapping[Any, Mapping[str, Any]]) -> None:
+    def set_scalars(self, scalars: Mapping[Any, Mapping[str, Any]]) -> None:
         """Set the scalars of each place."""
-        at = 0
+        offset = 0
         if self.measures is not None:
-            self.measures.set_scalars([made[place] for place in self.places])
-            made = {place: {**self.unset, **made[place]} for place in self.places}
+            self.measures.set_scalars([scalars[place] for place in self.places])
+            scalars = {place: {**self.unset, **scalars[place]} for place in self.places}
         for place in self.places:
-            self._pack(self._packed, at, *self._chosen(made[place])[:-1])
-            at += self._size
+            self._pack(self._packed, offset, *self._chosen(scalars[place])[:-1])
+            offset += self._size
         if self._own_rows is not None:
             np.take(self._rows, self._row_of, 0, self._own_rows, "clip")
 
 
 class Launches:
-    """The kernels of a step.
+    """Kernels of a replay.
 
     Args:
-        plans: Of each rule, whose variables are those of the step, one after the other.
-        places: For each variable which scalars it has.
+        plans: The plan of each rule; their variables, in order, are those of the step.
+        places: For each variable the key of its scalars.
 
     Raises:
-        TypeError: What a rule makes of its measures cannot be made in the call.
+        TypeError: The reductions of a rule cannot be replayed.
 
     Attributes:
-        of: Those of each plan.
-        cells: Where the address of each variable's gradient goes.
+        of: The kernels of each plan.
+        cells: For each variable the address where its gradient's address is stored.
     """
 
     def __init__(self, plans: Sequence[CachedPlan], places: Sequence[Any]) -> None:
         self.of: list[list[Launch]] = []
         first = 0
-        for planned in plans:
-            groups = cast("list[engine.Group]", plan_of(planned).groups)
-            self.of.append([Launch(each, first, places) for each in groups])
-            if planned.request.rule.per_variable is not None:
-                slots = planned.scalar_slots or [()] * len(planned.request.variables)
-                for each in self.of[-1]:
-                    _measure(each, planned, [slots[member - first] for member in each.members])
-            first += len(planned.request.variables)
+        for cached_plan in plans:
+            groups = cast("list[engine.Group]", plan_of(cached_plan).groups)
+            self.of.append([Launch(group, first, places) for group in groups])
+            if cached_plan.request.rule.per_variable is not None:
+                slots = cached_plan.scalar_slots or [()] * len(cached_plan.request.variables)
+                for launch in self.of[-1]:
+                    member_slots = [slots[member - first] for member in launch.members]
+                    _add_reductions(launch, cached_plan, member_slots)
+            first += len(cached_plan.request.variables)
         self.all = list(chain.from_iterable(self.of))
-        self._measures = [each.measures for each in self.all if each.measures is not None]
-        self._large = [k for k, each in enumerate(self.all) if not is_serial(each.elements)]
-        self._spare = np.zeros(1, np.int64)  # for gradients without elements
+        self._measures = [launch.measures for launch in self.all if launch.measures is not None]
+        self._large = [k for k, launch in enumerate(self.all) if not is_serial(launch.elements)]
+        self._spare = np.zeros(1, np.int64)
         self.cells = [self._spare.ctypes.data] * len(places)
-        count = sum(len(each.places) for each in self.all)
+        count = sum(len(launch.places) for launch in self.all)
         self.programs = np.zeros((count, scalar_program.PROGRAM // 8), np.int64)
-        left = self.programs
+        remaining = self.programs
         for launch in self.all:
-            launch.take_programs(left)
-            left = left[len(launch.places) :]
+            launch.take_programs(remaining)
+            remaining = remaining[len(launch.places) :]
             for member, cell in zip(launch.members, launch.cells(), strict=True):
                 self.cells[member] = cell
 
     def records(self) -> list[tuple[int, int, int, int]]:
-        return [each.record() for each in self.all]
+        return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """What measures for rules, as `records`, and what makes scalars of that."""
-        records = np.array([each.record for each in self._measures], np.int64)
-        return [each.launched() for each in self._measures], records
+        """Return the reductions of rules, as `records`, and the records of their scalars."""
+        records = np.array([measures.record for measures in self._measures], np.int64)
+        return [measures.launched() for measures in self._measures], records
 
     @property
     def may_have_threads(self) -> bool:
-        """Whether one is so large that it may be worth several threads."""
+        """Whether a kernel is large enough for several threads."""
         return bool(self._large or self._measures)
 
-    def set_threads(self, found: GuardTable) -> None:
-        """Have those that are worth it run on as many threads as torch has now."""
-        for k in self._large:
-            found.launches[k, 2:] = self.all[k].threads()
-        for k, each in enumerate(self._measures):
-            if not each.sweep.is_serial:
-                found.rule_measures[k, 2:] = each.threads()
+    def set_threads(self, guards: GuardTable) -> None:
+        """Set the number of threads of large kernels to torch's present number."""
+        for index in self._large:
+            guards.launches[index, 2:] = self.all[index].threads()
+        for index, reductions in enumerate(self._measures):
+            if not reductions.sweep.is_serial:
+                guards.rule_measures[index, 2:] = reductions.threads()
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
@@ -270,116 +277,119 @@ def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
     return chunks.ctypes.data + length, full.ctypes.data + length, end - begin
 
 
-def _measure(launch: Launch, planned: CachedPlan, slots: Sequence[Sequence[Tensor]]) -> None:
-    """Have a kernel begin with what its rule measures.
+def _add_reductions(
+    launch: Launch, cached_plan: CachedPlan, slots: Sequence[Sequence[Tensor]]
+) -> None:
+    """Let a kernel begin with the reductions of its rule.
 
     Raises:
-        TypeError: That cannot be done in the call.
+        TypeError: The reductions cannot be replayed.
     """
-    if not plan_of(planned).measures_in_place:
+    if not plan_of(cached_plan).measures_in_place:
         raise TypeError("Copies of variables are measured.")
     with importing:
         from thalweg._core.replay_reductions import ReplayedReductions
     launch.measures = ReplayedReductions(
-        planned.request.rule, launch, plan_of(planned).stages, slots
+        cached_plan.request.rule, launch, plan_of(cached_plan).stages, slots
     )
 
 
-def is_repeatable(planned: CachedPlan | None, hooks: StepAdapter, stages: Stages = ()) -> bool:
-    """Whether a step needs no more than a plan over dense gradients, its scalars and counts.
+def is_repeatable(
+    cached_plan: CachedPlan | None, adapter: StepAdapter, stages: Stages = ()
+) -> bool:
+    """Return whether a replay can do the step: a plan over dense gradients, scalars and counters.
 
     Args:
-        planned: The step.
-        hooks: What the face said about it.
-        stages: What the face does to gradients in it.
+        cached_plan: The step.
+        adapter: The front end's adapter of the step.
+        stages: The front end's transforms of gradients in the step.
     """
-    if planned is None or not isinstance(planned.ready, DensePlan):
+    if cached_plan is None or not isinstance(cached_plan.ready, DensePlan):
         return False
-    ready, rule = planned.ready, planned.request.rule
+    plan, rule = cached_plan.ready, cached_plan.request.rule
     return (
-        all(isinstance(each, engine.Group) and each.kernel.scalars for each in ready.groups)
-        and ready.stages == stages
-        and not (stages and gradient_squares in rule.measures.values())  # which follow from others
+        all(isinstance(group, engine.Group) and group.kernel.scalars for group in plan.groups)
+        and plan.stages == stages
+        and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None
         and not rule.levels
-        and not hooks.selection.check_numerics
-        and hooks.sharing is None
-        and hooks.there is None
-        and hooks.taken is None
-        and not hooks.calls
+        and not adapter.selection.check_numerics
+        and adapter.sharing is None
+        and adapter.there is None
+        and adapter.taken is None
+        and not adapter.calls
     )
 
 
 def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
     """Return whether Python's lock may be held during the plans of a step; see `may_hold_lock`."""
-    groups = cast("list[engine.Group]", [own for each in plans for own in plan_of(each).groups])
-    count = sum(len(each.members) for each in groups)
-    return may_hold_lock(count, sum(each.table.elements for each in groups), may_lack)
+    groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
+    count = sum(len(group.members) for group in groups)
+    return may_hold_lock(count, sum(group.table.elements for group in groups), may_lack)
 
 
 def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
     """Return whether Python's lock may be held while variables are updated.
 
     Args:
-        variables: How many are updated.
-        elements: How many elements they have.
-        may_lack: Whether a step may lack gradients. Planned anew it would hold the lock longer.
+        variables: The number of variables.
+        elements: The number of their elements.
+        may_lack: Whether steps may lack gradients; planning them would hold the lock for longer.
     """
-    factor = _PLANNED if may_lack else 1
-    return elements <= factor * max(_LARGE, _EACH * variables)
+    factor = _PLANNING_FACTOR if may_lack else 1
+    return elements <= factor * max(_LARGE, _LARGE_PER_VARIABLE * variables)
 
 
-def plan_of(planned: CachedPlan) -> DensePlan:
-    """The plan of a step that is repeatable."""
-    return cast("DensePlan", planned.ready)
+def plan_of(cached_plan: CachedPlan) -> DensePlan:
+    """Return the plan of a step that can be replayed."""
+    return cast("DensePlan", cached_plan.ready)
 
 
-def written_of(planned: CachedPlan) -> list[Tensor]:
-    """What a plan writes, as far as versions tell."""
-    return [*plan_of(planned).written, *_scalar_slots_of(planned)]
+def written_of(cached_plan: CachedPlan) -> list[Tensor]:
+    """Return the tensors that a plan writes, for guards on their versions."""
+    return [*plan_of(cached_plan).written, *_scalar_slots_of(cached_plan)]
 
 
-def bounds_of(planned: CachedPlan) -> Int64:
-    """Begins and ends of what a plan writes, ascending."""
-    scalars = _scalar_slots_of(planned)
-    return (
-        joined([plan_of(planned).bounds, runs_of(scalars)]) if scalars else plan_of(planned).bounds
-    )
+def bounds_of(cached_plan: CachedPlan) -> Int64:
+    """Return the begins and ends of the memory that a plan writes, ascending."""
+    bounds, scalars = plan_of(cached_plan).bounds, _scalar_slots_of(cached_plan)
+    return joined([bounds, runs_of(scalars)]) if scalars else bounds
 
 
-def _scalar_slots_of(planned: CachedPlan) -> list[Tensor]:
-    """The slots of shape () that a rule writes itself; others are columns."""
-    if planned.request.rule.per_variable is None:
+def _scalar_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
+    """Return the slots of shape () that a rule's reductions write."""
+    if cached_plan.request.rule.per_variable is None:
         return []
-    return [slot for own in planned.scalar_slots for slot in own]
+    return [slot for slots in cached_plan.scalar_slots for slot in slots]
 
 
-def stands(planned: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Whether the careful look finds a step to be the one before, with these gradients."""
-    for slot in _scalar_slots_of(planned):  # in blocks, of which a part may be left
+def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
+    """Return whether the full check of a rebind accepts these gradients."""
+    # Slots share a block of memory, which users may have truncated.
+    for slot in _scalar_slots_of(cached_plan):
         end = (slot.storage_offset() + 1) * slot.element_size()
         if slot.untyped_storage().nbytes() < end:
             return False
     try:
-        return planned.ready.try_rebind(planned.request._replace(gradients=gradients))
+        return cached_plan.ready.try_rebind(cached_plan.request._replace(gradients=gradients))
     finally:
-        planned.ready.release_gradients()
+        cached_plan.ready.release_gradients()
 
 
-def hold_tensors(found: GuardTable, tensors: Sequence[Tensor]) -> bool:
-    """Have the look compare tensors; False if it could not."""
+def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
+    """Add guards on tensors; return False if a tensor cannot be guarded."""
     return all(
-        each.device.type == "cpu"
-        and each.layout == torch.strided
-        and (each.data_ptr() != 0 or not each.numel())  # `_efficientzerotensor` has no memory
-        and found.tensor(each) is not None
-        for each in tensors
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and (tensor.data_ptr() != 0 or not tensor.numel())  # `_efficientzerotensor` has no memory
+        and guards.tensor(tensor) is not None
+        for tensor in tensors
     )
 
 
 def is_traced() -> bool:
-    """Whether somebody wants to see what is done to tensors, or they have no versions."""
+    """Return whether a mode or trace of torch observes operations, or tensors have no versions."""
     return bool(
         _torch._len_torch_dispatch_stack()
         or _torch._len_torch_function_stack()

@@ -1,4 +1,4 @@
-"""A step over pairs of gradients and variables, as the look of `_core/replay.py` compares it."""
+"""Replay of a step over pairs of gradient and variable."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ from thalweg.variable import Variable, variable_constraint
 if TYPE_CHECKING:
     from thalweg._core.replay_transforms import ReplayedTransforms
 
-MOST_COMING = 32  # steps whose numbers are computed at a time
+# The number of coming steps whose scalars are computed together.
+MOST_COMING = 32
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
 class ComingStep(NamedTuple):
-    """Numbers of a step that is to come.
+    """Scalars of a future step.
 
     Attributes:
         scalars: Hyperparameters by compute dtype and name, as scalars of that dtype.
         number: The number of the step, from 1.
-        following: What the counters become.
+        following: The counters' values after the step.
     """
 
     scalars: Mapping[Dtype, Mapping[str, Any]]
@@ -57,114 +58,117 @@ class ComingStep(NamedTuple):
 
 
 class ReplayedPairs:
-    """The step, as it was found.
+    """Recorded step with its guards and kernels.
 
     Args:
-        planned: The step; `is_repeatable` has been asked.
-        found: What the look compares, empty.
-        counters: What it counts, of float32, float64 or int64, and of shape ().
-        numbers: What is watched; first the counters.
-        how: What happened to its gradients.
+        cached_plan: A step for which `is_repeatable` is true.
+        guards: An empty guard table.
+        counters: The step's counters, of float32, float64 or int64, and of shape ().
+        numbers: Guarded tensors of one number, beginning with the counters.
+        transforms: The transforms of the step's gradients.
         read: Tensors from which `take_coming` reads hyperparameters, by name.
     """
 
     def __init__(
         self,
-        planned: CachedPlan,
-        found: GuardTable,
+        cached_plan: CachedPlan,
+        guards: GuardTable,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor],
-        how: GradientTransforms,
+        transforms: GradientTransforms,
         read: Mapping[str, Tensor],
     ) -> None:
         self.read = read
-        self.planned, self.snapshot, self._counters = planned, found, counters
-        self._kinds = [KINDS[each.dtype] for each in numbers]
-        own = self._kinds[: len(counters)]
-        formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in own)
-        self._following = Struct("=" + "".join(formats))
+        self.planned, self.snapshot, self._counters = cached_plan, guards, counters
+        self._kinds = [KINDS[number.dtype] for number in numbers]
+        counter_kinds = self._kinds[: len(counters)]
+        formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in counter_kinds)
+        self._counter_format = Struct("=" + "".join(formats))
         self._has_table = False
-        places = [0] * len(planned.request.variables)
-        self._launches = Launches([planned], places)
-        rule = planned.request.rule
+        places = [0] * len(cached_plan.request.variables)
+        self._launches = Launches([cached_plan], places)
+        rule = cached_plan.request.rule
         self._may_have_threads = self._launches.may_have_threads
-        self._scalars = [(each, RuleScalars(rule, each)) for each in self._launches.all]
+        self._scalars = [(launch, RuleScalars(rule, launch)) for launch in self._launches.all]
         self._gradients: ReplayedTransforms | None = None
-        if how.stages:
+        if transforms.stages:
             with importing:
                 from thalweg._core.replay_transforms import ReplayedTransforms
-            self._gradients = ReplayedTransforms([planned], self._launches, how)
+            self._gradients = ReplayedTransforms([cached_plan], self._launches, transforms)
 
     @staticmethod
     def of(
-        planned: CachedPlan,
-        given: Any,
+        cached_plan: CachedPlan,
+        pairs: Any,
         counters: Sequence[Tensor],
         numbers: Sequence[Tensor] = (),
         attributes: Sequence[tuple[dict[str, object], str | None]] = (),
-        how: GradientTransforms = NOTHING,
+        transforms: GradientTransforms = NOTHING,
         read: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> ReplayedPairs | None:
-        """The step, if the careful look finds it to be the one before; else None.
+        """Return the replay of a planned step, or None if the step cannot be replayed.
 
         Args:
-            planned, counters: As those of the class.
-            given: A list of tuples of a gradient and a variable.
-            numbers: Tensors of one number each, of the same types, that nobody may write between
-                `expect` and `take`; those of counters begin with them.
-            attributes: Dictionaries that are to stay as they are, each with the key whose value
-                may change; None if none may.
-            how: What happened to the gradients.
-            read: As that of the class; `can_read` has been asked.
+            cached_plan, counters: As in the class.
+            pairs: A list of tuples of gradient and variable.
+            numbers: Tensors of one number each, beginning with the counters, that must not change
+                between `expect` and `take`.
+            attributes: Dictionaries that must not change, each with the key of a value that may, or
+                None.
+            transforms: The transforms of the gradients.
+            read: As in the class; `can_read` is true for each tensor.
         """
-        found = snapshot()
+        guards = snapshot()
         if (
-            found is None
-            or how.decide is not None  # who would be asked about gradients
-            or how.calls
-            or not are_small([planned])
-            or not _are_pairs(given, planned)
-            or any(copy is not None for copy in plan_of(planned).copies)
+            guards is None
+            # A loss scaler must see the gradients first.
+            or transforms.decide is not None
+            or transforms.calls
+            or not are_small([cached_plan])
+            or not _are_pairs(pairs, cached_plan)
+            or any(copy is not None for copy in plan_of(cached_plan).copies)
             or not all(map(_is_number, numbers))
-            or not _are_apart(counters, planned)
-            or not stands(planned, [grad for grad, _ in given])
+            or not _are_disjoint(counters, cached_plan)
+            or not stands(cached_plan, [grad for grad, _ in pairs])
         ):
             return None
         try:
-            made = ReplayedPairs(planned, found, counters, numbers, how, read)
-        except ERRORS:  # of what cannot be done in one call
+            replay = ReplayedPairs(cached_plan, guards, counters, numbers, transforms, read)
+        except ERRORS:
             return None
         try:
-            return made if made._hold(given, numbers, attributes) else None
-        except LayoutError:  # of a counter, which the careful step names
+            return replay if replay._add_guards(pairs, numbers, attributes) else None
+        # A planned step raises the error, with the counter's name.
+        except LayoutError:
             return None
 
-    def _hold(
+    def _add_guards(
         self,
-        given: Any,
+        pairs: Any,
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        found, request = self.snapshot, self.planned.request
-        slots = [slot for each in request.slots for slot in each]
+        """Add guards on all tensors and attributes; return False if one cannot be guarded."""
+        guards, request = self.snapshot, self.planned.request
+        slots = [slot for var_slots in request.slots for slot in var_slots]
         written = [*written_of(self.planned), *self._counters]
         if not hold_tensors(
-            found, [*request.variables, *slots, *written, *numbers, *self.read.values()]
+            guards, [*request.variables, *slots, *written, *numbers, *self.read.values()]
         ):
             return False
-        # Counters may be others than those of the step before, which was checked.
+        # The caller may have replaced counters since the last planned step.
         check_numbers_writable(self._counters, lambda index: f"counter {index}")
-        for own, varying in attributes:
-            found.hold_dict(own, varying)
+        for entries, varying in attributes:
+            guards.hold_dict(entries, varying)
         # A variable may be given a constraint, which is among its attributes.
-        if not all(map(found.hold_attributes, request.variables)):
+        if not all(map(guards.hold_attributes, request.variables)):
             return False
         cells = self._launches.cells
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
-        found.finish(
-            [(var, grad, cell) for (grad, var), cell in zip(given, cells, strict=True)],
+        guards.finish(
+            [(var, grad, cell) for (grad, var), cell in zip(pairs, cells, strict=True)],
             self._launches.records(),
-            [(each.data_ptr(), 1, KINDS[each.dtype]) for each in self._counters],
+            [(counter.data_ptr(), 1, KINDS[counter.dtype]) for counter in self._counters],
             written,
             bounds_of(self.planned),
             numbers,
@@ -173,32 +177,32 @@ class ReplayedPairs:
             self._launches.programs,
             *self._launches.rule_measures(),
         )
-        self._let_go(attributes)
+        self._drop_dicts(attributes)
         return True
 
-    def _let_go(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
-        """Hold no dictionary whose varying value may hold this step; `take` says who holds it."""
-        let_go = {id(own) for own, varying in attributes if varying is not None}
-        self.snapshot.let_go(let_go)
+    def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
+        """Drop dictionaries that may refer to this replay; callers of `take` hold them."""
+        dict_ids = {id(entries) for entries, varying in attributes if varying is not None}
+        self.snapshot.let_go(dict_ids)
 
-    def expect(self, known: Sequence[object], first: int = 0) -> None:
-        """Set what numbers that are watched have to be; a step sets those of counters itself.
+    def expect(self, expected: Sequence[object], first: int = 0) -> None:
+        """Set the values that guarded numbers must have; a step sets those of counters itself.
 
         Args:
-            known: The values.
+            expected: The values.
             first: The position of the first of these numbers.
         """
-        for place, value in enumerate(known, first):
-            self.snapshot.expect(place, self._kinds[place], value)
+        for index, value in enumerate(expected, first):
+            self.snapshot.expect(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Change one of the scalars that `values_of` of `take` gives for a compute dtype.
+        """Change one of the scalars that `values_of` of `take` returns for a compute dtype.
 
         Args:
             dtype: The compute dtype.
-            values: The dictionary that it gives.
-            name: The name of a scalar that is there.
-            value: What it becomes.
+            values: The dictionary that `values_of` returns.
+            name: The name of a scalar in it.
+            value: The new value.
         """
         values[name] = value
         for launch, scalars in self._scalars:
@@ -206,24 +210,24 @@ class ReplayedPairs:
                 scalars.change(values, name)
 
     def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
-        """Set the numbers of coming steps for `take_coming`, which reads no others.
+        """Set the scalars of coming steps for `take_coming`, which uses no others.
 
         Args:
-            first: How many steps were taken before these.
-            steps: The steps, `MOST_COMING` at most; none if numbers are to be forgotten.
+            first: The number of steps taken before these.
+            steps: At most `MOST_COMING` steps; none to forget all scalars.
 
         Returns:
-            False if scalars are not made in the call; nothing was set then.
+            False if scalars are not computed in the call; nothing was set then.
         """
         rows: list[bytes] = []
-        for scalars, number, following in steps:
+        for scalars, number, next_counters in steps:
             row: list[bytes] = []
-            for launch, own in self._scalars:
-                packed = own.pack(scalars[launch.dtype], number)
+            for launch, rule_scalars in self._scalars:
+                packed = rule_scalars.pack(scalars[launch.dtype], number)
                 if packed is None:
                     return False
                 row.append(packed)
-            rows.append(b"".join((*row, self._following.pack(*following))))
+            rows.append(b"".join((*row, self._counter_format.pack(*next_counters))))
         if rows and not self._has_table:
             self._make_table()
         if self._has_table:
@@ -231,134 +235,138 @@ class ReplayedPairs:
         return bool(rows)
 
     def _make_table(self) -> None:
-        scalars = [(launch.dtype is np.float32, each) for launch, each in self._scalars]
-        spans = np.array([each.span for _, each in scalars], np.int64)
+        scalars = [
+            (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
+        ]
+        spans = np.array([rule_scalars.span for _, rule_scalars in scalars], np.int64)
         self.snapshot.set_reads(
             [
-                (tensor, each.register(name), is_narrow)
-                for is_narrow, each in scalars
+                (tensor, rule_scalars.register(name), is_narrow)
+                for is_narrow, rule_scalars in scalars
                 for name, tensor in self.read.items()
             ]
         )
         self.snapshot.make_step_table(spans.reshape(-1, 2), MOST_COMING)
         self._has_table = True
 
-    def take_coming(self, given: list[object], how: GradientTransforms = NOTHING) -> int:
-        """Take the next of the coming steps, if all is as it was.
+    def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
+        """Run the next of the coming steps, if all guards hold.
 
         Args:
-            given, how: As those of `take`.
+            pairs, transforms: As in `take`.
 
         Returns:
-            0 if it was taken; else what is not as it was, or `replay_kernel.NOT_TABLED`.
+            0 if the step was taken, else the failed guard or `replay_kernel.NOT_TABLED`.
 
         Raises:
-            What one of `ERRORS` is, of gradients beyond the usual.
+            One of `ERRORS`: A gradient's scalars are out of range.
         """
         if self._gradients is not None:
-            begun = self.snapshot.taken
-            if not (self._has_table and self.snapshot.has_row(begun)):
+            count = self.snapshot.taken
+            if not (self._has_table and self.snapshot.has_row(count)):
                 return replay_kernel.NOT_TABLED
-            return self._take_measured(self._gradients, given, begun, how, replay_kernel.TABLED)
+            return self._take_measured(
+                self._gradients, pairs, count, transforms, replay_kernel.TABLED
+            )
         if self._may_have_threads:
             self._launches.set_threads(self.snapshot)
         return self.snapshot.take(
-            given, replay_kernel.ANY_STEP, replay_kernel.WHOLE, (), replay_kernel.TABLED
+            pairs, replay_kernel.ANY_STEP, replay_kernel.WHOLE, (), replay_kernel.TABLED
         )
 
-    def compare(self, given: list[object], begun: int) -> int:
-        """Return what is not as it was; 0 if `take` could be called.
+    def compare(self, pairs: list[object], count: int) -> int:
+        """Return the first failed guard, or 0 if all hold.
 
         Args:
-            given, begun: As those of `take`.
+            pairs, count: As in `take`.
         """
-        return self.snapshot.take(given, begun, replay_kernel.MEASURE)
+        return self.snapshot.take(pairs, count, replay_kernel.MEASURE)
 
     def take(
         self,
-        given: list[object],
-        begun: int,
+        pairs: list[object],
+        count: int,
         values_of: Callable[[Dtype], Mapping[str, object]],
         step: int | None,
-        following: Sequence[object],
-        how: GradientTransforms = NOTHING,
+        next_counters: Sequence[object],
+        transforms: GradientTransforms = NOTHING,
     ) -> int:
-        """Take the step, if all is as it was.
+        """Run the step, if all guards hold.
 
         Args:
-            given: Gradients and variables. Whoever calls holds the dictionaries of `of` that have
+            pairs: Gradients and variables. The caller holds the dictionaries of `of` that have
                 a key whose value may change.
-            begun: How many were taken when it was begun.
-            values_of: Gives, for a compute dtype, what the scalars are made of; the dictionary is
-                changed by `change` alone.
-            step: The number of the step; None if those are the scalars themselves.
-            following: What the counters become.
-            how: What happens to the gradients, if anything did before.
+            count: The number of steps taken when the step began.
+            values_of: Returns the inputs of the scalars for a compute dtype; only `change` may
+                modify that dictionary.
+            step: The number of the step; None if the inputs are the scalars themselves.
+            next_counters: The counters' values after the step.
+            transforms: The transforms of the gradients, if the step has any.
 
         Returns:
-            0 if it was taken; else what is not as it was.
+            0 if the step was taken, else the failed guard.
 
         Raises:
-            Whatever `values_of` does; and what one of `ERRORS` is, of numbers beyond the usual.
+            Exception: Any error of `values_of`, or one of `ERRORS` for scalars out of range.
         """
-        found, gradients = self.snapshot, self._gradients
-        for place, value in enumerate(following):
-            found.set_number(place, value)
+        guards, gradients = self.snapshot, self._gradients
+        for index, value in enumerate(next_counters):
+            guards.set_number(index, value)
         if gradients is None:
             for launch, scalars in self._scalars:
                 values = values_of(launch.dtype)
-                if values is scalars.values and step is not None:  # as in most steps
+                if values is scalars.values and step is not None:
                     scalars.set(0, launch.dtype(step))
                     continue
-                made = scalars.made(values, step)
-                if made is not None:
-                    launch.set_scalars({0: made})
+                rule_scalars = scalars.made(values, step)
+                if rule_scalars is not None:
+                    launch.set_scalars({0: rule_scalars})
             if self._may_have_threads:
-                self._launches.set_threads(found)
-            return found.take(given, begun)
-        return self._take_measured(gradients, given, begun, how, 0, values_of, step)
+                self._launches.set_threads(guards)
+            return guards.take(pairs, count)
+        return self._take_measured(gradients, pairs, count, transforms, 0, values_of, step)
 
     def _take_measured(
         self,
         gradients: ReplayedTransforms,
-        given: list[Any],
-        begun: int,
-        how: GradientTransforms,
+        pairs: list[Any],
+        count: int,
+        transforms: GradientTransforms,
         flags: int,
         values_of: Callable[[Dtype], Mapping[str, object]] | None = None,
         step: int | None = None,
     ) -> int:
-        """Take a step whose gradients are measured, as `take` and `take_coming`.
+        """Run a step with reductions over its gradients, for `take` and `take_coming`.
 
         Args:
-            gradients: What measures them.
-            given, begun, how, values_of, step: As those of `take`; without `values_of` other
-                scalars than those of gradients are set in the call.
+            gradients: Computes the reductions.
+            pairs, count, transforms, values_of, step: As in `take`; without `values_of`
+                only the scalars of gradients are set here, and the call sets others.
             flags: `replay_kernel.TABLED` or 0.
         """
         for is_beyond in (False, True):
-            other = gradients.measure(how, self.snapshot, begun, given, is_beyond)
-            if other:
-                return other
+            failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
+            if failure:
+                return failure
             shared, separate = gradients.scalars()
             for launch, scalars in self._scalars:
-                made = values_of and scalars.made(values_of(launch.dtype), step)
-                launch.set_scalars({0: {**launch.unset, **(made or {}), **shared[launch.dtype]}})
+                inputs = values_of and scalars.made(values_of(launch.dtype), step)
+                launch.set_scalars({0: {**launch.unset, **(inputs or {}), **shared[launch.dtype]}})
             gradients.set_separate(separate)
             self._launches.set_threads(self.snapshot)
-            other = self.snapshot.take(given, begun, gradients.part, (), flags)
-            if other != replay_kernel.BEYOND:
+            failure = self.snapshot.take(pairs, count, gradients.part, (), flags)
+            if failure != replay_kernel.BEYOND:
                 break
-        return other
+        return failure
 
 
-def _are_pairs(given: object, planned: CachedPlan) -> bool:
-    """Whether these are plain gradients of the variables of a step, in their order."""
-    variables = planned.request.variables
+def _are_pairs(pairs: object, cached_plan: CachedPlan) -> bool:
+    """Return whether these are plain gradients of the variables of a step, in their order."""
+    variables = cached_plan.request.variables
     return (
-        type(given) is list
-        and len(variables) == len(cast("list[Any]", given))
-        and all(map(_is_pair_of, cast("list[Any]", given), variables))
+        type(pairs) is list
+        and len(variables) == len(cast("list[Any]", pairs))
+        and all(map(_is_pair_of, cast("list[Any]", pairs), variables))
     )
 
 
@@ -379,21 +387,22 @@ def can_read(value: object) -> bool:
     )
 
 
-def _are_apart(counters: Sequence[Tensor], planned: CachedPlan) -> bool:
-    """Whether none lies in what the step updates, or where another one does."""
-    begins, ends = plan_of(planned).bounds.reshape(-1, 2).T
-    places = [each.data_ptr() for each in counters]
-    is_alone = len({place // 8 for place in places}) == len(places)
-    return is_alone and not any(((begins <= place) & (place < ends)).any() for place in places)
+def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
+    """Return whether counters overlap neither each other nor the memory that the step updates."""
+    starts, ends = plan_of(cached_plan).bounds.reshape(-1, 2).T
+    addresses = [counter.data_ptr() for counter in counters]
+    are_disjoint = len({address // 8 for address in addresses}) == len(addresses)
+    overlaps = (((starts <= address) & (address < ends)).any() for address in addresses)
+    return are_disjoint and not any(overlaps)
 
 
 def _is_pair_of(pair: object, var: Tensor) -> bool:
     if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
         return False
-    grad, own = cast("tuple[Any, Any]", pair)
+    grad, pair_var = cast("tuple[Any, Any]", pair)
     return (
         type(grad) is Tensor
-        and own is var
+        and pair_var is var
         and type(var) in _PLAIN
         and variable_constraint(var) is None
     )
