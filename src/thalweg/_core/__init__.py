@@ -1,1 +1,1 @@
-"""One step, told once: what every face hands over, and what becomes of it."""
+"""One optimizer step: everything that all front ends share."""

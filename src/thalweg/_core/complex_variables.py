@@ -69,8 +69,8 @@ def is_analytic(rule: Rule) -> bool:
 
 
 def _has_arithmetic_alone(formula: Formula) -> bool:
-    told = transcribe(formula)
-    parts = (*told.body, *told.results, *told.helpers)
+    transcript = transcribe(formula)
+    parts = (*transcript.body, *transcript.results, *transcript.helpers)
     nodes = [node for part in parts for node in ast.walk(part)]
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     functions = {name for name in names if name.startswith(FUNCTION_PREFIX)}

@@ -1,7 +1,7 @@
-"""What files say of optimizers: what their classes are called, and what made their arguments.
+"""Names in files of optimizer classes and of the functions in their arguments.
 
-Each face tells the names of its own when it is imported. So whoever writes a file knows no face,
-and whoever reads one has the faces imported that it names.
+Each front end registers its names when it is imported. So writers of files need no front end, and
+readers import the front ends that a file names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeGuard
 
-# What imports each face, by its name; the package says so, which knows them all.
+# Importers of front ends, by name; filled by the package.
 faces: dict[str, Callable[[], object]] = {}
 
 
@@ -47,20 +47,19 @@ class Names:
             self.tell(prefix + each.__name__, each)
 
     def told(self) -> dict[str, Any]:
-        """All that all faces tell, by name."""
+        """Return the names of all front ends, importing them."""
         for load in faces.values():
             load()
         return dict(self._things)
 
     def name_of(self, thing: object) -> str | None:
-        """What files call something; None for what nobody has told, such as a class of yours."""
+        """Return the name of a class or function in files; None if it is not registered."""
         return self._names.get(thing)
 
     def find(self, name: str) -> Any:
-        """What files call so; None if no face has told it.
+        """Return the class or function with a name, or None.
 
-        Faces that are not there are imported until one of them has, first the one that the name
-        begins with.
+        Imports front ends until one has registered it, first the one that the name begins with.
         """
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:

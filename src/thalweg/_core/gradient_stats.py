@@ -1,4 +1,4 @@
-"""What is known of a step's gradients while they are processed, measured when it is asked for."""
+"""Statistics of a step's gradients, computed at first use."""
 
 # Formulas of rules are plain arithmetic without types.
 # pyright: reportUnknownMemberType=false
@@ -36,17 +36,12 @@ from thalweg.indexed_slices import values_of, with_values
 from thalweg.variable import titles_of
 
 _STANDARD = (gradient_squares, variable_squares)
-_SAFE = 1e38  # norms below it leave every element finite in float32, rounding included
+# Below this norm all elements are finite in float32, even after rounding.
+_SAFE = 1e38
 
 
 class Usual(NamedTuple):
-    """Numbers of which the plain formula makes the factor that clips by the common norm.
-
-    Attributes:
-        dtype: What it is computed in.
-        lowest, highest: Sums of squares.
-        furthest: The highest norm.
-    """
+    """Range of sums of squares, and highest norm, for the plain formula of the clip factor."""
 
     dtype: Dtype
     lowest: float
@@ -55,34 +50,34 @@ class Usual(NamedTuple):
 
 
 class GradientStats:
-    """What is known of a step's gradients while they are processed.
+    """Statistics of a step's gradients, before and after their transforms.
 
-    Everything is measured when it is first asked for, what is asked for together in one sweep.
+    Each is computed at first use; sums that are requested together need one pass over memory.
     """
 
     def __init__(
         self,
-        how: GradientTransforms,
+        transforms: GradientTransforms,
         measures: Measures,
         variables: Sequence[Tensor],
         columns: Columns,
         formulas: tuple[Formula, ...],
-        numbers: bool,
+        on_host: bool,
     ) -> None:
-        self._how = how
+        self._transforms = transforms
         self._measures = measures
         self._variables = variables
         self._columns = columns
-        # A formula of the rule's own sees processed gradients.
-        now = [each for each in formulas if each in _STANDARD or not how.stages]
-        self._wanted = tuple(dict.fromkeys((*how.measured, *now)))
-        # Measures stay on a device where nothing on the host is to be decided by them.
-        self._stays = not (numbers or (how.decide and not how.decides_there))
+        # A rule's formula applies to transformed gradients, so it is computed later.
+        direct = [formula for formula in formulas if formula in _STANDARD or not transforms.stages]
+        self._pending = tuple(dict.fromkeys((*transforms.measured, *direct)))
+        # Sums stay on a device if no decision of the host depends on them.
+        self._on_device = not (on_host or (transforms.decide and not transforms.decides_there))
         self._sums: dict[Formula, object] = {}
 
     @lazy
     def _narrow(self) -> Array:
-        """Of which variables gradients are computed in float32; bool of shape (n,)."""
+        """Variables whose gradients are computed in float32, as a bool array of shape (n,)."""
         dtypes = [var.dtype for var in self._variables]
         if len({*dtypes}) == 1:
             return np.full(len(dtypes), compute_dtype(dtypes[0]) is np.float32)
@@ -90,74 +85,77 @@ class GradientStats:
 
     @lazy
     def _norm_dtype(self) -> Dtype:
-        """What the common norm is computed in."""
+        """Dtype in which the global norm is computed."""
         return np.float32 if self._narrow.all() else np.float64
 
     @property
-    def _is_wide(self) -> bool:
-        """Whether squares may leave float64."""
+    def _is_float64(self) -> bool:
+        """Whether squares may overflow float64."""
         return self._norm_dtype is np.float64
 
     @property
-    def _may_leave(self) -> bool:
-        """Whether the common norm has no ends though squares may leave float64."""
-        how = self._how
-        is_open = how.global_clipnorm is not None and how.clip_factor is None
-        return is_open and not how.overflow and self._is_wide
+    def _needs_extra_sums(self) -> bool:
+        """Whether the global norm must be exact though squares may overflow float64."""
+        transforms = self._transforms
+        is_open = transforms.global_clipnorm is not None and transforms.clip_factor is None
+        return is_open and not transforms.overflow and self._is_float64
 
     @property
-    def _has_left(self) -> bool:
-        """Whether `_root_norms` may be beyond float64, but not what clipping makes of gradients."""
-        how = self._how
-        if how.overflow or how.global_clipnorm is None or not self._is_wide:
+    def _roots_overflow(self) -> bool:
+        """Whether `_root_norms` may overflow float64 while clipped gradients do not."""
+        transforms = self._transforms
+        if transforms.overflow or transforms.global_clipnorm is None or not self._is_float64:
             return False
         return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
     def _overflow_mask(self, vector: object) -> object:
-        """Which sums of squares are infinite beyond float32: all, none, or some of a vector's."""
-        if not self._how.overflow or self._how.casts or self._narrow.all():
-            return self._how.overflow
+        """Return which sums of squares overflow like float32: all, none, or a mask."""
+        if not self._transforms.overflow or self._transforms.casts or self._narrow.all():
+            return self._transforms.overflow
         return vectors.place_like(self._narrow, vector) if self._narrow.any() else False
 
     @property
     def _does_overflow(self) -> bool:
-        """Whether the common sum of squares is infinite beyond float32."""
-        return self._how.overflow and (self._how.casts or self._norm_dtype is np.float32)
+        """Whether the global sum of squares overflows like float32."""
+        transforms = self._transforms
+        return transforms.overflow and (transforms.casts or self._norm_dtype is np.float32)
 
     def _sum_over(self, formula: Formula) -> object:
-        """A sum over raw gradients, or over clipped elements where elements are clipped.
+        """Return a formula's sums over raw gradients, or over those with clipped elements.
 
-        Float64 of shape (n,): an array, or a tensor where measures stay on a device.
+        Float64 of shape (n,): an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
-            wanted = tuple(dict.fromkeys((*self._wanted, formula)))
-            how, columns = self._how, self._columns
-            columns = self._as_updates_see(columns)
-            shared = {dtype: {**own, **how.shared(dtype)} for dtype, own in columns.shared.items()}
+            formulas = tuple(dict.fromkeys((*self._pending, formula)))
+            transforms, columns = self._transforms, self._columns
+            columns = self._rounded_columns(columns)
+            rows = columns.shared.items()
+            shared = {dtype: {**row, **transforms.shared(dtype)} for dtype, row in rows}
             separate = columns.separate
-            if how.unscaling is not None:
-                separate = {**separate, "unscaling": how.unscaling}
-            # A device does not tell whether squares have left float64.
-            further = FURTHER if self._may_leave else ()
-            asked = how.first, Columns(shared, separate)
-            found = (
-                self._measures.sums_on_device((*wanted, *further), *asked) if self._stays else None
-            )
-            if found is None:
-                here = {name: vectors.place_like(each, None) for name, each in separate.items()}
-                found = self._measures.compute_sums(wanted, how.first, Columns(shared, here))
-                further = ()
-            self._sums |= zip((*wanted, *further), found, strict=True)
+            if transforms.unscaling is not None:
+                separate = {**separate, "unscaling": transforms.unscaling}
+            # Reading whether squares overflow float64 would synchronize with the device.
+            extra = FURTHER if self._needs_extra_sums else ()
+            sum_args = transforms.first, Columns(shared, separate)
+            sums = None
+            if self._on_device:
+                sums = self._measures.sums_on_device((*formulas, *extra), *sum_args)
+            if sums is None:
+                vectors_by_name = separate.items()
+                on_host = {name: vectors.place_like(row, None) for name, row in vectors_by_name}
+                sums = self._measures.compute_sums(formulas, sum_args[0], Columns(shared, on_host))
+                extra = ()
+            self._sums |= zip((*formulas, *extra), sums, strict=True)
         return self._sums[formula]
 
-    def _as_updates_see(self, columns: Columns) -> Columns:
-        """Scalars rounded to the compute dtypes, which sums over float64 would not do."""
-        shared = {dtype: vectors.rounded(own, dtype) for dtype, own in columns.shared.items()}
-        separate = {name: self._rounded(each) for name, each in columns.separate.items()}
+    def _rounded_columns(self, columns: Columns) -> Columns:
+        """Return scalars rounded to the compute dtypes, as in updates."""
+        shared = {dtype: vectors.rounded(row, dtype) for dtype, row in columns.shared.items()}
+        separate = {name: self._rounded(vector) for name, vector in columns.separate.items()}
         return columns._replace(shared=shared, separate=separate)
 
     def _rounded(self, vector: Any) -> object:
-        if isinstance(vector, Tensor):  # which alone the device knows
+        if isinstance(vector, Tensor):
             return vector
         values: Array = vector
         with np.errstate(over="ignore"):
@@ -165,100 +163,100 @@ class GradientStats:
 
     @property
     def _unscaling(self) -> Any:
-        """What gradients are multiplied by first; on the host if measures are there."""
-        values, measured = self._how.unscaling, self._sums.values()
-        is_here = self._sums and not any(isinstance(each, Tensor) for each in measured)
-        return vectors.place_like(values, None) if is_here else values
+        """Return the factors of unscaling, on the host if the sums are there."""
+        values, sums = self._transforms.unscaling, self._sums.values()
+        is_on_host = self._sums and not any(isinstance(sum_, Tensor) for sum_ in sums)
+        return vectors.place_like(values, None) if is_on_host else values
 
     @lazy
     def _root_norms(self) -> Any:
-        """The norm of each gradient, unscaled, its elements clipped, as if none overflowed."""
+        """Norm of each unscaled gradient with clipped elements, without emulated overflow."""
         return self._roots_of(gradient_squares)
 
     def _roots_of(self, formula: Formula) -> object:
-        how, squares = self._how, self._sum_over(formula)
+        transforms, squares = self._transforms, self._sum_over(formula)
         with np.errstate(all="ignore"):
-            found = vectors.functions_of(squares).sqrt(squares)
-            if how.unscaling is None or how.clipvalue is not None:
-                return found
-            return found * vectors.place_like(how.unscaling, found)
+            roots = vectors.functions_of(squares).sqrt(squares)
+            if transforms.unscaling is None or transforms.clipvalue is not None:
+                return roots
+            return roots * vectors.place_like(transforms.unscaling, roots)
 
     def _squares_of(self, formula: Formula) -> object:
-        """The squares of each gradient, unscaled, its elements clipped, added up."""
-        if self._how.unscaling is None:
+        """Return the sum of squares of each unscaled gradient with clipped elements."""
+        if self._transforms.unscaling is None:
             return self._sum_over(formula)
         roots = self._root_norms if formula is gradient_squares else self._roots_of(formula)
         with np.errstate(all="ignore"):
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Norms, infinite where a sum of squares may not be as large as theirs."""
+        """Return the norms, infinite where the sum of squares overflows like float32."""
         overflow = self._overflow_mask(roots)
         if overflow is False:
             return roots
-        of = vectors.functions_of(roots)
+        ops = vectors.functions_of(roots)
         with np.errstate(all="ignore"):
-            return of.where(of.isinf(norms.norms_of(of.square(roots), overflow)), np.inf, roots)
+            return ops.where(ops.isinf(norms.norms_of(ops.square(roots), overflow)), np.inf, roots)
 
     @lazy
     def gradient_norms(self) -> Any:
-        """The norm of each gradient, unscaled, its elements clipped; float64 of shape (n,)."""
+        """Norm of each unscaled gradient with clipped elements; float64 of shape (n,)."""
         return self._mark_overflows(self._root_norms)
 
     @lazy
     def variable_norms(self) -> Any:
-        """The norm of each variable before the step; float64 of shape (n,)."""
+        """Norm of each variable before the step; float64 of shape (n,)."""
         squares = self._sum_over(variable_squares)
         return norms.norms_of(squares, self._overflow_mask(squares))
 
     @lazy
     def global_norm(self) -> Any:
-        """The common norm of the gradients, unscaled, their elements clipped, of shape ()."""
-        if not self._how.overflow:
+        """Global norm of the unscaled gradients with clipped elements, of shape ()."""
+        if not self._transforms.overflow:
             return self._norm.value
         with np.errstate(all="ignore"):
             return norms.global_norm(self._squares_of(gradient_squares), self._does_overflow)
 
     @lazy
     def _norm(self) -> Norm:
-        """The same where it has no ends."""
-        return exact_norm(self._squares_of, not self._is_wide)
+        """Global norm that does not overflow."""
+        return exact_norm(self._squares_of, not self._is_float64)
 
     @property
     def usual(self) -> Usual:
-        """Where the common norm gives a factor by the plain formula."""
-        how, dtype = self._how, self._norm_dtype
-        if how.overflow or how.global_clipnorm is None:
+        """Range in which the plain formula gives the clip factor."""
+        transforms, dtype = self._transforms, self._norm_dtype
+        if transforms.overflow or transforms.global_clipnorm is None:
             return Usual(dtype, 0.0, norms.HIGHEST if self._does_overflow else HIGHEST, np.inf)
-        lowest = LOWEST if self._is_wide else 0.0
-        return Usual(dtype, lowest, HIGHEST, furthest_of(how.global_clipnorm, dtype))
+        lowest = LOWEST if self._is_float64 else 0.0
+        return Usual(dtype, lowest, HIGHEST, furthest_of(transforms.global_clipnorm, dtype))
 
     @lazy
     def clip_factor(self) -> Factor:
-        """What clipping by the common norm multiplies all gradients by; 1 without it."""
-        how, dtype = self._how, self._norm_dtype
-        limit = how.global_clipnorm
+        """Factor of all gradients when clipping by the global norm, else 1."""
+        transforms, dtype = self._transforms, self._norm_dtype
+        limit = transforms.global_clipnorm
         if limit is None:
             return Factor(dtype(1))
-        if how.clip_factor is not None:
-            return how.clip_factor
-        if not how.overflow:
-            return factor_of(self._norm, limit, dtype, how.epsilon, how.whole_is_nan)
+        if transforms.clip_factor is not None:
+            return transforms.clip_factor
+        if not transforms.overflow:
+            return factor_of(self._norm, limit, dtype, transforms.epsilon, transforms.whole_is_nan)
         with np.errstate(all="ignore"):
-            there = vectors.place_of(self.global_norm)
-            norm = vectors.round_to(self.global_norm, dtype, there)
-            bound = vectors.number(dtype(limit), there)
-        return Factor(norms.clip_factor(norm, bound, how.whole_is_nan))
+            device = vectors.place_of(self.global_norm)
+            norm = vectors.round_to(self.global_norm, dtype, device)
+            bound = vectors.number(dtype(limit), device)
+        return Factor(norms.clip_factor(norm, bound, transforms.whole_is_nan))
 
     @property
     def clip_scale(self) -> Any:
-        """The same in one number."""
+        """Clip factor as one number."""
         return self.clip_factor.value
 
     @lazy
     def clipped_norms(self) -> Any:
-        """The norm of each gradient after clipping."""
-        limit = self._how.clipnorm
+        """Norm of each gradient after clipping."""
+        limit = self._transforms.clipnorm
         with np.errstate(all="ignore"):
             if limit is not None:
                 roots = self._root_norms * limit / vectors.at_least(self.gradient_norms, limit)
@@ -268,100 +266,103 @@ class GradientStats:
 
     @property
     def clipped_global_norm(self) -> Any:
-        """The common norm of the gradients after clipping, of shape ()."""
+        """Global norm of the gradients after clipping, of shape ()."""
         with np.errstate(all="ignore"):
             squares = vectors.functions_of(self.clipped_norms).square(self.clipped_norms)
             return norms.global_norm(squares, self._does_overflow)
 
     @lazy
     def trust(self) -> Any:
-        """What each gradient is multiplied by last, of shape (n,)."""
-        if self._how.trust is None:
+        """Trust ratio of each gradient, of shape (n,)."""
+        if self._transforms.trust is None:
             return np.ones(len(self.clipped_norms), np.float32)
-        return self._how.trust(self.variable_norms, self.clipped_norms)
+        return self._transforms.trust(self.variable_norms, self.clipped_norms)
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """The scalars of the stages that all variables share, of a compute dtype."""
-        found = self._how.shared(dtype)
-        if self._how.global_clipnorm is not None and self._has_one_factor:
+        """Return the scalars of the transforms that all variables share, in a compute dtype."""
+        scalars = self._transforms.shared(dtype)
+        if self._transforms.global_clipnorm is not None and self._has_one_factor:
             scale, unit = self.clip_parts
-            found |= {"clip_scale": dtype(scale), "clip_unit": dtype(unit)}
-        return found
+            scalars |= {"clip_scale": dtype(scale), "clip_unit": dtype(unit)}
+        return scalars
 
     @lazy
     def _has_one_factor(self) -> bool:
-        """Whether `clip_parts` are numbers of the host, the same ones for all variables."""
+        """Whether `clip_parts` are host numbers, equal for all variables."""
         scale, _ = self.clip_parts
         return not isinstance(scale, Tensor) and getattr(scale, "ndim", 0) == 0
 
     @lazy
     def clip_parts(self) -> tuple[Any, Any]:
         """Scale and unit of `clip_factor`, of shape () or for each variable."""
-        return self.clip_factor if self._how.overflow else parts_of(self.clip_factor, self._narrow)
+        factor = self.clip_factor
+        return factor if self._transforms.overflow else parts_of(factor, self._narrow)
 
     @lazy
     def separate(self) -> dict[str, Any]:
-        """The scalars of the stages that differ by variable."""
-        how = self._how
-        found: dict[str, Array] = {}
-        if how.unscaling is not None:
-            found["unscaling"] = self._unscaling
-        if how.clipnorm is not None:
+        """Scalars of the transforms that differ by variable."""
+        transforms = self._transforms
+        scalars: dict[str, Array] = {}
+        if transforms.unscaling is not None:
+            scalars["unscaling"] = self._unscaling
+        if transforms.clipnorm is not None:
             # maximum() keeps NaN, as TensorFlow's does.
-            found["clip_divisor"] = vectors.at_least(self.gradient_norms, how.clipnorm)
-        if how.global_clipnorm is not None and not self._has_one_factor:
+            scalars["clip_divisor"] = vectors.at_least(self.gradient_norms, transforms.clipnorm)
+        if transforms.global_clipnorm is not None and not self._has_one_factor:
             for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
-                found[name] = vectors.for_each(self._variables, part)
-        if how.trust is not None:
-            found["trust_factor"] = self.trust
-        return found
+                scalars[name] = vectors.for_each(self._variables, part)
+        if transforms.trust is not None:
+            scalars["trust_factor"] = self.trust
+        return scalars
 
     def measure(self, formula: Formula, columns: Columns) -> Any:
-        """A rule's measure: of the processed gradients; float64 of shape (n,).
+        """Return a rule's reduction over the transformed gradients; float64 of shape (n,).
 
-        That of a formula of the rule's own costs a sweep where gradients are processed.
+        A formula of the rule needs a pass over memory if gradients are transformed.
         """
-        if formula is variable_squares or not self._how.stages:
+        if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
-        if formula is gradient_squares and not self._has_left:
+        if formula is gradient_squares and not self._roots_overflow:
             with np.errstate(all="ignore"):
-                found = self.clipped_norms
-                found = found if self._how.trust is None else found * self.trust
-                return vectors.functions_of(found).square(found)
-        asked = (formula,), self._how.stages, self._as_updates_see(columns)
-        found = self._measures.sums_on_device(*asked) if self._stays else None
-        return (self._measures.compute_sums(*asked) if found is None else found)[0]
+                roots = self.clipped_norms
+                roots = roots if self._transforms.trust is None else roots * self.trust
+                return vectors.functions_of(roots).square(roots)
+        sum_args = (formula,), self._transforms.stages, self._rounded_columns(columns)
+        sums = self._measures.sums_on_device(*sum_args) if self._on_device else None
+        return (self._measures.compute_sums(*sum_args) if sums is None else sums)[0]
 
     def want(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """What else is to be measured from now on, in one sweep if that can be.
+        """Request further sums, computed in one pass if possible.
 
         Args:
-            formulas: What is.
-            columns: What they may ask for, if that is more than there was.
+            formulas: The sums.
+            columns: Scalars that the formulas use, if these have changed.
         """
         if columns is not None:
             self._columns = columns
-            for each in set(formulas).difference(_STANDARD):  # of other scalars it is another sum
-                self._sums.pop(each, None)
-        own = [each for each in formulas if each in _STANDARD or not self._how.stages]
-        self._wanted = tuple(each for each in own if each not in self._sums)
+            # The same formula of other scalars is another sum.
+            for formula in set(formulas).difference(_STANDARD):
+                self._sums.pop(formula, None)
+        has_stages = bool(self._transforms.stages)
+        direct = [formula for formula in formulas if formula in _STANDARD or not has_stages]
+        self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Whether the step is taken."""
-        how = self._how
-        if how.watch is not None:
-            how.watch(self)
+        """Return whether the step is taken."""
+        transforms = self._transforms
+        if transforms.watch is not None:
+            transforms.watch(self)
         decision = Decision(True, [])
-        if how.decide is not None:
-            decision = how.decide(*self._find_extremes(how.exact))
-        return Decision(decision.taken, [*decision.calls, *how.calls])
+        if transforms.decide is not None:
+            decision = transforms.decide(*self._find_extremes(transforms.exact))
+        return Decision(decision.taken, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Whether a processed gradient holds a NaN, and the largest magnitude among them."""
+        """Return whether a transformed gradient has a NaN, and the largest magnitude."""
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
             bounds = [self.gradient_norms, self.clipped_norms]
-            if self._how.trust is not None:
+            if self._transforms.trust is not None:
                 bounds.append(self.clipped_norms * self.trust)
             if isinstance(bounds[0], Tensor):
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
@@ -370,95 +371,94 @@ class GradientStats:
                 )
                 if max_abs is not None:
                     max_abs = self._process_peaks(max_abs)
-                    return max_abs.isnan().any(), max_abs.amax()  # NaN wins
-            if not exact and all((each < _SAFE).all() for each in bounds):
+                    return max_abs.isnan().any(), max_abs.amax()
+            if not exact and all((bound < _SAFE).all() for bound in bounds):
                 return False, 0.0
             max_abs = self._process_peaks(self._measures.max_abs())
         return bool(np.isnan(max_abs).any()), float(np.max(max_abs, initial=0.0))
 
     def _process_peaks(self, max_abs: Any) -> Any:
-        """The largest magnitude of each processed gradient, in the arithmetic of its update.
+        """Return each transformed gradient's largest magnitude, in its update's arithmetic.
 
         Args:
-            max_abs: That of each gradient as it came, float64 of shape (n,).
+            max_abs: The largest magnitude of each raw gradient, float64 of shape (n,).
         """
-        kinds = [compute_dtype(var.dtype) for var in self._variables]
-        found: list[Any] = [None] * len(kinds)
-        for dtype in dict.fromkeys(kinds):
-            own = [index for index, kind in enumerate(kinds) if kind is dtype]
-            for index, peak in zip(own, self._processed_in(dtype, max_abs, own), strict=True):
-                found[index] = peak
-        return vectors.join_numbers(found, vectors.place_of(max_abs))
+        dtypes = [compute_dtype(var.dtype) for var in self._variables]
+        peaks: list[Any] = [None] * len(dtypes)
+        for dtype in dict.fromkeys(dtypes):
+            members = [index for index, var_dtype in enumerate(dtypes) if var_dtype is dtype]
+            own_peaks = self._processed_in(dtype, max_abs, members)
+            for index, peak in zip(members, own_peaks, strict=True):
+                peaks[index] = peak
+        return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
-    def _processed_in(self, dtype: Dtype, found: Any, own: Sequence[int]) -> Any:
-        how, there = self._how, vectors.place_of(found)
+    def _processed_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
+        transforms, device = self._transforms, vectors.place_of(raw_peaks)
 
-        def each(vector: object) -> Any:
-            return vectors.round_to(vectors.pick_members(vector, own), dtype, there)
+        def rounded(vector: object) -> Any:
+            return vectors.round_to(vectors.pick_members(vector, members), dtype, device)
 
         # Rounding keeps the order of numbers, so the largest one stays the largest.
-        max_abs = each(found)
-        if how.unscaling is not None:
-            max_abs = max_abs * each(how.unscaling)
-        if how.clipvalue is not None:
-            max_abs = vectors.at_most(max_abs, dtype(how.clipvalue))
-        if how.clipnorm is not None:
-            limit = vectors.at_least(self.gradient_norms, how.clipnorm)
-            max_abs = max_abs * dtype(how.clipnorm) / each(limit)
-        if how.global_clipnorm is not None:
+        max_abs = rounded(raw_peaks)
+        if transforms.unscaling is not None:
+            max_abs = max_abs * rounded(transforms.unscaling)
+        if transforms.clipvalue is not None:
+            max_abs = vectors.at_most(max_abs, dtype(transforms.clipvalue))
+        if transforms.clipnorm is not None:
+            limit = vectors.at_least(self.gradient_norms, transforms.clipnorm)
+            max_abs = max_abs * dtype(transforms.clipnorm) / rounded(limit)
+        if transforms.global_clipnorm is not None:
             for part in self.clip_parts:
-                max_abs = max_abs * each(vectors.for_each(found, part))
-        return max_abs if how.trust is None else max_abs * each(self.trust)
+                max_abs = max_abs * rounded(vectors.for_each(raw_peaks, part))
+        return max_abs if transforms.trust is None else max_abs * rounded(self.trust)
 
 
 def known_of(
-    how: GradientTransforms,
+    transforms: GradientTransforms,
     measures: Measures,
     variables: Sequence[Tensor],
     columns: Columns | None = None,
     formulas: Formulas = (),
-    numbers: bool = False,
+    on_host: bool = False,
 ) -> GradientStats:
-    """What is measured of a step.
+    """Return the statistics of a step.
 
     Args:
-        how: What happens to its gradients.
-        measures: Answers questions about the step's tensors.
-        variables: The variables, whose dtypes say what is computed in what.
+        transforms: The transforms of its gradients.
+        measures: Computes reductions over the step's tensors.
+        variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
-        formulas: What else is to be measured; in the same sweep, if that can be.
-        numbers: Whether all is wanted as numbers of the host.
+        formulas: Further sums, computed in the same pass if possible.
+        on_host: Whether all statistics must be on the host.
     """
     if columns is None:
         columns = Columns({compute_dtype(var.dtype): {} for var in variables}, {})
-    return GradientStats(how, measures, variables, columns, formulas, numbers)
+    return GradientStats(transforms, measures, variables, columns, formulas, on_host)
 
 
 def materialised(
-    pairs: Sequence[Pair], how: GradientTransforms, flush: bool
+    pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """The pairs with processed gradients, in memory of their own; sparse ones keep their indices.
-
-    Gradients get the dtypes of their variables.
+    """Return pairs with new gradients in their variables' dtypes, and the decision of the step.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.
     """
-    if not how or not pairs:
+    if not transforms or not pairs:
         return list(pairs), Decision(True, [])
     variables: list[Tensor] = [var for _, var in pairs]
     check_readable([grad for grad, _ in pairs], titles_of(variables))
     check_memories(variables)
-    if how.trust is not None:
+    if transforms.trust is not None:
         pairs = all_dense(pairs)
     values = [values_of(grad) for grad, _ in pairs]
     dtypes = dict.fromkeys(compute_dtype(var.dtype) for var in variables)
-    known = known_of(how, _engines.Tensors(values, variables, flush), variables)
-    shared: Mapping[Dtype, object] = {dtype: known.shared(dtype) for dtype in dtypes}
-    columns = Columns(shared, known.separate)
-    found: list[Pair] = []
+    stats = known_of(transforms, _engines.Tensors(values, variables, flush), variables)
+    shared: Mapping[Dtype, object] = {dtype: stats.shared(dtype) for dtype in dtypes}
+    columns = Columns(shared, stats.separate)
+    processed_pairs: list[Pair] = []
     for index, (grad, var) in enumerate(pairs):
-        own = columns.scalars_of(index, compute_dtype(var.dtype))
-        changed = _engines.transform(how.stages, values[index], own, flush, var.dtype)
-        found.append((with_values(grad, changed), var))
-    return found, known.decision()
+        scalars = columns.scalars_of(index, compute_dtype(var.dtype))
+        processed = _engines.transform(transforms.stages, values[index], scalars, flush, var.dtype)
+        processed_pairs.append((with_values(grad, processed), var))
+    return processed_pairs, stats.decision()

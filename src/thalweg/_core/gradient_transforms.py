@@ -1,11 +1,11 @@
-"""What happens to gradients before the rule, once for all faces.
+"""Transforms of gradients before the rule, for all front ends.
 
-    unscale -> clip elements -> clip by a norm -> scale by trust ratios -> look for overflows
+    unscale -> clip elements -> clip by a norm -> scale by trust ratios -> detect overflows
 
-Each part is a formula inside the update, with a factor that is measured beforehand: one sweep over
-the gradients, and over the variables where their norms are asked for, then the update. No gradient
-is written. `gradient_stats.py` measures, and does the same to tensors, for optimizers that want to
-see them.
+Each is a formula inside the update, with a factor that is computed before it: one pass over the
+gradients, and over the variables if their norms are needed, then the update. No gradient is
+written. `gradient_stats.py` computes the factors, and transforms tensors for optimizers that need
+them.
 """
 
 # Formulas of rules are plain arithmetic without types.
@@ -100,7 +100,7 @@ class GradientTransforms:
             the step is taken. It writes nothing.
         decides_there: Whether `decide` takes tensors of shape () of the variables' device, bool and
             float64, too; it is given them where that device can tell.
-        exact: Whether `decide` looks at a finite magnitude; it is 0 otherwise where that saves a
+        exact: Whether `decide` uses a finite magnitude; it may be 0 otherwise, which saves a
             sweep.
         calls: Functions in C that are called with the writes of the step, or in their place where
             `decide` has it left out.

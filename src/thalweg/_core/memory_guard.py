@@ -1,4 +1,4 @@
-"""Memory that a function of the user's takes away between the look at it and the writes."""
+"""Detection of user functions that reallocate memory between validation and writes."""
 
 from __future__ import annotations
 

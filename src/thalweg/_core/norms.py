@@ -1,7 +1,7 @@
-"""Norms and the factors that follow from them, once for all faces.
+"""Norms and factors computed from them, for all front ends.
 
-Sums of squares arrive in float64. The functions take NumPy arrays, or tensors of one device, and
-compute in their namespace; nothing is brought to the host.
+Sums of squares are float64. The functions take NumPy arrays, or tensors of one device, and compute
+there; nothing is copied to the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` once more, in one call: what faces have in common of it."""
+"""Replay of `apply_gradients`, common to all front ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReplayedApply(ABC):
         optimizer: The optimizer.
         planned: Its last step.
         found: How that was found.
-        holds_attributes: Whether the look compares the attributes of the optimizer, too.
+        holds_attributes: Whether guards compare the attributes of the optimizer, too.
     """
 
     # Whether users' functions are called in it.
@@ -120,7 +120,8 @@ class ReplayedApply(ABC):
         except ERRORS:
             if self._count.value != count_before:  # a signal's function raised it after the step
                 raise
-            return FAILED  # the careful step raises the error
+            # A planned step raises the error.
+            return FAILED
 
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the numbers of steps to come; return False if not even one was set.

@@ -72,8 +72,8 @@ class ReplayedGlobalNorm:
             stride,
         )
 
-    def told(self, taken: int) -> tuple[float, float] | None:
-        """The norm and the factor of a step, if it was the last that it made one for."""
+    def last_norm(self, taken: int) -> tuple[float, float] | None:
+        """Return norm and clip factor of a step, or None if the last call was another step."""
         words = self._words.copy()
         if words[replay_global_norm.TAKEN] != taken:
             return None

@@ -43,7 +43,7 @@ _NO_FACTOR = {"clip_scale": 1.0, "clip_unit": 1.0}  # until the call that takes 
 
 
 class NotMeasured(RuntimeError):
-    """What is asked for was not measured: the careful way does."""
+    """Raised if a needed statistic was not computed; a planned step computes it."""
 
 
 def is_clipped_in_call(how: GradientTransforms) -> bool:
@@ -116,9 +116,9 @@ class ReplayedTransforms:
         self._shared = {dtype: {**beside, **how.shared(dtype)} for dtype in self._dtypes}
         self._of = how, known
 
-    def told(self, taken: int) -> tuple[float, float] | None:
-        """The common norm and the factor of a step, if the call that took it made them."""
-        return None if self._norm is None else self._norm.told(taken)
+    def last_norm(self, taken: int) -> tuple[float, float] | None:
+        """Return the global norm and clip factor of a replayed step, or None if not computed."""
+        return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
         """Give sweeps chunks whose lengths may change; return those of each variable by index."""
@@ -183,7 +183,7 @@ class ReplayedTransforms:
         """The scalars of the stages: those of each dtype, and those of each variable.
 
         Args:
-            seen: Optional. Is told what is known of gradients that were measured.
+            seen: Optional function that receives the statistics of the gradients.
 
         Raises:
             NotMeasured: Something is beyond usual numbers.

@@ -103,10 +103,7 @@ class SlotStore:
         return {name: resolve(slot) for name, slot in own.items()}
 
     def handed_out(self, slots: Iterable[object]) -> None:
-        """Note that a caller holds these slots, and may do to them what their store does not see.
-
-        A steady step looks at them from then on.
-        """
+        """Note that a caller holds these slots and may modify them; replays guard them then."""
         for slot in slots:
             if isinstance(slot, StateVariable):
                 slot.moves.handed.add(id(slot))
@@ -138,7 +135,7 @@ class SlotStore:
         return slot
 
     def key(self, var: object) -> Any:
-        """What stands for a variable where its slots are told by keys."""
+        """Return the key that identifies a variable."""
         return id(handle_of(var))
 
     def forget(self, var: object, name: str) -> None:

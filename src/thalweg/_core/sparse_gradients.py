@@ -1,7 +1,7 @@
-"""Sparse gradients whose rows are added up before anybody looks at their elements.
+"""Sums of duplicate rows of sparse gradients, before other uses of their elements.
 
 Torch's `coalesce` adds in an order that depends on the machine, and 16-bit rows in 16 bits. Here
-rows are added as they came, in float32 at least, as by a rule that adds them up itself.
+rows are added in their order, in float32 at least, as by rules that add up rows themselves.
 """
 
 # Types of a few of torch's functions are unknown.

@@ -1,6 +1,6 @@
-"""Tensors of state in blocks of memory: one for each dtype and device.
+"""State tensors in blocks of memory, one for each dtype and device.
 
-Small ones then cost no page each, and one look at a block tells of all that lie in it. They share
+Small tensors then need no page each, and one guard on a block covers all tensors in it. They share
 its storage, and torch's version counter.
 """
 

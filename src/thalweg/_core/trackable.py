@@ -217,7 +217,7 @@ class TrackableSlots(Trackable):
 
     def _set_up(self) -> None:
         """Make what is not copied."""
-        # Steps of several threads, and looks at the state, come one after the other.
+        # The lock orders steps and reads of the state by several threads.
         vars(self).update(_lock=Guard(self, type(self)._forget_step), _plans=PlanCaches())
 
     def _locked(self) -> Guard:

@@ -254,7 +254,7 @@ class ReplayedStep:
     def seen(self) -> GradientReport:
         """Report of the gradients of the last step."""
         taken = self.taken
-        if self._gradients is not None and (told := self._gradients.told(taken)) is not None:
+        if self._gradients is not None and (told := self._gradients.last_norm(taken)) is not None:
             return GradientReport(*told)
         return next((each for k, each in self._reports if k == taken), GradientReport())
 
