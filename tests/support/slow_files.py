@@ -13,7 +13,7 @@ from pathlib import Path
 
 _MARK = re.compile(r"\bmark\.slow\b")
 _IMPORT = re.compile(r"^ *(?:from|import) .*", re.MULTILINE)
-_DEFINED = re.compile(r"^(?:(?:def|class) )?(\w+)", re.MULTILINE)
+_DEFINED = re.compile(r"^(?!from |import )(?:(?:def|class) )?(\w+)", re.MULTILINE)
 _BETWEEN = "\n\n\n"  # definitions, as the formatter separates them
 
 
@@ -39,7 +39,7 @@ def _slow_names(path: Path, root: Path, importers: frozenset[Path]) -> frozenset
     imported = re.findall(r"\w+", " ".join(_IMPORT.findall(text)))
     paths = {module for word in imported for module in modules.get(word, ())} - importers
     names: set[str] = set().union(*(_slow_names(each, root, importers) for each in paths))
-    own: set[str] = set()
+    own = names.intersection(imported)
     is_complete = False
     while not is_complete:
         before = len(own)
