@@ -23,6 +23,8 @@ def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_digests_of_a_random_sample_are_the_recorded_ones() -> None:
+    if not RECORD.exists():
+        pytest.skip(f"{RECORD} has not been recorded: run tools/step_digests.py --record")
     check = run_tool("--check", RECORD, "--sample", SECONDS)
     if check.stdout.startswith("skipped"):
         pytest.skip(check.stdout.strip())
