@@ -1,46 +1,46 @@
 """Digests of parameters and state after six steps, over optimizers, options, dtypes and layouts.
 
     python tools/step_digests.py --record FILE    runs all cases and writes their digests
-    python tools/step_digests.py --check FILE     runs all cases; prints those that differ, grouped
-    python tools/step_digests.py --check FILE --sample 90    checks a random part for 90 seconds
+    python tools/step_digests.py --check FILE     runs all cases and prints those that differ
+    python tools/step_digests.py --check FILE --sample 90    checks as many as 90 seconds allow
 
 The cases are a pairwise covering array: each pair of values of two factors (optimizer, option,
 dtype, layout of gradients, inputs, threads) occurs in a case, if both can occur together.
-Each case runs on the engines "cpu" and "reference". A case that raises has the class and the first
-line of its error as its digest. Inputs depend on the name of the case alone. A NaN counts as one
-NaN: processors differ in its bits. Another torch or processor may give other digests, in matrix
-products for example: the file names both, and a check on others is skipped. A record prints the
-cases whose engines differ. `SyncReplicasOptimizer` is missing, because it runs in graphs alone.
+Each case runs on the engines "cpu" and "reference". A case that raises has the error's first line
+as its digest. Inputs depend on the name of the case alone. A NaN counts as one NaN: processors
+differ in its bits. Matrix products depend on torch and on the processor, so the file names both,
+and a check on others is skipped. A record is written as it goes to FILE.part: an interrupted one
+continues there; delete it to begin again. It ends with the cases whose engines differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import multiprocessing
 import os
-import platform
 import random
 import re
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import combinations, groupby, product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from step_trainings import FAMILIES, Family, run_family
+from llvmlite import binding
+from step_trainings import FACTORS, LIMITS, OPTIMIZERS, OPTIONS, run_training
 from torch import Tensor
 
-INPUTS = ("ordinary", "extreme", "nonfinite")
-THREADS = (1, 2)
 ENGINES = ("cpu", "reference")
-CANDIDATES = 240  # random rows of which a greedy step takes the one with the most new pairs
-JOBS = 2
+PLAIN_ROWS = 3  # cases of each optimizer without an option
+CASE_SECONDS = 300  # after which a process ends, with a traceback of what hangs
+CHUNK = 16  # consecutive cases of a process: most are of one optimizer and share its kernels
 PLACES = r" \([^ ]+\.py:[0-9]+\)| at 0x[0-9a-f]+"  # in source files or in memory
 
 
@@ -64,11 +64,9 @@ class Case(NamedTuple):
         """Return the name, a line of six words."""
         return " ".join([f"{self.optimizer}#{self.arguments}", *map(str, self[2:])])
 
-    def pairs(self) -> list[tuple[tuple[str, object], ...]]:
+    def pairs(self) -> list[tuple[tuple[int, object], ...]]:
         """Return the pairs of values of two factors, arguments apart, that the case covers."""
-        values = self._asdict()
-        del values["arguments"]
-        return list(combinations(values.items(), 2))
+        return list(combinations(enumerate((self.optimizer, *self[2:])), 2))
 
 
 def hash_text(text: str) -> int:
@@ -76,37 +74,30 @@ def hash_text(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def possible_cases(optimizer: str, option: str, family: Family) -> list[Case]:
+def possible_cases(optimizer: str, option: str, arguments: int = 0) -> list[Case]:
     """Return all cases of an optimizer with an option."""
-    layouts = family.layouts_of(optimizer, option)
-    variants = range(len(family.optimizers[optimizer]))
-    dtypes = family.dtypes_of(optimizer, option)
-    rows = product([optimizer], variants, [option], dtypes, layouts, INPUTS, THREADS)
-    return [Case(*row) for row in rows]
+    values: dict[str, Sequence[Any]] = dict(FACTORS)
+    for pattern, factor, allowed in LIMITS:
+        if re.search(pattern, f"{optimizer} {option}"):
+            values[factor] = [value for value in values[factor] if value in allowed.split()]
+    return [Case(optimizer, arguments, option, *row) for row in product(*values.values())]
 
 
 def list_cases() -> list[Case]:
     """Return the covering array, built greedily: a row for each optimizer and option."""
-    covered: set[tuple[tuple[str, object], ...]] = set()
+    covered: set[tuple[tuple[int, object], ...]] = set()
     cases: dict[Case, None] = {}
-    for family in FAMILIES:
-        for optimizer in family.optimizers:
-            for option in [*family.options, *["plain"] * family.plain_rows]:
-                possible = [
-                    case for case in possible_cases(optimizer, option, family) if case not in cases
-                ]
-                draw = random.Random(hash_text(f"{optimizer} {option}"))
-                candidates = draw.sample(possible, min(CANDIDATES, len(possible)))
-                # Contiguous gradients are preferred: only their steps are replayed natively.
-                best = max(
-                    candidates,
-                    key=lambda case: (
-                        len(set(case.pairs()) - covered),
-                        case.layout == "contiguous",
-                    ),
-                )
-                covered.update(best.pairs())
-                cases[best] = None
+    for optimizer, variants in OPTIMIZERS.items():
+        options = [*OPTIONS[optimizer.partition(".")[0]], *["plain"] * PLAIN_ROWS]
+        for row, option in enumerate(options):
+            possible = possible_cases(optimizer, option, row % len(variants))
+            possible = [case for case in possible if case not in cases]
+            random.Random(hash_text(f"{optimizer} {row}")).shuffle(possible)
+            # Contiguous gradients are preferred: only their steps are replayed natively.
+            possible.sort(key=lambda case: case.layout != "contiguous")
+            best = max(possible, key=lambda case: len(set(case.pairs()) - covered))
+            covered.update(best.pairs())
+            cases[best] = None
     return list(cases)
 
 
@@ -120,9 +111,7 @@ def update_digest(digest: Any, value: object) -> None:
             tensor = tensor.masked_fill(tensor.isnan(), float("nan"))
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
-        for key in sorted(value, key=repr):
-            digest.update(repr(key).encode())
-            update_digest(digest, value[key])
+        update_digest(digest, sorted(value.items(), key=lambda item: repr(item[0])))
     elif isinstance(value, list | tuple):
         digest.update(str(len(value)).encode())
         for item in value:
@@ -131,70 +120,48 @@ def update_digest(digest: Any, value: object) -> None:
         digest.update(repr(value).encode())
 
 
-def describe_error(error: Exception) -> str:
-    """Return the class and the first line of an error, without places in files and memory."""
-    line = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {re.sub(PLACES, '', line)}"
-
-
-def digest_case(case: Case, engine: str) -> str:
-    """Return the digest of a case on an engine; that of an error begins with "!"."""
-    digest, mark = hashlib.sha256(), ""
-    torch.set_num_threads(case.threads)
+def digest_on_engine(case: Case, engine: str) -> str:
+    """Return the digest of a case on an engine; that of an error begins with its class."""
+    digest, error_class = hashlib.sha256(), ""
     try:
-        update_digest(digest, run_family(case, engine, random_seed=hash_text(case.name)))
+        update_digest(digest, run_training(case, engine, random_seed=hash_text(case.name)))
     except Exception as error:
-        digest, mark = hashlib.sha256(describe_error(error).encode()), "!"
-    return mark + digest.hexdigest()[:10]
+        first_line = re.sub(PLACES, "", (str(error).splitlines() or [""])[0])
+        digest, error_class = hashlib.sha256(first_line.encode()), f"{type(error).__name__}:"
+    return error_class + digest.hexdigest()[:10]
 
 
-def digest_cases(cases: Sequence[Case], seconds: float = float("inf")) -> dict[str, list[str]]:
-    """Return the digests of cases on both engines by name; stop when the seconds are over."""
+def digest_case(case: Case) -> str:
+    """Return the digests of a case on the engines, one word if they are equal."""
+    faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
     warnings.simplefilter("ignore")
-    end = time.monotonic() + seconds
-    digests: dict[str, list[str]] = {}
-    for case in cases:
-        if time.monotonic() > end:
-            break
-        digests[case.name] = [digest_case(case, engine) for engine in ENGINES]
-    return digests
+    torch.set_num_threads(case.threads)
+    digests = dict.fromkeys(digest_on_engine(case, engine) for engine in ENGINES)
+    faulthandler.cancel_dump_traceback_later()
+    return " ".join(digests)
 
 
-def digest_all(cases: Sequence[Case], jobs: int) -> dict[str, list[str]]:
-    """Return the digests of all cases, computed in several processes."""
-    parts = [list(part) for _, part in groupby(cases, key=lambda case: case.optimizer)]
-    digests: dict[str, list[str]] = {}
+def digest_cases(cases: Sequence[Case], jobs: int) -> Iterator[tuple[str, str]]:
+    """Yield the name and the digests of each case, computed in several processes."""
+    names = [case.name for case in cases]
+    if jobs == 1:
+        yield from zip(names, map(digest_case, cases), strict=True)
+        return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for part in pool.map(digest_cases, parts):
-            digests |= part
-    return digests
+        yield from zip(names, pool.map(digest_case, cases, chunksize=CHUNK), strict=True)
 
 
 def describe_machine() -> str:
-    """Return the version of torch and the features of the processor that results depend on."""
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features()
-    vectors = [name for name in sorted(features) if features[name]]
-    vectors = [name for name in vectors if name.startswith(("avx", "amx", "fma", "neon", "sve"))]
+    """Return the version of torch and the processor, which results of matrix products depend on."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return " ".join(["torch", torch.__version__, platform.machine(), capability, *vectors])
+    return f"torch {torch.__version__} on {binding.get_host_cpu_name()} {capability}"
 
 
-def write_record(path: Path, digests: Mapping[str, Sequence[str]]) -> None:
-    """Write a line for the machine, then one per case; the engines' digest once if it is equal."""
-    lines = [f"{name} {' '.join(dict.fromkeys(pair))}" for name, pair in sorted(digests.items())]
-    path.write_text("\n".join([f"# {describe_machine()}", *lines, ""]))
-
-
-def read_record(path: Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the machine of a record, and its digests on both engines by name."""
+def read_record(path: Path) -> tuple[str, dict[str, str]]:
+    """Return the machine of a record, and its digests by name."""
     machine, *lines = path.read_text().splitlines()
-    digests: dict[str, list[str]] = {}
-    for line in lines:
-        words = line.split()
-        digests[" ".join(words[:6])] = [words[6], words[-1]]
-    return machine.removeprefix("# "), digests
+    rows = [line.split(" ", 6) for line in lines]
+    return machine.removeprefix("# "), {" ".join(row[:6]): row[6] for row in rows}
 
 
 def describe_names(title: str, names: Iterable[str]) -> str:
@@ -207,29 +174,51 @@ def describe_names(title: str, names: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_record(
-    path: Path, cases: Sequence[Case], name_part: str, sample: float | None, jobs: int
-) -> int:
-    """Compare digests with a record, print the differences, and return the exit status."""
+def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
+    """Record the digests of cases, and print those whose engines differ.
+
+    Raises:
+        ValueError: The file of an interrupted record is of another machine.
+    """
+    part, machine = path.with_name(f"{path.name}.part"), describe_machine()
+    if not part.exists():
+        part.write_text(f"# {machine}\n")
+    recorded_machine, digests = read_record(part)
+    if recorded_machine != machine:
+        raise ValueError(f"{part} was recorded with {recorded_machine}; delete it to begin again.")
+    with part.open("a") as file:
+        for name, words in digest_cases([c for c in cases if c.name not in digests], jobs):
+            digests[name] = words
+            file.write(f"{name} {words}\n")
+            file.flush()
+    part.replace(path)
+    sys.stdout.write(describe_names("engines differ", [n for n, w in digests.items() if " " in w]))
+    errors = sum(":" in words for words in digests.values())
+    sys.stdout.write(f"recorded {len(digests)} cases, of which {errors} raise an error\n")
+
+
+def check_record(path: Path, cases: Sequence[Case], jobs: int, seconds: float | None) -> int:
+    """Compare digests with a record, print the differences, and return the exit status.
+
+    Args:
+        seconds: The time for a sample, which is computed in this process; None: no limit.
+    """
     machine, old_digests = read_record(path)
     if machine != describe_machine():
         sys.stdout.write(f"skipped: recorded with {machine}; this is {describe_machine()}\n")
         return 0
-    if sample is None:
-        digests = digest_all(cases, jobs)
-    else:
-        digests = digest_cases(sorted(cases, key=lambda case: hash_text(case.name)), sample)
-    names = {case.name for case in cases}
-    problems = {
-        "different digests": [n for n in digests if old_digests.get(n, digests[n]) != digests[n]],
-        "not in the record": names - set(old_digests),
-        "only in the record": {n for n in set(old_digests) - names if name_part in n},
-    }
-    for title, problem_names in problems.items():
-        if problem_names:
-            sys.stdout.write(describe_names(title, problem_names))
-    sys.stdout.write(f"checked {2 * len(digests)} of {2 * len(cases)} cases\n")
-    return int(any(problems.values()))
+    end, digests = time.monotonic() + (seconds or float("inf")), {}
+    if seconds is not None:
+        cases, jobs = sorted(cases, key=lambda case: hash_text(case.name)), 1
+    for name, words in digest_cases(cases, jobs):
+        digests[name] = words
+        if time.monotonic() > end:
+            break
+    sys.stdout.write(f"checked {len(digests)} of {len(cases)} cases on {len(ENGINES)} engines\n")
+    different = [name for name, words in digests.items() if old_digests.get(name) != words]
+    if different:
+        sys.stdout.write(describe_names("different digests", different))
+    return int(bool(different))
 
 
 def main() -> int:
@@ -240,20 +229,17 @@ def main() -> int:
     action.add_argument("--check", type=Path, metavar="FILE")
     parser.add_argument("--sample", type=float, metavar="SECONDS", nargs="?", const=90.0)
     parser.add_argument("--only", metavar="TEXT", default="", help="a part of the cases' names")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="processes of a full run")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of a full run")
     options = parser.parse_args()
     begin = time.monotonic()
     cases = [case for case in list_cases() if options.only in case.name]
-    if options.check:
-        return check_record(options.check, cases, options.only, options.sample, options.jobs)
-    digests = digest_all(cases, options.jobs)
-    write_record(options.record, digests)
-    different_names = [name for name, pair in digests.items() if len(set(pair)) > 1]
-    sys.stdout.write(describe_names("engines differ", different_names))
-    errors = sum(pair[0].startswith("!") for pair in digests.values())
-    seconds = time.monotonic() - begin
-    sys.stdout.write(f"{2 * len(digests)} cases, {2 * errors} raise an error, {seconds:.0f} s\n")
-    return 0
+    status = 0
+    if options.record:
+        write_record(options.record, cases, options.jobs)
+    else:
+        status = check_record(options.check, cases, options.jobs, options.sample)
+    sys.stdout.write(f"{time.monotonic() - begin:.0f} seconds\n")
+    return status
 
 
 if __name__ == "__main__":
