@@ -25,8 +25,7 @@ import re
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import combinations, product
 from pathlib import Path
@@ -38,7 +37,7 @@ from step_trainings import FACTORS, LIMITS, OPTIMIZERS, OPTIONS, run_training
 from torch import Tensor
 
 ENGINES = ("cpu", "reference")
-PLAIN_ROWS = 3  # cases of each optimizer without an option
+PLAIN_ROWS = 2  # cases of each optimizer without an option
 CASE_SECONDS = 300  # after which a process ends, with a traceback of what hangs
 CHUNK = 16  # consecutive cases of a process: most are of one optimizer and share its kernels
 PLACES = r" \([^ ]+\.py:[0-9]+\)| at 0x[0-9a-f]+"  # in source files or in memory
@@ -95,6 +94,8 @@ def list_cases() -> list[Case]:
             random.Random(hash_text(f"{optimizer} {row}")).shuffle(possible)
             # Contiguous gradients are preferred: only their steps are replayed natively.
             possible.sort(key=lambda case: case.layout != "contiguous")
+            if not possible:
+                continue
             best = max(possible, key=lambda case: len(set(case.pairs()) - covered))
             covered.update(best.pairs())
             cases[best] = None
@@ -164,14 +165,9 @@ def read_record(path: Path) -> tuple[str, dict[str, str]]:
     return machine.removeprefix("# "), {" ".join(row[:6]): row[6] for row in rows}
 
 
-def describe_names(title: str, names: Iterable[str]) -> str:
-    """Return the names of cases in one text, with counts by optimizer and by option."""
-    names = sorted(names)
-    lines = [f"{title}: {len(names)}", *(f"  {name}" for name in names)]
-    for index, factor in enumerate(("optimizer", "option")):
-        counts = Counter(name.split()[index].partition("#")[0] for name in names)
-        lines.append(f"  by {factor}: {', '.join(f'{k} {n}' for k, n in counts.most_common())}")
-    return "\n".join(lines) + "\n"
+def print_names(title: str, names: Sequence[str]) -> None:
+    """Print the number of cases and their names."""
+    sys.stdout.write("\n  ".join([f"{title}: {len(names)}", *sorted(names)]) + "\n")
 
 
 def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
@@ -192,7 +188,7 @@ def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
             file.write(f"{name} {words}\n")
             file.flush()
     part.replace(path)
-    sys.stdout.write(describe_names("engines differ", [n for n, w in digests.items() if " " in w]))
+    print_names("engines differ", [name for name, words in digests.items() if " " in words])
     errors = sum(":" in words for words in digests.values())
     sys.stdout.write(f"recorded {len(digests)} cases, of which {errors} raise an error\n")
 
@@ -216,8 +212,7 @@ def check_record(path: Path, cases: Sequence[Case], jobs: int, seconds: float | 
             break
     sys.stdout.write(f"checked {len(digests)} of {len(cases)} cases on {len(ENGINES)} engines\n")
     different = [name for name, words in digests.items() if old_digests.get(name) != words]
-    if different:
-        sys.stdout.write(describe_names("different digests", different))
+    print_names("different digests", different)
     return int(bool(different))
 
 

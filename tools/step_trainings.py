@@ -117,6 +117,7 @@ OPTIONS: dict[str, dict[str, Arguments]] = {
         "schedule": SCHEDULE,
         "rate_tensor": RATE_TENSOR,
         "complex": {},
+        "torch_step": {"differentiable": True},
         "seven_bytes": {**SPLIT, "state_storage": "8bit"},
         "summed_masters": {"masters": True, "clip_grad_norm": 1.0, "ema_decay": 0.9,
                            "accumulate": 2, "wide_sums": True, "diagnostics": 1},
@@ -170,6 +171,8 @@ LIMITS = (
      "layout", "contiguous strided expanded missing"),
     (r" fused_unscale", "layout", "contiguous strided missing"),
     (r"\.SparseAdam ", "layout", "missing sparse"),
+    (r"^optim\.(?!(A?SGD|Ada(delta|grad|m|mW|max)|[NR]Adam|RMSprop|Rprop) )\S+ torch_step",
+     "dtype", ""),
     (r"^optimize_loss", "layout", "contiguous strided expanded sparse"),
 )  # fmt: skip
 
@@ -344,7 +347,10 @@ def run_training(case: Any, engine: Any, random_seed: int) -> object:
         values = draw_values(random, shape, dtype, case.inputs)
         if case.layout == "strided" and values.dim() > 1:
             values = lay_out(values, "strided")
-        params.append(nn.Parameter(values) if is_torch else Variable(values, f"w{place}"))
+        if is_torch:
+            params.append(nn.Parameter(values, requires_grad=case.option != "torch_step"))
+        else:
+            params.append(Variable(values, f"w{place}"))
     gradients = draw_gradients(random, case, params, is_torch)
     train: Callable[..., object] = train_torch_style if is_torch else train_tensorflow_style
     with thalweg.engine(engine):
