@@ -26,7 +26,8 @@ def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
 def step_digests() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOL.parent))
-        patch.setenv("THALWEG_TUNING", "")
+        for variable in ("THALWEG_TUNING", "OMP_WAIT_POLICY"):
+            patch.setenv(variable, "")
         import step_digests  # pyright: ignore[reportMissingImports]
     return step_digests
 

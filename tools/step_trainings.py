@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-
-os.environ["THALWEG_TUNING"] = "serial=0"  # Two threads share small tensors, too.
 
 import numpy as np
 import torch
