@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from thalweg.optim.kinds import KINDS
 from torch import Tensor, nn
 
 import thalweg
@@ -18,7 +19,6 @@ from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 
