@@ -311,9 +311,7 @@ def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) ->
     for name, place in places.items():
         value, target = file.variables[name], str(place.target)
         zeros = torch.zeros(
-            permute_shape(value.shape, place.axes) or (),
-            dtype=dtype_of(value.dtype),
-            device="cpu",
+            permute_shape(value.shape, place.axes) or (), dtype=dtype_of(value.dtype), device="cpu"
         )
         found[target] = Variable(zeros, target)
     return found

@@ -34,11 +34,7 @@ Matched = Sequence[tuple[Parameter, Tensor]]
 
 
 def from_torch(
-    state_dict: Any,
-    into: Any,
-    variables: Any = None,
-    *,
-    step: int | None = None,
+    state_dict: Any, into: Any, variables: Any = None, *, step: int | None = None
 ) -> None:
     """Go on where an optimizer of `torch.optim` was; all or nothing.
 

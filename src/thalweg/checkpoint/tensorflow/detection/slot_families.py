@@ -52,9 +52,7 @@ V1 = (
     Family("AdagradOptimizer", "Adagrad", ("accumulator",)),
     Family("ProximalAdagradOptimizer", "ProximalAdagrad", ("accumulator",)),
     Family(
-        "AdagradDAOptimizer",
-        "AdagradDA",
-        ("gradient_accumulator", "gradient_squared_accumulator"),
+        "AdagradDAOptimizer", "AdagradDA", ("gradient_accumulator", "gradient_squared_accumulator")
     ),
     Family("AdadeltaOptimizer", "Adadelta", ("accum", "accum_update")),
     Family("FtrlOptimizer", "Ftrl", ("accum", "linear")),

@@ -21,10 +21,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def loading_keras(
-    optimizer: Any,
-    slots: Slots,
-    scalars: Mapping[str, Tensor],
-    hyperparameters: Mapping[str, Any],
+    optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
     """Return the loading that sets slots, counters and hyperparameters.
 

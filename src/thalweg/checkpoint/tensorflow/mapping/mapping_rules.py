@@ -27,12 +27,7 @@ from thalweg._base.showing import show_value
 from thalweg._formats import atomic_write
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
-AXES = {
-    "dense": (1, 0),
-    "conv1d": (2, 1, 0),
-    "conv2d": (3, 2, 0, 1),
-    "conv3d": (4, 3, 0, 1, 2),
-}
+AXES = {"dense": (1, 0), "conv1d": (2, 1, 0), "conv2d": (3, 2, 0, 1), "conv3d": (4, 3, 0, 1, 2)}
 LEFT_OUT = "-"
 _LONGEST = 2000  # characters of a name
 _WILD = re.compile(r"\*\*|\*")
