@@ -1,8 +1,7 @@
 """Mixed precision of OpenSeq2Seq in a checkpoint: masters and the loss scale.
 
-The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have no
-names of their own: they are `Loss_Optimization/Variable`, `Variable_1` and so on, in the order in
-which it makes them.
+The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have
+default names: `Loss_Optimization/Variable`, `Variable_1` and so on, in order of creation.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ class MixedPrecision:
     averages: list[StoredTensor] = field(default_factory=list["StoredTensor"])
 
 
-def mixed_precision(
+def split_mixed_precision(
     tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Masters, loss scale and averages, or None; and everything else."""
+    """Return masters, loss scale and averages, or None; and all other tensors."""
     names = {
         name: variable
-        for name, value in tensors.items()
+        for name, tensor in tensors.items()
         for variable in [name.partition(_MASTER)[2]]
-        if value.dtype == "F32" and variable in tensors and tensors[variable].dtype in _HALVES
+        if tensor.dtype == "F32" and variable in tensors and tensors[variable].dtype in _HALVES
     }
-    averages = {int(found[1]): name for name in tensors if (found := _AVERAGE.fullmatch(name))}
+    averages = {int(match[1]): name for name in tensors if (match := _AVERAGE.fullmatch(name))}
     if not names and not averages:
         return None, dict(tensors)
     scaler, scale = _find_scaler(tensors) if names else ("", {})
-    taken = {*names, *averages.values(), *scale.values()}
+    used_names = {*names, *averages.values(), *scale.values()}
     mixed = MixedPrecision(
         masters={variable: tensors[name] for name, variable in names.items()},
         names=names,
@@ -75,15 +74,15 @@ def mixed_precision(
         scale={kind: tensors[name] for kind, name in scale.items()},
         averages=[tensors[averages[number]] for number in sorted(averages)],
     )
-    return mixed, {name: value for name, value in tensors.items() if name not in taken}
+    return mixed, {name: tensor for name, tensor in tensors.items() if name not in used_names}
 
 
 def _find_scaler(tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
-    """The algorithm, and the names of the variables that are its state."""
+    """Return the loss scaler's algorithm, and the names of its variables; "" and {} if missing."""
     scopes: dict[str, dict[int, str]] = {}
-    for name, value in tensors.items():
+    for name, tensor in tensors.items():
         match = _NUMBERED.fullmatch(name)
-        if match is not None and not value.shape:
+        if match is not None and not tensor.shape:
             scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
     for numbered in scopes.values():
         names = [numbered[number] for number in sorted(numbered)]
