@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from thalweg._core.described import Described, is_argument
+from thalweg._core.config_registry import Configurable, is_argument
 from thalweg._core.state import Loading, differences, mismatch
 from thalweg.schedules import LearningRateSchedule
 
@@ -50,7 +50,7 @@ def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
     """Return the objects with `state_dict` in an optimizer's arguments, by their path there."""
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
-        if isinstance(argument, Described):
+        if isinstance(argument, Configurable):
             rates |= _rates_by_path(argument, f"{path}{name}.")
         elif is_argument(argument):
             inner_rates = enumerate(cast(Any, argument)._keeps())
