@@ -288,9 +288,9 @@ class _Commit:
         with self.report_write_errors():
             syscalls.sync(descriptor)
 
-    def _write_part(self, descriptor: int, part: Buffer) -> None:
+    def _write_part(self, descriptor: int, chunk: Buffer) -> None:
         """Write bytes, report progress, and start writeback after every `_BURST` bytes."""
-        remaining = memoryview(part)
+        remaining = memoryview(chunk)
         remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
         while remaining:
             with self.report_write_errors():

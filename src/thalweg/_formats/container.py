@@ -53,7 +53,7 @@ class Contents:
 
 def write(
     path: Path,
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
     document: Mapping[str, object],
     progress: Progress | None = None,
 ) -> None:
@@ -63,7 +63,7 @@ def write(
 
     Args:
         path: The file.
-        tensors: Tensors by name.
+        stored_tensors: Tensors by name.
         document: A JSON object.
         progress: Called with the number of bytes written so far and their total.
 
@@ -72,7 +72,7 @@ def write(
         InvalidArgumentError: A name, a tensor or the document has a value that cannot be saved.
         InvalidTypeError: The document has a type that cannot be saved.
     """
-    mapping = dict(tensors)
+    mapping = dict(stored_tensors)
     draft, checksums = Draft(mapping, document), dict[str, int]()
     atomic_write.replace(
         path,
@@ -85,12 +85,12 @@ def write(
 
 
 def _tensor_pieces(
-    tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
+    stored_tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
 ) -> Iterator[memoryview]:
     """Yield the bytes of all tensors; add their checksums to `checksums`."""
     piece = memoryview(bytearray(_PIECE))
     for name in order:
-        view, checksum = tensors[name].data, 0
+        view, checksum = stored_tensors[name].data, 0
         for begin in range(0, view.nbytes, _PIECE):
             size = min(_PIECE, view.nbytes - begin)
             # Other threads may write to the tensor between checksum and write.

@@ -169,12 +169,12 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 
 
 def _parse_tensors(
-    path: str, header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
+    path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
     """Return the tensors of a header; raise if header, manifest and file size do not agree."""
     tensors: dict[str, TensorHeader] = {}
     end = start
-    for name, entry in header.items():
+    for name, entry in raw_header.items():
         tensor_header = _parse_entry(path, name, entry, start, end)
         tensors[name], end = tensor_header, tensor_header.begin + tensor_header.bytes
     if end != size:
@@ -224,18 +224,20 @@ def is_shape(encoded: object) -> TypeGuard[list[int]]:
     return prod(length for length in encoded if length) < _LARGEST
 
 
-def _differences(header: dict[str, TensorHeader], manifest: dict[str, object]) -> Iterable[str]:
+def _differences(
+    tensor_headers: dict[str, TensorHeader], manifest: dict[str, object]
+) -> Iterable[str]:
     """Yield a line for each tensor that header and manifest describe differently."""
-    for name in header.keys() - manifest.keys():
+    for name in tensor_headers.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
     for name, encoded in manifest.items():
-        if name not in header:
+        if name not in tensor_headers:
             yield f"{name[:200]!r} is in the manifest only"
         elif not _is_entry(encoded):
             yield f"{name[:200]!r} has an entry in the manifest that is not one of a tensor"
         else:
             expected = kept_as(encoded[0], encoded[1])
-            actual = header[name].dtype, list(header[name].shape)
+            actual = tensor_headers[name].dtype, list(tensor_headers[name].shape)
             if expected != actual:
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {expected!r:.200}"
 

@@ -18,7 +18,7 @@ class Draft:
     """Header of a file to be written.
 
     Args:
-        tensors: The tensors of the file.
+        stored_tensors: The tensors of the file.
         document: The document of the file.
 
     Attributes:
@@ -32,8 +32,10 @@ class Draft:
         InvalidTypeError: The document has a type that cannot be saved.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], document: Mapping[str, object]) -> None:
-        self._tensors = dict(tensors)
+    def __init__(
+        self, stored_tensors: Mapping[str, StoredTensor], document: Mapping[str, object]
+    ) -> None:
+        self._tensors = dict(stored_tensors)
         for name, tensor in self._tensors.items():
             _check_tensor(name, tensor)
         self._document = json_text.dumps({"document": dict(document)})
@@ -61,9 +63,9 @@ class Draft:
         }
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
-    def _header_text(self, manifest: str) -> bytes:
+    def _header_text(self, manifest_text: str) -> bytes:
         begin = {"format": "thalweg", "version": str(header.VERSION), "checksum": "0" * 8}
-        entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest}}
+        entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0
         for name in self.order:
             tensor = self._tensors[name]

@@ -208,10 +208,10 @@ def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredT
     return {**keras_file.variables, **keras_file.optimizer}
 
 
-def _list_tensors(tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
+def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
     return [
         TensorInfo(name, tensor.dtype, tensor.shape, tensor.data.nbytes)
-        for name, tensor in tensors.items()
+        for name, tensor in stored_tensors.items()
     ]
 
 

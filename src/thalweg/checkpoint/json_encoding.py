@@ -104,16 +104,19 @@ class JsonReader:
     """Decoder of the JSON and the named tensors of `Writer`.
 
     Args:
-        tensors: The tensors by name.
+        named_tensors: The tensors by name.
         special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
             content. Returns the decoded value, or NotImplemented to have this class decode it.
         copies: Whether tensors are copied.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], special: Special | None = None, copies: bool = False
+        self,
+        named_tensors: Mapping[str, Tensor],
+        special: Special | None = None,
+        copies: bool = False,
     ) -> None:
-        self.tensors = tensors
+        self.tensors = named_tensors
         self._special = special
         self._copies = copies
 

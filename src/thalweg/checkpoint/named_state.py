@@ -39,11 +39,13 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
             class_name = type(module).__name__
             raise InvalidTypeError(f"module must be a torch.nn.Module, not {class_name}.")
         tensors = _tensors_of_module(module)
-    named = {} if variables is None else _by_name(variables)
-    repeated = sorted(tensors.keys() & named.keys())
-    if repeated:
-        raise InvalidArgumentError(f"{repeated[0]!r} is the name of a variable and in the module.")
-    tensors |= named
+    variables_by_name = {} if variables is None else _by_name(variables)
+    duplicates = sorted(tensors.keys() & variables_by_name.keys())
+    if duplicates:
+        raise InvalidArgumentError(
+            f"{duplicates[0]!r} is the name of a variable and in the module."
+        )
+    tensors |= variables_by_name
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor.")
@@ -90,10 +92,10 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
             f"{len(nameless)} of the variables have no name, the first of shape {nameless[0]}: give"
             " module=model, or a dictionary by name, such as dict(model.named_parameters())."
         )
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
         raise InvalidArgumentError(
-            f"{names.count(repeated[0])} of the variables are called {repeated[0]!r}: give a"
+            f"{names.count(duplicates[0])} of the variables are called {duplicates[0]!r}: give a"
             " dictionary of variables by names of your choice."
         )
     return dict(zip(names, tensors, strict=True))
@@ -120,27 +122,27 @@ def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable
     return optimizer
 
 
-def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state, with slots under the names of their variables in `tensors`.
+def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return an optimizer's state, with slots named after their variables in `named_tensors`.
 
     Raises:
-        InvalidArgumentError: The optimizer has slots of variables that are not in `tensors`.
+        InvalidArgumentError: The optimizer has slots of variables that are not in `named_tensors`.
     """
-    return optimizer._saved(_FileNames(tensors, requires_all=bool(tensors)))
+    return optimizer._saved(_FileNames(named_tensors, requires_all=bool(named_tensors)))
 
 
 def prepare_loading(
-    optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
     """Return a context manager that validates a state from `state_of` and gives a `Loading`.
 
     The optimizer's lock is held inside the context.
     """
-    if not tensors:
+    if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    slot_variables = {name: tensor for name, tensor in tensors.items() if name in owners}
+    slot_variables = {name: tensor for name, tensor in named_tensors.items() if name in owners}
     copies = [name for name, tensor in slot_variables.items() if not is_variable(tensor)]
     if copies:
         raise InvalidArgumentError(
@@ -148,7 +150,7 @@ def prepare_loading(
             f" state_dict() returns it. {_GIVE}"
         )
     variables = list(slot_variables.values())
-    names = _FileNames(tensors, requires_all=isinstance(optimizer, TorchOptimizerAdapter))
+    names = _FileNames(named_tensors, requires_all=isinstance(optimizer, TorchOptimizerAdapter))
     return optimizer._loading(state, variables or None, names)
 
 
@@ -162,17 +164,17 @@ def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def prepare_values(tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
+def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
     """Return the `Loading` that sets variables to values of a file.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [entry_of(name, tensor) for name, tensor in tensors.items()]
+    entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
     problems = differences(entries, values)
     if problems:
         raise mismatch(
-            problems, "The variables", f"Nothing was loaded.{_prefix_hint(tensors, values)}"
+            problems, "The variables", f"Nothing was loaded.{_prefix_hint(named_tensors, values)}"
         )
     return Loading([(entry, values[entry.name]) for entry in entries], what="The variables")
 
@@ -209,14 +211,14 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
             )
 
 
-def gather_dtensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors, with DTensors replaced by full values; all ranks must call this."""
-    local_shards = locals_of(list(tensors.values()))
+    local_shards = locals_of(list(named_tensors.values()))
     return {
         name: tensor
         if local_shards is None or not is_on_mesh(tensor)
         else local_shards.whole(local_shards.part(tensor), tensor)
-        for name, tensor in tensors.items()
+        for name, tensor in named_tensors.items()
     }
 
 
@@ -224,13 +226,15 @@ class _FileNames:
     """Function that returns file names of variables; other variables keep their names.
 
     Args:
-        tensors: Variables by name.
-        requires_all: Whether a variable that is not in `tensors` raises InvalidArgumentError.
+        named_tensors: Variables by name.
+        requires_all: Whether a variable that is not in `named_tensors` raises InvalidArgumentError.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
-        self._tensors = tensors
-        self._names_by_id = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
+    def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
+        self._tensors = named_tensors
+        self._names_by_id = {
+            id(tensor): name for name, tensor in reversed(list(named_tensors.items()))
+        }
         self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:

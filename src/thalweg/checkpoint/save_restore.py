@@ -145,7 +145,7 @@ def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
 
 def _copy_training(
     optimizer: object,
-    tensors: dict[str, Tensor],
+    named_tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
     extra: object,
     metrics: Mapping[str, float] | None,
@@ -158,17 +158,17 @@ def _copy_training(
     slots = slots_of(optimizer)
     shards = None if slots is None else slots.parts
     ranks = None if shards is None else shards.ranks
-    if any_on_mesh(tensors.values()):
+    if any_on_mesh(named_tensors.values()):
         # DTensors exist only if torch.distributed is available.
         from thalweg.distribute.process_group import Ranks
 
         ranks = Ranks()
     if optimizer is not None:
         with nullcontext() if shards is None else shards.collecting():
-            document["state"] = state_writer(state_of(optimizer, tensors), "optimizer")
-        document["optimizer"] = optimizer_config.describe_optimizer(optimizer, tensors)
+            document["state"] = state_writer(state_of(optimizer, named_tensors), "optimizer")
+        document["optimizer"] = optimizer_config.describe_optimizer(optimizer, named_tensors)
         document["rates"] = state_writer(schedule_state.states_of(optimizer), "rates")
-    document["variables"] = content_writer(gather_dtensors(tensors), "variables")
+    document["variables"] = content_writer(gather_dtensors(named_tensors), "variables")
     if module_states := extra_states(module):
         document["extra_states"] = content_writer(module_states, "extra_states")
     document["extra"] = content_writer(extra, "extra")
@@ -358,7 +358,7 @@ def _warn_of_variables(path: str, names: Sequence[str]) -> None:
 def _choose_optimizer(
     document: Mapping[str, object],
     optimizer: object,
-    tensors: Mapping[str, Tensor],
+    named_tensors: Mapping[str, Tensor],
     check_arguments: bool,
     convert: bool,
 ) -> Any:
@@ -368,7 +368,7 @@ def _choose_optimizer(
     if optimizer is False:
         return None
     if "optimizer" in document:
-        return _match_optimizer(document, optimizer, tensors, check_arguments, convert)
+        return _match_optimizer(document, optimizer, named_tensors, check_arguments, convert)
     if optimizer is not None:
         raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
     return None
@@ -378,7 +378,7 @@ def _prepare_optimizer(
     optimizer: object,
     reader: JsonReader,
     document: Mapping[str, object],
-    tensors: dict[str, Tensor],
+    named_tensors: dict[str, Tensor],
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
@@ -388,7 +388,7 @@ def _prepare_optimizer(
         optimizer: The optimizer.
         reader: Decoder of the document.
         document: The document of the file.
-        tensors: Variables by name.
+        named_tensors: Variables by name.
         check_arguments: Whether states of rates must match; see `schedule_state.prepare_rates`.
         exit_stack: Receives the context that blocks the optimizer's steps in other threads.
 
@@ -397,7 +397,7 @@ def _prepare_optimizer(
     """
     try:
         saved_state = _read_by_name(reader, document, "state")
-        loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, tensors))
+        loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
         return [
             loading,
             schedule_state.prepare_rates(
@@ -423,7 +423,7 @@ def _name_file_in_errors(path: str) -> Generator[None]:
 def _match_optimizer(
     document: Mapping[str, Any],
     optimizer: Any,
-    tensors: Mapping[str, Tensor],
+    named_tensors: Mapping[str, Tensor],
     check_arguments: bool,
     convert: bool,
 ) -> object:
@@ -434,16 +434,18 @@ def _match_optimizer(
     """
     saved_config = document["optimizer"]
     if optimizer is None:
-        return optimizer_config.make_optimizer(saved_config, tensors)
-    current_config = optimizer_config.describe_optimizer(optimizer, tensors)
+        return optimizer_config.make_optimizer(saved_config, named_tensors)
+    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
     differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
     unconvertible = differences
     if isinstance(optimizer, TorchOptimizerAdapter):
-        saved_rest, current_rest = map(
+        saved_config_rest, current_rest = map(
             without_converted, (saved_config, current_config), (current_config, saved_config)
         )
-        unconvertible = optimizer_config.describe_differences(saved_rest, current_rest, loaded)
+        unconvertible = optimizer_config.describe_differences(
+            saved_config_rest, current_rest, loaded
+        )
     if convert:
         differences = unconvertible
     is_other_class = saved_config["class"] != current_config["class"]
@@ -456,16 +458,16 @@ def _match_optimizer(
     return optimizer
 
 
-def _read_by_name(reader: JsonReader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
     """Return a part of a document as a dictionary of decoded values by name.
 
     Raises:
         InvalidConfigError: The part decodes to something else.
     """
-    decoded = reader(document[part])
+    decoded = reader(document[section])
     if not isinstance(decoded, dict) or not all(type(name) is str for name in as_object(decoded)):
         raise InvalidConfigError(
-            f"{part!r} must be a dict of values by name, not {state.shown(decoded)}."
+            f"{section!r} must be a dict of values by name, not {state.shown(decoded)}."
         )
     return as_object(decoded)
 

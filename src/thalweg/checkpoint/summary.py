@@ -55,24 +55,26 @@ def step_of(path: str | os.PathLike[str], description: Description) -> int | Non
     return _steps_from_powers(document, tensors, powers) if count is None else count
 
 
-def _first_count(tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
+def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
     """Return the first of the counters that has an integer dtype, or None."""
     for name in counters:
-        if name in tensors and tensors[name].dtype in _INTEGER_DTYPES:
-            return int(tensors[name].tensor())
+        if name in stored_tensors and stored_tensors[name].dtype in _INTEGER_DTYPES:
+            return int(stored_tensors[name].tensor())
     return None
 
 
 def _steps_from_powers(
-    document: Mapping[str, object], tensors: Mapping[str, StoredTensor], powers: Mapping[str, str]
+    document: Mapping[str, object],
+    stored_tensors: Mapping[str, StoredTensor],
+    powers: Mapping[str, str],
 ) -> int | None:
     """Return the step count that a power implies for the optimizer's beta, or None."""
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
-        dtype = _POWER_DTYPES.get(tensors[name].dtype) if name in tensors else None
+        dtype = _POWER_DTYPES.get(stored_tensors[name].dtype) if name in stored_tensors else None
         argument = _find_argument(arguments, beta)
         if dtype is not None and type(argument) in (int, float):
-            count = steps_of(dtype(tensors[name].tensor().item()), dtype(argument))
+            count = steps_of(dtype(stored_tensors[name].tensor().item()), dtype(argument))
             if count is not None:
                 return count
     return None

@@ -149,7 +149,7 @@ class TorchOptimizerAdapter:
 
     @contextmanager
     def _loading(
-        self, saved: Mapping[str, Any], variables: object = None, names: Names = keys_of
+        self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
         """Validate saved state and groups; give the `Loading` that sets them, with the lock held.
 
@@ -160,8 +160,8 @@ class TorchOptimizerAdapter:
             errors: list[str] = []
             param_names, warnings, missing = (self._names_by_param(names), list[str](), list[str]())
             state_dict = {
-                "state": saved["state"],
-                "param_groups": self._order_like_optimizer(saved["groups"], param_names),
+                "state": saved_state["state"],
+                "param_groups": self._order_like_optimizer(saved_state["groups"], param_names),
             }
             if self._is_fused:
                 state_dict, warnings = taken_apart(self.optimizer, state_dict)
@@ -362,13 +362,15 @@ def _rule_options_differ(group: Group, saved_group: Group) -> bool:
     )
 
 
-def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def without_converted(
+    description: Mapping[str, Any], other_config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return an optimizer description without the arguments that `convert=True` may change.
 
     Masters are such an argument, too, if either optimizer has split weights.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
-    if any(_SPLIT in description["arguments"] for description in (description, other)):
+    if any(_SPLIT in description["arguments"] for description in (description, other_config)):
         names |= {keyword.name for keyword in Masters.keywords()}
     arguments: Mapping[str, Any] = description["arguments"]
     return {

@@ -33,18 +33,18 @@ class Bundle:
     variants: tuple[str, ...] = ()
 
 
-def check_dtypes(entries: Iterable[tuple[str, int]]) -> None:
+def check_dtypes(names_and_dtypes: Iterable[tuple[str, int]]) -> None:
     """Raise if tensors have unsupported dtypes.
 
     Args:
-        entries: Names, with the numbers of their dtypes.
+        names_and_dtypes: Names, with the numbers of their dtypes.
 
     Raises:
         CorruptFileError: Lists the tensors with unsupported dtypes.
     """
     unsupported = [
         f"{quote_name(name)} ({name_of(dtype)})"
-        for name, dtype in entries
+        for name, dtype in names_and_dtypes
         if dtype not in NAMES and dtype != STRING
     ]
     if unsupported:

@@ -59,7 +59,7 @@ class IndexedTensor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the tensor is stored in one piece."""
+        """True if the tensor is stored in one piece."""
         return len(self.parts) == 1 and self.parts[0].shape == self.shape
 
 
@@ -93,19 +93,19 @@ def read_index(folder: Folder) -> Index:
                 f"the index has {file.size} bytes, no more than {LIMIT} are read"
             )
         with locate_flaws("index"):
-            entries = iterate_entries(file.read, file.size)
-            header = _parse_header(next(entries, None))
-            return Index(header.shards, _describe_entries(entries, header))
+            key_values = iterate_entries(file.read, file.size)
+            header = _parse_header(next(key_values, None))
+            return Index(header.shards, _describe_entries(key_values, header))
     finally:
         file.close()
 
 
-def _parse_header(entry: tuple[bytes, bytes] | None) -> BundleHeader:
+def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
     """Return the header in the first entry; raise CorruptFileError if it is not supported."""
-    if entry is None or entry[0]:
+    if first_entry is None or first_entry[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
-        header = messages.parse_header(entry[1])
+        header = messages.parse_header(first_entry[1])
         if header.endianness == 1:
             raise CorruptFileError(
                 "numbers have their highest byte first, which is not read; restore and save the"
@@ -131,12 +131,12 @@ def _parse_header(entry: tuple[bytes, bytes] | None) -> BundleHeader:
 
 
 def _describe_entries(
-    entries: Iterator[tuple[bytes, bytes]], header: BundleHeader
+    key_values: Iterator[tuple[bytes, bytes]], bundle_header: BundleHeader
 ) -> dict[str, IndexedTensor]:
     """Return the tensors of an index by name, validated against each other."""
     entries_by_name: dict[str, BundleEntry] = {}
     slice_entries: dict[bytes, BundleEntry] = {}
-    for key, serialized in entries:
+    for key, serialized in key_values:
         if key.startswith(b"\0"):
             with locate_flaws(f"slice {quote_name(key)}"):
                 slice_entries[key] = messages.parse_entry(serialized)
@@ -151,7 +151,7 @@ def _describe_entries(
             _check_shape(entry)
             parts = tuple(_parts_of(name, entry, slice_entries))
             for part in parts:
-                _check(part.entry, header.shards)
+                _check(part.entry, bundle_header.shards)
             tensors[name] = IndexedTensor(entry.dtype, entry.shape, parts)
             if entry.slices:
                 _check_slices(tensors[name])
@@ -164,52 +164,62 @@ def _describe_entries(
 
 
 def _parts_of(
-    name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
+    name: str, bundle_entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
     """Yield the slices of a tensor; remove their entries from `slice_entries`."""
-    if not entry.slices:
-        yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
-    for extents in entry.slices:
-        origin, shape = slices.bounding_box(extents, entry.shape)
+    if not bundle_entry.slices:
+        yield TensorSlice((0,) * len(bundle_entry.shape), bundle_entry.shape, bundle_entry)
+    for extents in bundle_entry.slices:
+        origin, shape = slices.bounding_box(extents, bundle_entry.shape)
         slice_entry = slice_entries.pop(slices.key_of(name, extents), None)
         if slice_entry is None:
             raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has no entry, or comes twice"
             )
-        if slice_entry.slices or (slice_entry.dtype, slice_entry.shape) != (entry.dtype, shape):
+        if slice_entry.slices or (slice_entry.dtype, slice_entry.shape) != (
+            bundle_entry.dtype,
+            shape,
+        ):
             raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has dtype {name_of(slice_entry.dtype)}"
-                f" and shape {slice_entry.shape}, not {name_of(entry.dtype)} and {shape}"
+                f" and shape {slice_entry.shape}, not {name_of(bundle_entry.dtype)} and {shape}"
             )
         yield TensorSlice(origin, shape, slice_entry)
 
 
-def _check_shape(entry: BundleEntry) -> None:
-    if not entry.dtype:
+def _check_shape(bundle_entry: BundleEntry) -> None:
+    if not bundle_entry.dtype:
         raise CorruptFileError("it has no dtype")
-    if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
-        raise CorruptFileError(f"its shape is {entry.shape}, beyond all memory")
+    if (
+        prod(length for length in bundle_entry.shape if length) * _item_bytes(bundle_entry)
+        >= LARGEST
+    ):
+        raise CorruptFileError(f"its shape is {bundle_entry.shape}, beyond all memory")
 
 
-def _item_bytes(entry: BundleEntry) -> int:
+def _item_bytes(bundle_entry: BundleEntry) -> int:
     """Return the bytes of an element; 1 if the dtype is not supported."""
-    return ITEM_BYTES[NAMES[entry.dtype]] if entry.dtype in NAMES else 1
+    return ITEM_BYTES[NAMES[bundle_entry.dtype]] if bundle_entry.dtype in NAMES else 1
 
 
-def _check(entry: BundleEntry, shards: int) -> None:
+def _check(bundle_entry: BundleEntry, shards: int) -> None:
     """Raise CorruptFileError for an entry with an impossible location or size."""
-    if not 0 <= entry.shard < shards:
-        raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
-    if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
-        raise CorruptFileError(f"it has {entry.size} bytes from {entry.offset} on")
-    count, width = prod(entry.shape), _item_bytes(entry)
-    if entry.dtype in NAMES and entry.size != count * width:
+    if not 0 <= bundle_entry.shard < shards:
+        raise CorruptFileError(f"it lies in file {bundle_entry.shard} of {shards}")
+    if (
+        bundle_entry.offset < 0
+        or bundle_entry.size < 0
+        or bundle_entry.offset + bundle_entry.size >= LARGEST
+    ):
+        raise CorruptFileError(f"it has {bundle_entry.size} bytes from {bundle_entry.offset} on")
+    count, width = prod(bundle_entry.shape), _item_bytes(bundle_entry)
+    if bundle_entry.dtype in NAMES and bundle_entry.size != count * width:
         raise CorruptFileError(
-            f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape {entry.shape} has"
-            f" {count * width}"
+            f"it has {bundle_entry.size} bytes, {name_of(bundle_entry.dtype)} of shape"
+            f" {bundle_entry.shape} has {count * width}"
         )
-    if entry.dtype == STRING and entry.size < count:
-        raise CorruptFileError(f"it has {entry.size} bytes for {count} strings")
+    if bundle_entry.dtype == STRING and bundle_entry.size < count:
+        raise CorruptFileError(f"it has {bundle_entry.size} bytes for {count} strings")
 
 
 def _check_slices(tensor: IndexedTensor) -> None:
@@ -222,13 +232,13 @@ def _check_slices(tensor: IndexedTensor) -> None:
     slices.check_count([part.shape for part in tensor.parts], tensor.shape)
 
 
-def _check_overlap(tensors: dict[str, IndexedTensor]) -> None:
+def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
     """Raise CorruptFileError if tensors share bytes, so that no file can promise more than it
     has.
     """
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
-        for name, tensor in tensors.items()
+        for name, tensor in indexed_tensors.items()
         for part in tensor.parts
         if part.entry.size
     )

@@ -19,11 +19,11 @@ _LAST_FIELD = (1 << 29) - 1
 _WORD = 1 << 64
 
 
-def read_varint(buffer: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
+def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
     """Return a number and the offset behind it.
 
     Args:
-        buffer: The bytes.
+        encoded: The bytes.
         offset: The offset of the number.
         end: The offset at which reading stops.
 
@@ -32,7 +32,7 @@ def read_varint(buffer: bytes | memoryview, offset: int, end: int) -> tuple[int,
     """
     number = shift = 0
     while offset < end:
-        byte = buffer[offset]
+        byte = encoded[offset]
         offset += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -86,9 +86,9 @@ def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
         yield limit, offset, length
 
 
-def _read_handle(buffer: bytes, position: int, end: int) -> tuple[int, int, int]:
-    offset, position = read_varint(buffer, position, end)
-    length, position = read_varint(buffer, position, end)
+def _read_handle(handles: bytes, position: int, end: int) -> tuple[int, int, int]:
+    offset, position = read_varint(handles, position, end)
+    length, position = read_varint(handles, position, end)
     return offset, length, position
 
 
@@ -159,17 +159,17 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
     return end, list(struct.unpack(f"<{count}I", block[end:-4]))[::-1]
 
 
-def encoded_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
+def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a table of keys with contents, byte for byte as TensorFlow writes it.
 
     Args:
-        entries: Keys and contents; each key is greater than the one before it.
+        key_values: Keys and contents; each key is greater than the one before it.
     """
     file, listing, block, last_key = bytearray(), _Block(1), _Block(_RESTART_INTERVAL), b""
     finished: tuple[bytes, bytes] | None = (
         None  # the last key of a block that is written, its place
     )
-    for key, content in entries:
+    for key, content in key_values:
         if finished is not None:
             listing.add(_separator_between(finished[0], key), finished[1])
             finished = None
@@ -227,32 +227,32 @@ class _Block:
         return content + mask_checksum(crc32c(content)).to_bytes(4, "little")
 
 
-def _append_block(file: bytearray, block: _Block) -> bytes:
+def _append_block(output: bytearray, block: _Block) -> bytes:
     """Append a block to a file, and return its encoded location."""
-    handle = encode_varint(len(file)) + encode_varint(block.size)
-    file += block.finish_block()
+    handle = encode_varint(len(output)) + encode_varint(block.size)
+    output += block.finish_block()
     return handle
 
 
-def _common_prefix_length(first: bytes, second: bytes) -> int:
+def _common_prefix_length(key: bytes, next_key: bytes) -> int:
     """Return the length of the common prefix of two keys."""
-    pairs = enumerate(zip(first, second))
+    pairs = enumerate(zip(key, next_key))
     return next(
         (position for position, (left, right) in pairs if left != right),
-        min(len(first), len(second)),
+        min(len(key), len(next_key)),
     )
 
 
-def _separator_between(first: bytes, second: bytes) -> bytes:
-    """Return a short key that is at least `first` and less than `second`."""
-    position = _common_prefix_length(first, second)
+def _separator_between(key: bytes, next_key: bytes) -> bytes:
+    """Return a short key that is at least `key` and less than `next_key`."""
+    position = _common_prefix_length(key, next_key)
     if (
-        position < min(len(first), len(second))
-        and first[position] < 0xFF
-        and first[position] + 1 < second[position]
+        position < min(len(key), len(next_key))
+        and key[position] < 0xFF
+        and key[position] + 1 < next_key[position]
     ):
-        return first[:position] + bytes([first[position] + 1])
-    return first
+        return key[:position] + bytes([key[position] + 1])
+    return key
 
 
 def _successor_of(key: bytes) -> bytes:

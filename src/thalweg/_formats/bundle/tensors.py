@@ -85,16 +85,19 @@ class BundleReader:
             raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
         return StoredTensor(kind, tensor.shape, content.data)
 
-    def _read_part(self, part: TensorSlice) -> np.ndarray[Any, Any]:
+    def _read_part(self, tensor_slice: TensorSlice) -> np.ndarray[Any, Any]:
         """Return the bytes of a slice; raise CorruptFileError if the checksum differs."""
         import numpy as np
 
-        content = np.empty(part.entry.size, np.uint8)
-        self._open_shard_of(part).read_into(part.entry.offset, content.data)
-        stored_checksum, calculated = unmask_checksum(part.entry.checksum), crc32c(content.data)
+        content = np.empty(tensor_slice.entry.size, np.uint8)
+        self._open_shard_of(tensor_slice).read_into(tensor_slice.entry.offset, content.data)
+        stored_checksum, calculated = (
+            unmask_checksum(tensor_slice.entry.checksum),
+            crc32c(content.data),
+        )
         if stored_checksum != calculated:
             raise checksum_flaw(stored_checksum, calculated)
-        self._report_progress(part.entry.size)
+        self._report_progress(tensor_slice.entry.size)
         return content
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
@@ -107,9 +110,9 @@ class BundleReader:
         self._report_progress(len(content))
         return texts
 
-    def _open_shard_of(self, part: TensorSlice) -> File:
+    def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
         """Return the data file of a slice; raise CorruptFileError if it is too short."""
-        entry = part.entry
+        entry = tensor_slice.entry
         file = self._folder.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise CorruptFileError(

@@ -178,12 +178,12 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
     return tensors, total
 
 
-def _add_slices(tensors: dict[str, _Tensor], message: ProtoMessage) -> None:
-    """Add the tensor of a SavedSliceMeta, or more slices of a tensor, to `tensors`."""
+def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
+    """Add the tensor of a SavedSliceMeta, or more slices of a tensor, to `described`."""
     name = message.text(1)
     with locate_flaws(quote_name(name)):
         shape, dtype = messages.parse_shape(message.data(2)), message.number(3)
-        tensor = tensors.setdefault(name, _Tensor(dtype, shape))
+        tensor = described.setdefault(name, _Tensor(dtype, shape))
         if (tensor.dtype, tensor.shape) != (dtype, shape):
             raise CorruptFileError(
                 f"it is of shape {tensor.shape} in one file and of {shape} in another"

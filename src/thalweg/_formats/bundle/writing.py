@@ -22,7 +22,7 @@ from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
 
 def write(
     prefix: Path,
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
     graph: ObjectGraph | None = None,
     progress: Progress | None = None,
 ) -> None:
@@ -35,7 +35,7 @@ def write(
 
     Args:
         prefix: The path for TensorFlow; the directory must exist.
-        tensors: The tensors by their names.
+        stored_tensors: The tensors by their names.
         graph: The object graph, for `tf.train.Checkpoint`; None for `tf.train.Saver`.
         progress: Called with the bytes written and their total.
 
@@ -47,7 +47,7 @@ def write(
     """
     path = os.fspath(prefix)
     tensors_by_key = {
-        _key_of(name): _check_tensor(name, tensor) for name, tensor in tensors.items()
+        _key_of(name): _check_tensor(name, tensor) for name, tensor in stored_tensors.items()
     }
     objects, checksum = b"", 0
     if graph is not None:

@@ -12,20 +12,20 @@ _MIXING = ((0, 2, 4, 1), (1, 0, 6, 2), (2, 1, 8, 0), (0, 2, 16, 1), (1, 0, 19, 2
 _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
 
 
-def lookup3(buffer: bytes | memoryview) -> int:
+def lookup3(content: bytes | memoryview) -> int:
     """Return the checksum of some bytes."""
-    words = [(0xDEADBEEF + len(buffer)) & _MASK] * 3
-    tail = max(0, (len(buffer) - 1) // 12 * 12)
+    words = [(0xDEADBEEF + len(content)) & _MASK] * 3
+    tail = max(0, (len(content) - 1) // 12 * 12)
     for begin in range(0, tail, 12):
-        _add_words(words, buffer[begin : begin + 12])
+        _add_words(words, content[begin : begin + 12])
         for target, operand, shift, third in _MIXING:
             words[target] = (words[target] - words[operand]) & _MASK ^ _rotate_left(
                 words[operand], shift
             )
             words[operand] = (words[operand] + words[third]) & _MASK
-    if not buffer:
+    if not content:
         return words[2]
-    _add_words(words, buffer[tail:])
+    _add_words(words, content[tail:])
     for target, operand, shift in _FINAL:
         words[target] = (
             (words[target] ^ words[operand]) - _rotate_left(words[operand], shift)

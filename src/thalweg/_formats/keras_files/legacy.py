@@ -101,7 +101,7 @@ def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDa
     return member
 
 
-def _check_group(source: SourceFile, member: Group | ArrayDataset) -> Group:
-    if isinstance(member, ArrayDataset):
-        raise source.data_loss_error(0, f"{member.name!r} is no group")
-    return member
+def _check_group(source: SourceFile, node: Group | ArrayDataset) -> Group:
+    if isinstance(node, ArrayDataset):
+        raise source.data_loss_error(0, f"{node.name!r} is no group")
+    return node

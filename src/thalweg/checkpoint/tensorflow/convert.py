@@ -262,16 +262,16 @@ def _omitted_names(
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:
         notes = (f"{class_name}, of which there is no state",)
-    carried = {id(tensor): name in places for name, tensor in checkpoint.variables.items()}
-    carried |= {id(tensor): True for tensor in _carried_averages(checkpoint, places).values()}
+    is_converted = {id(tensor): name in places for name, tensor in checkpoint.variables.items()}
+    is_converted |= {id(tensor): True for tensor in _carried_averages(checkpoint, places).values()}
     counters = {name for name in checkpoint.counters if name.rpartition("/")[2] == GLOBAL_STEP}
     counters = (counters or {*checkpoint.counters}) if has_steps else set[str]()
-    carried |= {id(tensor): name in counters for name, tensor in checkpoint.counters.items()}
+    is_converted |= {id(tensor): name in counters for name, tensor in checkpoint.counters.items()}
     if detected is not None:
-        carried |= _carried_of_optimizer(checkpoint, places, detected)
+        is_converted |= _carried_of_optimizer(checkpoint, places, detected)
     if checkpoint.mixed is not None:
-        carried |= {id(tensor): True for tensor in checkpoint.mixed.averages}
-    names = (name for name, tensor in tensors.items() if not carried.get(id(tensor)))
+        is_converted |= {id(tensor): True for tensor in checkpoint.mixed.averages}
+    names = (name for name, tensor in tensors.items() if not is_converted.get(id(tensor)))
     names = (name for name in names if not name.startswith(SAVE_COUNTER))
     return (*names, *checkpoint.texts, *notes)
 
@@ -285,14 +285,16 @@ def _carried_of_optimizer(
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
-    carried = {id(tensor): True for tensor in detected.loss_scale.values()}
+    is_converted = {id(tensor): True for tensor in detected.loss_scale.values()}
     prefix = {"object": f"{detected.name}/", "saver": None}.get(checkpoint.kind, "")
     if prefix is not None:
-        carried |= {id(tensor): True for name, tensor in tensors.items() if name.startswith(prefix)}
-    carried |= {id(tensor): True for tensor in detected.scalars.values()}
+        is_converted |= {
+            id(tensor): True for name, tensor in tensors.items() if name.startswith(prefix)
+        }
+    is_converted |= {id(tensor): True for tensor in detected.scalars.values()}
     for name, slots in detected.slots.items():
-        carried |= {id(tensor): name in places for tensor in slots.values()}
-    return carried
+        is_converted |= {id(tensor): name in places for tensor in slots.values()}
+    return is_converted
 
 
 def _find_places(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:

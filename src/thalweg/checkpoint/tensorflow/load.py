@@ -85,6 +85,10 @@ def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
 
 
 def _sort_tensors(
-    path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
+    path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
-    return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)
+    return (
+        sorted_names(path, stored_tensors)
+        if graph is None
+        else sorted_objects(path, stored_tensors, graph)
+    )

@@ -134,13 +134,15 @@ def _check_surplus(
         raise state.mismatch(problems, title)
 
 
-def _counted_steps(family: str, trained: Pairs, keys: Mapping[int, str], title: str) -> int | None:
+def _counted_steps(
+    class_name: str, trained: Pairs, keys: Mapping[int, str], title: str
+) -> int | None:
     """Return the step count of all parameters; None for SGD, which does not count.
 
     Raises:
         CheckpointMismatchError: The counts differ, or one is not a step count.
     """
-    if family == "SGD":
+    if class_name == "SGD":
         return None
     counts: dict[str, int] = {}
     problems: list[str] = []

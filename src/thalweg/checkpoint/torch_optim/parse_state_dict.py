@@ -49,25 +49,25 @@ class TorchState:
     parameters: Sequence[Parameter]
 
 
-def read(source: Any) -> TorchState:
+def read(state_or_optimizer: Any) -> TorchState:
     """Validate and return the state of a torch optimizer.
 
     Args:
-        source: An optimizer of `torch.optim`, or the result of its `state_dict()`.
+        state_or_optimizer: An optimizer of `torch.optim`, or the result of its `state_dict()`.
 
     Raises:
-        InvalidTypeError: `source` is something else, or of a class without a counterpart here.
+        InvalidTypeError: The argument is something else, or its class has no counterpart here.
         CheckpointMismatchError: The state is damaged.
     """
-    if isinstance(source, torch.optim.Optimizer):
-        source = source.state_dict()
+    if isinstance(state_or_optimizer, torch.optim.Optimizer):
+        state_or_optimizer = state_or_optimizer.state_dict()
     state_dict: Mapping[Any, Any] = {}
-    if isinstance(source, Mapping):
-        state_dict = cast("Mapping[Any, Any]", source)
+    if isinstance(state_or_optimizer, Mapping):
+        state_dict = cast("Mapping[Any, Any]", state_or_optimizer)
     if not state_dict.keys() >= {"state", "param_groups"}:
         raise InvalidTypeError(
             "The state must be an optimizer of torch.optim or its state_dict(), not"
-            f" {shown(source)}."
+            f" {shown(state_or_optimizer)}."
         )
     states, groups = _states_and_groups(state_dict)
     family = family_of(groups)
@@ -122,12 +122,12 @@ def _is_group(group: Any) -> bool:
     return all(isinstance(key, int | str) for keys in key_lists for key in cast("list[Any]", keys))
 
 
-def _title_of(family: str) -> str:
-    return f"The state of torch.optim.{family}"
+def _title_of(class_name: str) -> str:
+    return f"The state of torch.optim.{class_name}"
 
 
 def match_parameters(
-    torch_state: TorchState, source: object, variables: object
+    torch_state: TorchState, state_or_optimizer: object, variables: object
 ) -> list[tuple[Parameter, Tensor]]:
     """Return pairs of torch's parameters and variables.
 
@@ -136,18 +136,18 @@ def match_parameters(
 
     Args:
         torch_state: The state.
-        source: The torch optimizer that the state was read from, or anything else.
+        state_or_optimizer: The torch optimizer that the state was read from, or anything else.
         variables: Variables, or a dict of variables by torch's names. None stands for the
             parameters of the optimizer.
 
     Raises:
-        InvalidArgumentError: `variables` is None and `source` is not an optimizer.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer.
         CheckpointMismatchError: Names or the number of parameters differ.
     """
     names, tensors = _names_and_variables(
-        _parameters_of(source) if variables is None else variables
+        _parameters_of(state_or_optimizer) if variables is None else variables
     )
-    indices = _parameter_indices(source)
+    indices = _parameter_indices(state_or_optimizer)
     if names is None and any(id(var) in indices for var in tensors):
         return _match_by_identity(torch_state, indices, tensors)
     names = _names_of(tensors) if names is None else names
@@ -221,9 +221,13 @@ def _match_by_identity(
     return [(torch_state.parameters[indices[id(var)]], var) for var in tensors]
 
 
-def _parameter_indices(source: object) -> dict[int, int]:
+def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
     """Return the index of each parameter of an optimizer by `id`."""
-    groups = source.param_groups if isinstance(source, torch.optim.Optimizer) else []
+    groups = (
+        state_or_optimizer.param_groups
+        if isinstance(state_or_optimizer, torch.optim.Optimizer)
+        else []
+    )
     ids = [id(param) for group in groups for param in group["params"]]
     return {key: index for index, key in enumerate(ids)}
 

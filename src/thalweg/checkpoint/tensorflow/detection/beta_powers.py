@@ -20,11 +20,13 @@ _FLOATS = ("F32", "F64")
 Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: "scope/" and "_1"
 
 
-def split_powers(tensors: Mapping[str, StoredTensor]) -> tuple[Sets, dict[str, StoredTensor]]:
+def split_powers(
+    stored_tensors: Mapping[str, StoredTensor],
+) -> tuple[Sets, dict[str, StoredTensor]]:
     """Return the powers of each optimizer by their short names, and all other tensors."""
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in stored_tensors.items():
         match = _POWER.fullmatch(name)
         if match is None or tensor.shape or tensor.dtype not in _FLOATS:
             other_tensors[name] = tensor

@@ -36,7 +36,7 @@ def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return dict(scale) if is_scale and are_counts and are_scalars else {}
 
 
-def scale_in(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def scale_in(stored_tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the two variables that a Saver stores of a loss scale; {} if they are missing."""
-    scale = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
+    scale = {name: stored_tensors[name] for name in (SCALE, STEPS) if name in stored_tensors}
     return if_valid(scale) if len(scale) == 2 else {}

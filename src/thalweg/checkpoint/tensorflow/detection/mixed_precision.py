@@ -53,40 +53,46 @@ class MixedPrecision:
 
 
 def split_mixed_precision(
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
     """Return masters, loss scale and averages, or None; and all other tensors."""
     names = {
         name: variable
-        for name, tensor in tensors.items()
+        for name, tensor in stored_tensors.items()
         for variable in [name.partition(_MASTER)[2]]
-        if tensor.dtype == "F32" and variable in tensors and tensors[variable].dtype in _HALVES
+        if tensor.dtype == "F32"
+        and variable in stored_tensors
+        and stored_tensors[variable].dtype in _HALVES
     }
-    averages = {int(match[1]): name for name in tensors if (match := _AVERAGE.fullmatch(name))}
+    averages = {
+        int(match[1]): name for name in stored_tensors if (match := _AVERAGE.fullmatch(name))
+    }
     if not names and not averages:
-        return None, dict(tensors)
-    scaler, scale = _find_scaler(tensors) if names else ("", {})
+        return None, dict(stored_tensors)
+    scaler, scale = _find_scaler(stored_tensors) if names else ("", {})
     used_names = {*names, *averages.values(), *scale.values()}
     mixed = MixedPrecision(
-        masters={variable: tensors[name] for name, variable in names.items()},
+        masters={variable: stored_tensors[name] for name, variable in names.items()},
         names=names,
         scaler=scaler,
-        scale={kind: tensors[name] for kind, name in scale.items()},
-        averages=[tensors[averages[number]] for number in sorted(averages)],
+        scale={kind: stored_tensors[name] for kind, name in scale.items()},
+        averages=[stored_tensors[averages[number]] for number in sorted(averages)],
     )
-    return mixed, {name: tensor for name, tensor in tensors.items() if name not in used_names}
+    return mixed, {
+        name: tensor for name, tensor in stored_tensors.items() if name not in used_names
+    }
 
 
-def _find_scaler(tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
+def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
     """Return the loss scaler's algorithm, and the names of its variables; "" and {} if missing."""
     scopes: dict[str, dict[int, str]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in stored_tensors.items():
         match = _NUMBERED.fullmatch(name)
         if match is not None and not tensor.shape:
             scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
     for numbered in scopes.values():
         names = [numbered[number] for number in sorted(numbered)]
         for algorithm, kinds in _SCALERS.items():
-            if [tensors[name].dtype for name in names] == list(kinds.values()):
+            if [stored_tensors[name].dtype for name in names] == list(kinds.values()):
                 return algorithm, dict(zip(kinds, names, strict=True))
     return "", {}

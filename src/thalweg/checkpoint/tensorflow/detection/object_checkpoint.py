@@ -42,20 +42,20 @@ _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 
 
 def sorted_objects(
-    path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str = ""
+    path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str = ""
 ) -> TensorFlowCheckpoint:
     """Return the sorted checkpoint of these tensors.
 
     Args:
         path: The path of the file.
-        tensors: The tensors by key.
+        stored_tensors: The tensors by key.
         graph: The object graph.
         class_name: Optional. The class of a Keras 3 optimizer whose name is another.
 
     Raises:
         DataLossError: The graph refers to a missing tensor or node.
     """
-    view = _GraphView(path, tensors, graph, class_name)
+    view = _GraphView(path, stored_tensors, graph, class_name)
     nodes = view.optimizer_nodes()
     scales = view.loss_scales(nodes)
     optimizers = [_with_loss_scale(view.sort_optimizer(node), scales.get(node)) for node in nodes]
@@ -74,9 +74,9 @@ def sorted_objects(
         variables=variables,
         optimizers=tuple(_with_hyperparameters(detected, counts) for detected in optimizers),
         counters=counters,
-        unknown={name: tensor for name, tensor in tensors.items() if name not in known_keys},
+        unknown={name: tensor for name, tensor in stored_tensors.items() if name not in known_keys},
         other_names=view.other_names(set(variables)),
-        source=dict(tensors),
+        source=dict(stored_tensors),
         graph=graph,
     )
 
@@ -90,10 +90,14 @@ class _GraphView:
     """
 
     def __init__(
-        self, path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str
+        self,
+        path: str,
+        stored_tensors: Mapping[str, StoredTensor],
+        graph: ObjectGraph,
+        class_name: str,
     ) -> None:
         self._path, self._class_name = path, class_name
-        self._tensors = tensors
+        self._tensors = stored_tensors
         self._nodes = graph.nodes
         self._orders: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
         self._places = self._shortest_paths()

@@ -37,53 +37,53 @@ _MAX_SCOPES = 100  # scopes of a name
 
 
 def sorted_names(
-    path: str, tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
+    path: str, stored_tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
 ) -> TensorFlowCheckpoint:
     """Return the sorted checkpoint of these tensors.
 
     Args:
         path: The path of the file.
-        tensors: The tensors by name.
+        stored_tensors: The tensors by name.
         families: Optional. Families of an optimizer known to be in the file, with its names; they
             take precedence over TensorFlow's default names.
     """
-    mixed, others = split_mixed_precision(tensors)
-    powers, others = split_powers(others)
-    counters = {name: tensor for name, tensor in others.items() if _is_counter(name, tensor)}
+    mixed, other_tensors = split_mixed_precision(stored_tensors)
+    powers, other_tensors = split_powers(other_tensors)
+    counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
     stems = frozenset(part for family in families for _, part in family.parts)
     masters = mixed.names if mixed else {}
-    candidates = {**others, **{name: tensors[name] for name in masters}}
+    candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
     owners = _owners_of_slots(candidates, _KNOWN_STEMS | stems)
     variables = {name: masters.get(owner, owner) for name, owner in owners.items()}
-    slots_by_part = _slots_beside(variables, others, path)
+    slots_by_part = _slots_beside(variables, other_tensors, path)
     groups = _by_stem(slots_by_part)
     averages = groups.pop(AVERAGE, {})
     optimizers = _optimizers_in(groups, families, slots_by_part, path)
     optimizers = with_powers(optimizers, powers, counters)
-    optimizers, scale = _with_loss_scale(optimizers, families, others)
+    optimizers, scale = _with_loss_scale(optimizers, families, other_tensors)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
         variables={
             name: tensor
-            for name, tensor in others.items()
+            for name, tensor in other_tensors.items()
             if name not in owners and name not in counters and name not in scale
         },
         optimizers=tuple(optimizers),
         counters=counters,
         averages={name: parts[AVERAGE] for name, parts in averages.items() if AVERAGE in parts},
         mixed=mixed,
-        source=dict(tensors),
+        source=dict(stored_tensors),
     )
 
 
 def _with_loss_scale(
     optimizers: list[FoundOptimizer],
     families: Sequence[Family],
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Return the optimizers with the loss scale around the only one, and the scale's tensors."""
-    scale = scale_in(tensors)
+    scale = scale_in(stored_tensors)
     if scale and not optimizers:
         # An optimizer without slots shows only by the scale of its loss, if its class is known.
         slotless = [family for family in families if not family.slots]
@@ -110,7 +110,7 @@ def _optimizers_in(
 
 
 def _slots_beside(
-    owners: Mapping[str, str], tensors: Mapping[str, StoredTensor], path: str
+    owners: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
     """Return the slots of each variable, by the last part of their names.
 
@@ -127,7 +127,7 @@ def _slots_beside(
                 " different scopes; which optimizer they are of the names do not tell."
             )
         names[key] = name
-        slots_by_part[owner][key[1]] = tensors[name]
+        slots_by_part[owner][key[1]] = stored_tensors[name]
     return slots_by_part
 
 
@@ -156,7 +156,7 @@ def _is_counter(name: str, tensor: StoredTensor) -> bool:
 
 
 def _owners_of_slots(
-    tensors: Mapping[str, StoredTensor], known_stems: frozenset[str]
+    stored_tensors: Mapping[str, StoredTensor], known_stems: frozenset[str]
 ) -> dict[str, str]:
     """Return the variable of each slot, by the slot's name.
 
@@ -164,11 +164,11 @@ def _owners_of_slots(
     """
     owners: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
-    for name, tensor in tensors.items():
+    for name, tensor in stored_tensors.items():
         owner, _, part = name.rpartition("/")
         stem = _split_number(part)[0]
         has_known_stem = stem in known_stems or part in known_stems
-        if owner in tensors and (has_known_stem or _is_alike(tensor, tensors[owner])):
+        if owner in stored_tensors and (has_known_stem or _is_alike(tensor, stored_tensors[owner])):
             owners[name] = owner
         elif has_known_stem and owner:
             scoped[stem].append(name)
@@ -177,12 +177,12 @@ def _owners_of_slots(
         unscoped_owners = [
             owner for name, owner in owners.items() if _split_number(_last_part(name))[0] == stem
         ]
-        owners |= _without_scopes(tensors, names, unscoped_owners)
+        owners |= _without_scopes(stored_tensors, names, unscoped_owners)
     return owners
 
 
 def _without_scopes(
-    tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
+    stored_tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
 ) -> dict[str, str]:
     """Return the variables of slots whose names begin with a scope.
 
@@ -190,7 +190,7 @@ def _without_scopes(
     are beside variables in this scope, they are slots of variables that the file does not have.
 
     Args:
-        tensors: All tensors.
+        stored_tensors: All tensors.
         names: The slots of optimizers with one name.
         unscoped_owners: The variables that have such slots without a scope.
     """
@@ -199,7 +199,10 @@ def _without_scopes(
         parts = name.rpartition("/")[0].split("/", _MAX_SCOPES)
         for start in range(1, len(parts)):
             candidate = "/".join(parts[start:])
-            if candidate in tensors and tensors[candidate].shape == tensors[name].shape:
+            if (
+                candidate in stored_tensors
+                and stored_tensors[candidate].shape == stored_tensors[name].shape
+            ):
                 owners[name] = "/".join(parts[:start]) + "/", candidate
                 break
     scopes = {
@@ -211,8 +214,8 @@ def _without_scopes(
     return {name: owner for name, (scope, owner) in owners.items() if scope in scopes}
 
 
-def _is_alike(first: StoredTensor, second: StoredTensor) -> bool:
-    return first.dtype == second.dtype and first.shape == second.shape
+def _is_alike(tensor: StoredTensor, variable: StoredTensor) -> bool:
+    return tensor.dtype == variable.dtype and tensor.shape == variable.shape
 
 
 def _optimizers_named(

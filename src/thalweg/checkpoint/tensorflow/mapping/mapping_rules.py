@@ -104,25 +104,25 @@ class Rules:
     keep_names: bool = False
 
     @classmethod
-    def of(cls, source: object) -> Rules | None:
+    def of(cls, rules: object) -> Rules | None:
         """Return the rules of a path, a dictionary, a function, or `Rules`; None for None.
 
         Raises:
             MissingFileError: The file does not exist.
             InvalidConfigError: A line is not a rule, or the argument has another type.
         """
-        if source is None or isinstance(source, Rules):
-            return source
-        if isinstance(source, str | os.PathLike):
-            return parse(_read_rules(os.fspath(source)), os.fspath(source))
-        if isinstance(source, Mapping):
-            pairs = cast(Mapping[Any, Any], source)
+        if rules is None or isinstance(rules, Rules):
+            return rules
+        if isinstance(rules, str | os.PathLike):
+            return parse(_read_rules(os.fspath(rules)), os.fspath(rules))
+        if isinstance(rules, Mapping):
+            pairs = cast(Mapping[Any, Any], rules)
             return cls(tuple(_parse_line(str(name), str(pairs[name]), str(name)) for name in pairs))
-        if callable(source):
-            return cls(function=source)
+        if callable(rules):
+            return cls(function=rules)
         raise InvalidConfigError(
             "rules are the path of a file, a dictionary, or a function of a name, not"
-            f" {type(source).__name__}."
+            f" {type(rules).__name__}."
         )
 
     def place(self, name: str) -> Place | None:

@@ -29,7 +29,7 @@ class TargetTensors:
     optional: frozenset[str]
 
     @classmethod
-    def of(cls, source: object) -> TargetTensors:
+    def of(cls, module_or_variables: object) -> TargetTensors:
         """Return the tensors of a module, of a dictionary, or of a list of variables.
 
         Parameters of a module that have no name yet are named, as by `thalweg.named_variables`.
@@ -38,10 +38,10 @@ class TargetTensors:
             InvalidArgumentError: Two variables of a list have the same name.
             TypeError: An element is not a variable.
         """
-        if isinstance(source, torch.nn.Module):
-            return cls._of_module(source)
-        if isinstance(source, Mapping):
-            mapping = cast(Mapping[Any, Any], source)
+        if isinstance(module_or_variables, torch.nn.Module):
+            return cls._of_module(module_or_variables)
+        if isinstance(module_or_variables, Mapping):
+            mapping = cast(Mapping[Any, Any], module_or_variables)
             tensors = {str(name): mapping[name] for name in mapping}
             for name, tensor in tensors.items():
                 if isinstance(tensor, Tensor) and not is_variable(tensor):
@@ -52,7 +52,7 @@ class TargetTensors:
             check_variables(list(tensors.values()))
             named_variables([pair for pair in tensors.items() if not _has_name(pair[1])])
         else:
-            variables = flatten(source)
+            variables = flatten(module_or_variables)
             check_variables(variables)
             names = [name_of(variable).split(":")[0] for variable in variables]
             duplicates = [name for name in dict.fromkeys(names) if names.count(name) > 1]
