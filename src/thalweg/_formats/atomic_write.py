@@ -165,10 +165,7 @@ class _Commit:
     """Replacement of one file.
 
     Args:
-        path: The file.
-        total: The number of bytes, `reserved` included.
-        progress: As in `replace`.
-        reserved: Number of bytes for the head.
+        path, total, progress, reserved: As in `replace`.
         earlier: Replacements that are renamed before this one.
 
     Attributes:
@@ -184,7 +181,7 @@ class _Commit:
         reserved: int,
         earlier: tuple[_Commit, ...] = (),
     ) -> None:
-        self._path, self._total, self._progress, self._room = path, total, progress, reserved
+        self._path, self._total, self._progress, self._reserved = path, total, progress, reserved
         self._earlier = earlier
         self._temporary = ""
         self.folder: int | None = None
@@ -225,9 +222,7 @@ class _Commit:
                     f"{commit._path} is new already and does not go together with what is here, so"
                     " there is no checkpoint to be read. Save again."
                 )
-        return (
-            "nothing was saved." if self._previous is None else "the previous checkpoint is intact."
-        )
+        return "the previous checkpoint is intact." if self._previous else "nothing was saved."
 
     @contextlib.contextmanager
     def write_temporary(
@@ -273,9 +268,9 @@ class _Commit:
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
             temp_files.lock_file(descriptor)
-        if self._room:
+        if self._reserved:
             with self.report_write_errors():
-                syscalls.retry_interrupted(os.lseek, descriptor, self._room, os.SEEK_SET)
+                syscalls.retry_interrupted(os.lseek, descriptor, self._reserved, os.SEEK_SET)
         for part in parts:
             self._write_part(descriptor, part)
         if make_head is not None:
@@ -300,9 +295,8 @@ class _Commit:
             remaining = remaining[count:]
             self._written += count
             if self._written - self._flushed >= _BURST:
-                syscalls.start_writeback(
-                    descriptor, self._room + self._flushed, self._written - self._flushed
-                )
+                begin, size = self._reserved + self._flushed, self._written - self._flushed
+                syscalls.start_writeback(descriptor, begin, size)
                 self._flushed = self._written
             if self._progress is not None:
                 self._progress(self._written, self._total)

@@ -34,8 +34,7 @@ def by_instruction() -> Function | None:
 
 
 def by_slices(table: list[int]) -> Function | None:
-    """Return the checksum function with eight tables for eight bytes; None if LLVM cannot be
-    loaded.
+    """Return the checksum function with eight tables; None if LLVM cannot be loaded.
 
     Args:
         table: The checksums of single bytes.
@@ -172,18 +171,16 @@ def _write_function(
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
         """Write a loop of `write_step` while `step` bytes remain; return position and checksum."""
         entry_block = builder.block
-        loop_head, loop_body, loop_end = (
-            function.append_basic_block(name) for name in ("head", "in", "out")
-        )
+        blocks = (function.append_basic_block(name) for name in ("head", "in", "out"))
+        loop_head, loop_body, loop_end = blocks
         builder.branch(loop_head)
         builder.position_at_end(loop_head)
         position, crc = builder.phi(i64), builder.phi(first.type)
         position.add_incoming(begin, entry_block)
         crc.add_incoming(first, entry_block)
         remaining = builder.sub(end, position)
-        builder.cbranch(
-            builder.icmp_unsigned(">=", remaining, ir.Constant(i64, step)), loop_body, loop_end
-        )
+        has_step = builder.icmp_unsigned(">=", remaining, ir.Constant(i64, step))
+        builder.cbranch(has_step, loop_body, loop_end)
         builder.position_at_end(loop_body)
         crc.add_incoming(write_step(builder, position, crc), builder.block)
         position.add_incoming(builder.add(position, ir.Constant(i64, step)), builder.block)

@@ -32,7 +32,7 @@ class Saving:
 
     def _write_snapshot(self, snapshot: Snapshot, progress: Progress | None) -> None:
         try:
-            snapshot.write(self.path, progress, waits_for_ranks=False)
+            snapshot.write(self.path, progress, waits=False)
         except BaseException as error:
             self._error = error
         finally:

@@ -146,9 +146,8 @@ def differences(
     """
     writers = [locate_checkpoint(path).check_readable().writer for path in (path_a, path_b)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
-        thalweg_path, foreign_path = (
-            (path_a, path_b) if writers[0] == "thalweg" else (path_b, path_a)
-        )
+        is_first = writers[0] == "thalweg"
+        thalweg_path, foreign_path = (path_a, path_b) if is_first else (path_b, path_a)
         file = locate_checkpoint(thalweg_path).path
         try:
             comparison = compare_converted(foreign_path, file, rules, progress(foreign_path))
@@ -161,12 +160,8 @@ def differences(
             if foreign_path is path_b:
                 tensors_a, tensors_b = tensors_b, tensors_a
             return lines + compare_tensors(path_a, tensors_a, path_b, tensors_b)
-    return compare_tensors(
-        path_a,
-        read_tensors(path_a, progress(path_a)),
-        path_b,
-        read_tensors(path_b, progress(path_b)),
-    )
+    tensors_a, tensors_b = (read_tensors(path, progress(path)) for path in (path_a, path_b))
+    return compare_tensors(path_a, tensors_a, path_b, tensors_b)
 
 
 def compare_tensors(
@@ -181,12 +176,9 @@ def compare_tensors(
         path_a, path_b: The files, of any format, for the lines.
         tensors_a, tensors_b: Their tensors; see `read_tensors`.
     """
-    lines = [
-        f"{name!r} is in {os.fspath(path_a)} only" for name in tensors_a if name not in tensors_b
-    ]
-    lines += [
-        f"{name!r} is in {os.fspath(path_b)} only" for name in tensors_b if name not in tensors_a
-    ]
+    file_a, file_b = os.fspath(path_a), os.fspath(path_b)
+    lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
+    lines += [f"{name!r} is in {file_b} only" for name in tensors_b if name not in tensors_a]
     for name in tensors_a:
         if name in tensors_b:
             lines += _compare_tensor(name, tensors_a[name], tensors_b[name])
@@ -218,12 +210,10 @@ def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo
 def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
     """Return one line about the difference between two tensors, or an empty list."""
     if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
-        return [
-            f"{name!r} is {tensor_a.dtype} {tensor_a.shape} and {tensor_b.dtype} {tensor_b.shape}"
-        ]
-    if np.array_equal(
-        _bytes_of(tensor_a), _bytes_of(tensor_b)
-    ):  # a memoryview compares by Python's objects
+        kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
+        return [f"{name!r} is {' and '.join(kinds)}"]
+    # Comparing memoryviews would be slow: Python converts each element.
+    if np.array_equal(_bytes_of(tensor_a), _bytes_of(tensor_b)):
         return []
     try:
         values_a, values_b = tensor_a.tensor(), tensor_b.tensor()
@@ -234,9 +224,8 @@ def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -
     if not count:
         return [f"{name!r} has other bits of equal values"]
     distance = _max_difference(values_a[is_different], values_b[is_different])
-    return [
-        f"{name!r} differs in {count} of {values_a.numel()} elements, by {distance:.3g} at most"
-    ]
+    total = values_a.numel()
+    return [f"{name!r} differs in {count} of {total} elements, by {distance:.3g} at most"]
 
 
 def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
@@ -245,11 +234,9 @@ def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
         wide = torch.complex128 if values_a.is_complex() else torch.float64
         return float((values_a.to(wide) - values_b.to(wide)).abs().nan_to_num(float("inf")).max())
     array_a, array_b = values_a.numpy(), values_b.numpy()
-    # Floats cannot tell large integers apart; modulo 2^64 the difference of any two is right.
-    distances = np.maximum(array_a, array_b).astype(np.uint64) - np.minimum(
-        array_a, array_b
-    ).astype(np.uint64)
-    return float(distances.max())
+    # Floats are inexact for large integers; modulo 2^64 every difference is exact.
+    larger, smaller = np.maximum(array_a, array_b), np.minimum(array_a, array_b)
+    return float((larger.astype(np.uint64) - smaller.astype(np.uint64)).max())
 
 
 def _bytes_of(stored_tensor: StoredTensor) -> np.ndarray:

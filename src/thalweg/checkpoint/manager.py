@@ -179,15 +179,9 @@ class CheckpointManager:
         return path
 
     def _time_after_all(self) -> float:
-        """Return the time, or just after the newest file: clocks go back and differ between
-        machines.
-        """
-        current_time, checkpoints = self._clock(), self.checkpoints()
-        return (
-            max(current_time, math.nextafter(checkpoints[-1].time, math.inf))
-            if checkpoints
-            else current_time
-        )
+        """Return the time, or just after the newest file: clocks may go back or differ."""
+        present, newest = self._clock(), self.checkpoints()[-1:]
+        return max([present, *(math.nextafter(kept.time, math.inf) for kept in newest)])
 
     def wait(self) -> None:
         """Wait until all files are complete.
@@ -347,12 +341,9 @@ class CheckpointManager:
     def _best_of(self, checkpoints: list[Kept]) -> Kept | None:
         """Return the checkpoint with the best metric; None if no checkpoint has the metric."""
         sign = 1 if self._mode == "min" else -1
-        values = [
-            (sign * checkpoint.metrics.get(self._best or "", math.nan), checkpoint)
-            for checkpoint in checkpoints
-        ]
-        comparable = [pair for pair in values if not math.isnan(pair[0])]
-        return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
+        metrics = [sign * kept.metrics.get(self._best or "", math.nan) for kept in checkpoints]
+        pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
+        return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
     def _remove_old(self) -> None:
         """Delete the checkpoints that neither `keep`, `keep_every` nor `best` retains."""
@@ -422,9 +413,7 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
         except (TypeError, ValueError, AttributeError) as error:
             problem = InvalidConfigError(f"{path}: its time or its metrics are none: {error}")
             unreadable.append(_UnreadableFile(step, path, problem))
-    return sorted(
-        checkpoints, key=lambda checkpoint: (checkpoint.time, checkpoint.step)
-    ), unreadable
+    return sorted(checkpoints, key=lambda kept: (kept.time, kept.step)), unreadable
 
 
 def _step_number(step: Any) -> int:

@@ -36,15 +36,14 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
     tensors: dict[str, Any] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
-            class_name = type(module).__name__
-            raise InvalidTypeError(f"module must be a torch.nn.Module, not {class_name}.")
+            name = type(module).__name__
+            raise InvalidTypeError(f"module must be a torch.nn.Module, not {name}.")
         tensors = _tensors_of_module(module)
     variables_by_name = {} if variables is None else _by_name(variables)
     duplicates = sorted(tensors.keys() & variables_by_name.keys())
     if duplicates:
-        raise InvalidArgumentError(
-            f"{duplicates[0]!r} is the name of a variable and in the module."
-        )
+        name = duplicates[0]
+        raise InvalidArgumentError(f"{name!r} is the name of a variable and in the module.")
     tensors |= variables_by_name
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
@@ -62,22 +61,14 @@ def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
     for prefix, submodule in submodules:
         transient = submodule._non_persistent_buffers_set
-        buffers = {
-            name: buffer for name, buffer in submodule._buffers.items() if name not in transient
-        }
-        for name, tensor in {**submodule._parameters, **buffers}.items():
-            if tensor is not None:
+        for name, tensor in {**submodule._parameters, **submodule._buffers}.items():
+            if tensor is not None and name not in transient:
                 tensors[f"{prefix}.{name}" if prefix else name] = tensor
     return tensors
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
-    """Return variables by name: the keys of a mapping, or the names of the variables themselves.
-
-    Raises:
-        InvalidTypeError: `variables` is a module.
-        InvalidArgumentError: A variable has no name, or two have the same name.
-    """
+    """Return variables by key or by name; raise if a name is missing or ambiguous."""
     if isinstance(variables, Mapping):
         mapping = cast(Mapping[Any, Tensor], variables)
         return {str(name): tensor for name, tensor in mapping.items()}
@@ -173,9 +164,8 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
     entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
     problems = differences(entries, values)
     if problems:
-        raise mismatch(
-            problems, "The variables", f"Nothing was loaded.{_prefix_hint(named_tensors, values)}"
-        )
+        hint = _prefix_hint(named_tensors, values)
+        raise mismatch(problems, "The variables", f"Nothing was loaded.{hint}")
     return Loading([(entry, values[entry.name]) for entry in entries], what="The variables")
 
 
@@ -191,10 +181,8 @@ def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str,
     return ""
 
 
-_WRAPPER_PREFIXES = (
-    "module.",
-    "_orig_mod.",
-)  # by DistributedDataParallel and DataParallel, torch.compile
+# Prefixes of names from DistributedDataParallel or DataParallel, and from torch.compile.
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
 _GIVE = "Give the variables themselves: module=model, or dict(model.named_parameters())."
@@ -232,9 +220,8 @@ class _FileNames:
 
     def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
         self._tensors = named_tensors
-        self._names_by_id = {
-            id(tensor): name for name, tensor in reversed(list(named_tensors.items()))
-        }
+        # The first of several names of a tensor counts.
+        self._names_by_id = {id(named_tensors[name]): name for name in reversed([*named_tensors])}
         self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:

@@ -53,25 +53,21 @@ def _name_of_class(cls: type[object]) -> str:
 
 
 def describe_differences(
-    saved_config: Mapping[str, Any], current_config: Mapping[str, Any], loaded_names: Any
+    saved_config: Mapping[str, Any], config: Mapping[str, Any], loaded_names: Any
 ) -> list[str]:
     """Return descriptions of the differences between two optimizer descriptions.
 
     Args:
         saved_config: The description in the file.
-        current_config: The description of the existing optimizer.
+        config: The description of the existing optimizer.
         loaded_names: Names of arguments that loading sets; their numbers may differ.
     """
-    if saved_config["class"] != current_config["class"]:
-        return [
-            f"the optimizer is {current_config['class']}, in the file it is {saved_config['class']}"
-        ]
+    if saved_config["class"] != config["class"]:
+        return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
     differences: list[str] = []
-    for name in {**saved_config["arguments"], **current_config["arguments"]}:
-        current_value, saved_value = (
-            current_config["arguments"].get(name),
-            saved_config["arguments"].get(name),
-        )
+    current, saved = config["arguments"], saved_config["arguments"]
+    for name in {**saved, **current}:
+        current_value, saved_value = current.get(name), saved.get(name)
         if not (name in loaded_names and _is_number(current_value) and _is_number(saved_value)):
             differences += _value_differences(name, current_value, saved_value)
     return differences
@@ -152,16 +148,12 @@ class _ConfigEncoder:
         }
 
     def __call__(self, argument: object, name: str) -> Any:
-        """Return a schedule, rule, tensor, class, dtype, function or set as JSON, or
-        NotImplemented.
-        """
+        """Return a schedule, rule, tensor, class, function or set as JSON, or NotImplemented."""
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):
-            description = {RULE: argument.name}
-            return (
-                description if argument in _all_rules() else {YOURS: f"your rule {argument.name!r}"}
-            )
+            is_known = argument in _all_rules()
+            return {RULE: argument.name} if is_known else {YOURS: f"your rule {argument.name!r}"}
         if is_argument(argument) and (origin := cast(Any, argument)._made_by()) is not None:
             return self._describe_argument(argument, *origin)
         if isinstance(argument, Tensor):
@@ -171,9 +163,8 @@ class _ConfigEncoder:
         if isinstance(argument, torch.dtype):
             return dtype_name(argument)
         if is_function(argument):
-            return {
-                YOURS: f"the function {getattr(argument, '__name__', type(argument).__name__)!r}"
-            }
+            function_name = getattr(argument, "__name__", type(argument).__name__)
+            return {YOURS: f"the function {function_name!r}"}
         if isinstance(argument, frozenset | set):
             return sorted(map(str, cast(set[Any], argument)))
         return NotImplemented

@@ -68,17 +68,15 @@ class Snapshot:
     slots: SlotStore | None = None
     ranks: Ranks | None = None
 
-    def write(
-        self, path: Path, progress: Progress | None = None, waits_for_ranks: bool = True
-    ) -> None:
+    def write(self, path: Path, progress: Progress | None = None, waits: bool = True) -> None:
         """Write the file; see `save`.
 
         Args:
             path, progress: As in `save`.
-            waits_for_ranks: Whether all ranks wait until rank 0 has written.
+            waits: Whether all ranks wait until rank 0 has written.
         """
         write = partial(self._write_file, path, progress)
-        if self.ranks is not None and waits_for_ranks:
+        if self.ranks is not None and waits:
             self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
             write()
@@ -292,9 +290,7 @@ def restore(
     path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
     document = _check_document(contents.document, path)
-    reader = JsonReader(
-        {name: stored_tensor.tensor() for name, stored_tensor in contents.tensors.items()}
-    )
+    reader = JsonReader({name: stored.tensor() for name, stored in contents.tensors.items()})
     unrestored = () if places else tuple(document["variables"])
     states_module = module if places else None
     with _name_file_in_errors(path), ExitStack() as exit_stack:
@@ -362,9 +358,7 @@ def _choose_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return the optimizer to restore: the given one, a new one, or None without a state to
-    restore.
-    """
+    """Return the optimizer to restore: the given one, a new one, or None for no optimizer."""
     if optimizer is False:
         return None
     if "optimizer" in document:
@@ -384,13 +378,7 @@ def _prepare_optimizer(
 ) -> list[state.Loading]:
     """Return the loadings that set the state and the rates of an optimizer.
 
-    Args:
-        optimizer: The optimizer.
-        reader: Decoder of the document.
-        document: The document of the file.
-        named_tensors: Variables by name.
-        check_arguments: Whether states of rates must match; see `schedule_state.prepare_rates`.
-        exit_stack: Receives the context that blocks the optimizer's steps in other threads.
+    `exit_stack` receives the context that blocks the optimizer's steps in other threads.
 
     Raises:
         InvalidConfigError: The file's state has an invalid form.
@@ -427,11 +415,7 @@ def _match_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> object:
-    """Return the given optimizer, or a new one if None is given.
-
-    Raises:
-        CheckpointMismatchError: The given optimizer's class or arguments differ from the file's.
-    """
+    """Return the given optimizer, or a new one for None; raise if class or arguments differ."""
     saved_config = document["optimizer"]
     if optimizer is None:
         return optimizer_config.make_optimizer(saved_config, named_tensors)
@@ -440,19 +424,15 @@ def _match_optimizer(
     differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
     unconvertible = differences
     if isinstance(optimizer, TorchOptimizerAdapter):
-        saved_config_rest, current_rest = map(
-            without_converted, (saved_config, current_config), (current_config, saved_config)
-        )
-        unconvertible = optimizer_config.describe_differences(
-            saved_config_rest, current_rest, loaded
-        )
+        configs = (saved_config, current_config)
+        rests = [*map(without_converted, configs, configs[::-1])]
+        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
     if convert:
         differences = unconvertible
     is_other_class = saved_config["class"] != current_config["class"]
     if differences and (check_arguments or is_other_class):
-        ways = ["check_arguments=False"] * bool(unconvertible) + ["convert=True"] * (
-            unconvertible != differences
-        )
+        ways = ["check_arguments=False"] * bool(unconvertible)
+        ways += ["convert=True"] * (unconvertible != differences)
         hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
         raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
     return optimizer
@@ -473,11 +453,7 @@ def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str)
 
 
 def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
-    """Validate the document of a training; return it with defaults for missing parts.
-
-    Raises:
-        InvalidConfigError: The file is not a training, or a part has the wrong type.
-    """
+    """Return a document with defaults for missing parts; raise InvalidConfigError if invalid."""
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")

@@ -113,13 +113,10 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
         betas = _betas_of(powers, count)
         if betas:
             return Steps(count, betas, _other_counters(count, counters))
-    candidates = {
-        count: betas for count in _likely_steps(powers) if (betas := _betas_of(powers, count))
-    }
-    usual_betas = {
-        count: betas for count, betas in candidates.items() if len(betas) > 1 and _are_usual(betas)
-    }
-    candidates = usual_betas if len(usual_betas) == 1 else candidates
+    pairs = [(count, _betas_of(powers, count)) for count in _likely_steps(powers)]
+    candidates = {count: betas for count, betas in pairs if betas}
+    usual = {n: betas for n, betas in candidates.items() if len(betas) > 1 and _are_usual(betas)}
+    candidates = usual if len(usual) == 1 else candidates
     if len(candidates) == 1:
         count, betas = next(iter(candidates.items()))
         return Steps(count, betas, _other_counters(count, counters))
@@ -140,9 +137,7 @@ def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
         errors = np.abs((counts + 1) * logs - log)
         is_close = (errors <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MAX_STEPS)
         pairs = zip(betas[is_close], counts[is_close], strict=True)
-        step_counts |= {
-            int(count) for beta, count in pairs if power_after(beta, int(count)) == power
-        }
+        step_counts |= {int(n) for beta, n in pairs if power_after(beta, int(n)) == power}
     return sorted(step_counts)
 
 
@@ -151,10 +146,7 @@ def _are_usual(betas: Mapping[str, object]) -> bool:
 
 
 def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, object] | None:
-    """Return the betas whose powers have these values after `count` steps; None if one has none.
-
-    Powers of 0 are ignored.
-    """
+    """Return the betas of powers other than 0 after `count` steps; None if one has no beta."""
     betas = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
     return None if not betas or None in betas.values() else betas
 

@@ -64,17 +64,15 @@ def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[
 
 
 def _steps_from_powers(
-    document: Mapping[str, object],
-    stored_tensors: Mapping[str, StoredTensor],
-    powers: Mapping[str, str],
+    document: Mapping[str, object], scalars: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
     """Return the step count that a power implies for the optimizer's beta, or None."""
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
-        dtype = _POWER_DTYPES.get(stored_tensors[name].dtype) if name in stored_tensors else None
+        dtype = _POWER_DTYPES.get(scalars[name].dtype) if name in scalars else None
         argument = _find_argument(arguments, beta)
         if dtype is not None and type(argument) in (int, float):
-            count = steps_of(dtype(stored_tensors[name].tensor().item()), dtype(argument))
+            count = steps_of(dtype(scalars[name].tensor().item()), dtype(argument))
             if count is not None:
                 return count
     return None
@@ -85,9 +83,8 @@ def _tensor_name(fields: Mapping[str, object], name: str) -> str:
     tensor_name = as_object(fields.get(name)).get(kinds.TENSOR)
     if isinstance(tensor_name, str):
         return tensor_name
-    return next(
-        filter(None, (_tensor_name(as_object(nested), name) for nested in fields.values())), ""
-    )
+    names = (_tensor_name(as_object(nested), name) for nested in fields.values())
+    return next(filter(None, names), "")
 
 
 def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
@@ -98,22 +95,14 @@ def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
         as_object(as_object(as_object(argument).get(optimizer_config.OPTIMIZER)).get("arguments"))
         for argument in arguments.values()
     ]
-    return next(
-        (
-            argument
-            for arguments in nested_arguments
-            if (argument := _find_argument(arguments, name)) is not None
-        ),
-        None,
-    )
+    candidates = (_find_argument(arguments, name) for arguments in nested_arguments)
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
 def format_arguments(encoded: Any) -> str:
     """Return arguments as text: "learning_rate=0.1, beta_1=0.9"; without those that are None."""
     arguments = as_object(encoded).items()
-    return ", ".join(
-        f"{name}={in_words(argument)}" for name, argument in arguments if argument is not None
-    )
+    return ", ".join(f"{name}={in_words(x)}" for name, x in arguments if x is not None)
 
 
 def in_words(encoded: Any) -> str:

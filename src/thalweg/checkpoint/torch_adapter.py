@@ -119,11 +119,7 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return a copy of state and groups with parameters replaced by their names.
-
-        Raises:
-            InvalidTypeError: The state has a key that is not a parameter of the groups.
-        """
+        """Return a copy of state and groups with parameters replaced by their names."""
         param_names, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
             options = {name: option for name, option in group.items() if name != "param_names"}
@@ -132,18 +128,15 @@ class TorchOptimizerAdapter:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
         param_states = {
-            param_names[param]: param_state for param, param_state in self.optimizer.state.items()
+            param_names[param]: entries for param, entries in self.optimizer.state.items()
         }
         if self._is_fused and self.optimizer._encodes():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
             add_storage(self.optimizer, groups, param_states)
         states = {
-            param_name: {
-                key: _copy_value(entry, f"'{param_name}/{key}'")
-                for key, entry in param_state.items()
-            }
-            for param_name, param_state in param_states.items()
+            name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
+            for name, entries in param_states.items()
         }
         return {"state": states, "groups": _map_tensors(groups, state.taken)}
 
@@ -151,27 +144,18 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate saved state and groups; give the `Loading` that sets them, with the lock held.
-
-        Raises:
-            CheckpointMismatchError: The state does not fit; lists all differences.
-        """
+        """Validate saved state and groups; yield the `Loading` that sets them, under the lock."""
         with self._locked(), writable():
-            errors: list[str] = []
-            param_names, warnings, missing = (self._names_by_param(names), list[str](), list[str]())
-            state_dict = {
-                "state": saved_state["state"],
-                "param_groups": self._order_like_optimizer(saved_state["groups"], param_names),
-            }
+            errors, warnings, missing = list[str](), list[str](), list[str]()
+            param_names = self._names_by_param(names)
+            groups = self._order_groups(saved_state["groups"], param_names)
+            state_dict = {"state": saved_state["state"], "param_groups": groups}
             if self._is_fused:
                 state_dict, warnings = taken_apart(self.optimizer, state_dict)
-                values = {
-                    param: self._file_values.get(name, param) for param, name in param_names.items()
-                }
+                values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
                 state_dict = fitted(self.optimizer, state_dict, warnings, self._converts, values)
-            updates = self._prepare_updates(
-                state_dict["state"], state_dict["param_groups"], param_names, errors, missing
-            )
+            states, groups = state_dict["state"], state_dict["param_groups"]
+            updates = self._prepare_updates(states, groups, param_names, errors, missing)
             if errors:
                 raise state.mismatch(errors, type(self.optimizer).__name__)
             if self._is_fused:
@@ -182,7 +166,7 @@ class TorchOptimizerAdapter:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
-    def _order_like_optimizer(
+    def _order_groups(
         self, saved_groups: list[Group], param_names: Mapping[Tensor, str]
     ) -> list[Group]:
         """Return saved groups, each with its parameters in the order of the optimizer's group."""
@@ -202,21 +186,17 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:
-        """Validate saved states and groups; return what a `Loading` writes.
+        """Return pairs of state entries and new values, and calls that set groups and state.
 
-        Differences are appended to `errors`; names of option state that the file lacks and that
-        starts at the parameters, to `missing`.
-
-        Returns:
-            Pairs of a state entry and its new value; and calls that set groups and state.
+        Differences are appended to `errors`; names of option state that starts at the parameters,
+        because the file lacks it, to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs: list[tuple[Item, Any]] = []
         calls: list[Call] = []
         if len(groups) != len(saved_groups):
-            errors.append(
-                f"there are {len(groups)} groups of parameters, in the file {len(saved_groups)}"
-            )
+            counts = f"there are {len(groups)} groups of parameters, in the file"
+            errors.append(f"{counts} {len(saved_groups)}")
             return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
         merged, checked_values = list[Group](), set[object]()
@@ -231,20 +211,17 @@ class TorchOptimizerAdapter:
                 initial_keys = self._list_initial_keys(param, saved_state, name, errors, missing)
                 if self._has_rule:
                     attributes = self.optimizer.state[param]
-                    calls += setting(
-                        attributes, saved_state, name, errors, pairs, param, None, initial_keys
-                    )
+                    arguments = (attributes, saved_state, name, errors, pairs, param)
+                    calls += setting(*arguments, None, initial_keys)
                     calls += [partial(attributes.pop, key, None) for key in initial_keys]
                     continue
                 checked_group, param_errors = group if option_errors else options, list[str]()
                 if self._checker is not None:
                     may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
-                    param_errors = self._checker._unfit_state(
-                        checked_group, saved_state, param, name, may_create_slots
-                    )
+                    arguments = (checked_group, saved_state, param, name)
+                    param_errors = self._checker._unfit_state(*arguments, may_create_slots)
                     if not param_errors:
-                        arguments = (checked_group, saved_state, param, name, checked_values)
-                        param_errors = self._checker._unfit_numbers(*arguments)
+                        param_errors = self._checker._unfit_numbers(*arguments, checked_values)
                 errors += param_errors
                 if name in saved_states and not param_errors:
                     new_states[param] = self._prepare_state(param, checked_group, saved_state)
@@ -324,11 +301,7 @@ class TorchOptimizerAdapter:
         A number that is None in the file, such as `heads`, becomes None.
         """
         retained = {*saved_group, *self.optimizer.defaults}
-        merged = {
-            key: option
-            for key, option in group.items()
-            if key in retained or not _is_number(option)
-        }
+        merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}
         for key, option in saved_group.items():
             is_flag = key in HOW or isinstance(group.get(key), bool)
             is_unset = option is None and _is_number(group.get(key)) and not is_flag
@@ -373,10 +346,7 @@ def without_converted(
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):
         names |= {keyword.name for keyword in Masters.keywords()}
     arguments: Mapping[str, Any] = description["arguments"]
-    return {
-        **description,
-        "arguments": {name: argument for name, argument in arguments.items() if name not in names},
-    }
+    return {**description, "arguments": {n: x for n, x in arguments.items() if n not in names}}
 
 
 def _narrow_slots(param_state: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:

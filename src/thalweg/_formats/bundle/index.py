@@ -164,62 +164,52 @@ def _describe_entries(
 
 
 def _parts_of(
-    name: str, bundle_entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
+    name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
     """Yield the slices of a tensor; remove their entries from `slice_entries`."""
-    if not bundle_entry.slices:
-        yield TensorSlice((0,) * len(bundle_entry.shape), bundle_entry.shape, bundle_entry)
-    for extents in bundle_entry.slices:
-        origin, shape = slices.bounding_box(extents, bundle_entry.shape)
+    if not entry.slices:
+        yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
+    for extents in entry.slices:
+        origin, shape = slices.bounding_box(extents, entry.shape)
         slice_entry = slice_entries.pop(slices.key_of(name, extents), None)
         if slice_entry is None:
             raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has no entry, or comes twice"
             )
-        if slice_entry.slices or (slice_entry.dtype, slice_entry.shape) != (
-            bundle_entry.dtype,
-            shape,
-        ):
+        if slice_entry.slices or (slice_entry.dtype, slice_entry.shape) != (entry.dtype, shape):
             raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has dtype {name_of(slice_entry.dtype)}"
-                f" and shape {slice_entry.shape}, not {name_of(bundle_entry.dtype)} and {shape}"
+                f" and shape {slice_entry.shape}, not {name_of(entry.dtype)} and {shape}"
             )
         yield TensorSlice(origin, shape, slice_entry)
 
 
-def _check_shape(bundle_entry: BundleEntry) -> None:
-    if not bundle_entry.dtype:
+def _check_shape(entry: BundleEntry) -> None:
+    if not entry.dtype:
         raise CorruptFileError("it has no dtype")
-    if (
-        prod(length for length in bundle_entry.shape if length) * _item_bytes(bundle_entry)
-        >= LARGEST
-    ):
-        raise CorruptFileError(f"its shape is {bundle_entry.shape}, beyond all memory")
+    if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
+        raise CorruptFileError(f"its shape is {entry.shape}, beyond all memory")
 
 
-def _item_bytes(bundle_entry: BundleEntry) -> int:
+def _item_bytes(entry: BundleEntry) -> int:
     """Return the bytes of an element; 1 if the dtype is not supported."""
-    return ITEM_BYTES[NAMES[bundle_entry.dtype]] if bundle_entry.dtype in NAMES else 1
+    return ITEM_BYTES[NAMES[entry.dtype]] if entry.dtype in NAMES else 1
 
 
-def _check(bundle_entry: BundleEntry, shards: int) -> None:
+def _check(entry: BundleEntry, shards: int) -> None:
     """Raise CorruptFileError for an entry with an impossible location or size."""
-    if not 0 <= bundle_entry.shard < shards:
-        raise CorruptFileError(f"it lies in file {bundle_entry.shard} of {shards}")
-    if (
-        bundle_entry.offset < 0
-        or bundle_entry.size < 0
-        or bundle_entry.offset + bundle_entry.size >= LARGEST
-    ):
-        raise CorruptFileError(f"it has {bundle_entry.size} bytes from {bundle_entry.offset} on")
-    count, width = prod(bundle_entry.shape), _item_bytes(bundle_entry)
-    if bundle_entry.dtype in NAMES and bundle_entry.size != count * width:
+    if not 0 <= entry.shard < shards:
+        raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
+    if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
+        raise CorruptFileError(f"it has {entry.size} bytes from {entry.offset} on")
+    count, width = prod(entry.shape), _item_bytes(entry)
+    if entry.dtype in NAMES and entry.size != count * width:
         raise CorruptFileError(
-            f"it has {bundle_entry.size} bytes, {name_of(bundle_entry.dtype)} of shape"
-            f" {bundle_entry.shape} has {count * width}"
+            f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape"
+            f" {entry.shape} has {count * width}"
         )
-    if bundle_entry.dtype == STRING and bundle_entry.size < count:
-        raise CorruptFileError(f"it has {bundle_entry.size} bytes for {count} strings")
+    if entry.dtype == STRING and entry.size < count:
+        raise CorruptFileError(f"it has {entry.size} bytes for {count} strings")
 
 
 def _check_slices(tensor: IndexedTensor) -> None:

@@ -98,16 +98,9 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph without values whose keys are not kept, and without the slots of such
-    objects.
-    """
+    """Return a graph without values whose keys are not kept, and without their slots."""
     nodes = [
-        replace(
-            node,
-            attributes=tuple(
-                attribute for attribute in node.attributes if should_keep(attribute.key)
-            ),
-        )
+        replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
         for node in graph.nodes
     ]
     emptied = {

@@ -62,12 +62,8 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     lengths: list[int] = []
     for (begin, slice_length), axis_length in zip(extents, shape, strict=True):
         length = axis_length if slice_length is None else slice_length
-        if (
-            begin < 0
-            or length < 0
-            or begin + length > axis_length
-            or (slice_length is None and begin)
-        ):
+        is_inside = 0 <= begin <= begin + length <= axis_length
+        if not is_inside or (slice_length is None and begin):
             raise CorruptFileError(
                 f"the slice {format_extents(extents)} does not lie in shape {shape}"
             )
@@ -137,9 +133,7 @@ def join_parts(
 
 def _slices_of_region(origin: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
     """Return the index of a slice in an array of the tensor's shape."""
-    return tuple(
-        slice(begin, begin + length) for begin, length in zip(origin, lengths, strict=True)
-    )
+    return tuple(slice(i, i + length) for i, length in zip(origin, lengths, strict=True))
 
 
 def format_extents(extents: Slice) -> str:

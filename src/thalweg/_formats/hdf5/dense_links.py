@@ -50,10 +50,8 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
         raise source.data_loss_error(
             address, f"a tree of depth {depth} with records of {width} bytes"
         )
-    max_records, count_widths = (
-        (node - 10) // width,
-        [0],
-    )  # `sums`: the most records below a node of each level
+    # `count_widths`: the width of the number of records below a node, by level.
+    max_records, count_widths = (node - 10) // width, [0]
     count_width, total = _bytes_for(max_records), max_records
     for _ in range(depth):
         pointer = 8 + count_width + count_widths[-1]
@@ -79,12 +77,7 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
 
 
 class _Heap:
-    """Fractal heap with links.
-
-    Args:
-        source: The file.
-        address: The address of the heap.
-    """
+    """Fractal heap with links, at an address."""
 
     def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source

@@ -45,19 +45,14 @@ def filter_pipeline(payload: FilePart) -> list[int]:
 
 
 def undo_filters(
-    source: SourceFile,
-    offset: int,
-    compressed: memoryview,
-    filters: list[int],
-    size: int,
-    width: int,
+    source: SourceFile, offset: int, stored: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
     """Return a chunk with its filters undone.
 
     Args:
         source: The file.
         offset: The offset of the chunk, for errors.
-        compressed: The stored bytes.
+        stored: The stored bytes.
         filters: The filters that were applied.
         size: The required number of bytes.
         width: The number of bytes of an element.
@@ -65,7 +60,7 @@ def undo_filters(
     Raises:
         DataLossError: A filter cannot be undone, or the size differs.
     """
-    decoded: bytes | memoryview = compressed
+    decoded: bytes | memoryview = stored
     for number in reversed(filters):
         if number == DEFLATE:
             decoded = _inflate_chunk(source, offset, decoded, size)

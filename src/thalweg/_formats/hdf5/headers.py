@@ -54,9 +54,8 @@ def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
             _note_message(messages, blocks, kind, flags, block.take_part(size))
             message_count += 1
     if message_count != count:
-        raise source.data_loss_error(
-            address, f"{message_count} messages are there, and should be {count}"
-        )
+        text = f"{message_count} messages are there, and should be {count}"
+        raise source.data_loss_error(address, text)
     return messages
 
 
@@ -68,12 +67,10 @@ def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
     flags = head.take_number(1)
     extra_size = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
     width = 1 << (flags & 3)
-    size = source.read_part(address + 6 + extra_size, width, "the size of a header").take_number(
-        width
-    )
-    messages: list[HeaderMessage] = []
-    blocks = [(address, 6 + extra_size + width + size + 4)]
+    part = source.read_part(address + 6 + extra_size, width, "the size of a header")
     prefix_size = 6 + extra_size + width
+    messages: list[HeaderMessage] = []
+    blocks = [(address, prefix_size + part.take_number(width) + 4)]
     while blocks:
         begin, size = blocks.pop(0)
         block = source.read_part(begin, size, "a block of messages")
@@ -83,11 +80,8 @@ def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
             block.take(prefix_size)
         prefix_size = 4
         while block.left >= 4 + 4 + (2 if flags & 4 else 0):
-            kind, size, message_flags = (
-                block.take_number(1),
-                block.take_number(2),
-                block.take_number(1),
-            )
+            kind, size = block.take_number(1), block.take_number(2)
+            message_flags = block.take_number(1)
             block.take(2 if flags & 4 else 0)
             if size > block.left - 4:
                 raise source.data_loss_error(block.offset, f"a message of {size} bytes has no room")

@@ -84,12 +84,8 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
         )
     end.take(4)
     disks = end.take_number(2), end.take_number(2), end.take_number(2)
-    count, size, begin, comment = (
-        end.take_number(2),
-        end.take_number(4),
-        end.take_number(4),
-        end.take_number(2),
-    )
+    count, size = end.take_number(2), end.take_number(4)
+    begin, comment = end.take_number(4), end.take_number(2)
     if disks != (0, 0, count) or comment:
         raise source.data_loss_error(source.size - 22, "the end of the archive is not Keras'")
     if count != _SHORT and _LONG not in (size, begin):
@@ -108,12 +104,9 @@ def _read_member(part: FilePart) -> ArchiveMember:
     source, offset = part.source, part.offset
     part.expect_signature(b"PK\1\2", "a member")
     part.take(4)
-    flags, method, _, checksum = (
-        part.take_number(2),
-        part.take_number(2),
-        part.take_number(4),
-        part.take_number(4),
-    )
+    flags, method = part.take_number(2), part.take_number(2)
+    part.take(4)
+    checksum = part.take_number(4)
     sizes = [part.take_number(4), part.take_number(4)]
     lengths = [part.take_number(2) for _ in range(3)]
     part.take(8)
@@ -124,13 +117,11 @@ def _read_member(part: FilePart) -> ArchiveMember:
     if flags & _ENCRYPTED:
         raise source.unsupported_error(offset, f"the member {title!r} is encrypted")
     if method not in (_UNCOMPRESSED, _DEFLATED):
-        raise source.unsupported_error(
-            offset, f"the member {title!r} is compressed by method {method}"
-        )
+        text = f"the member {title!r} is compressed by method {method}"
+        raise source.unsupported_error(offset, text)
     if method == _UNCOMPRESSED and stored_size != size:
-        raise source.data_loss_error(
-            offset, f"{title!r} has {stored_size} bytes and should have {size}"
-        )
+        text = f"{title!r} has {stored_size} bytes and should have {size}"
+        raise source.data_loss_error(offset, text)
     return ArchiveMember(title, method, checksum, stored_size, size, begin)
 
 
