@@ -223,9 +223,7 @@ def _check_slices(tensor: IndexedTensor) -> None:
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
-    """Raise CorruptFileError if tensors share bytes, so that no file can promise more than it
-    has.
-    """
+    """Raise CorruptFileError if tensors share bytes: a file must not promise more than it has."""
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
         for name, tensor in indexed_tensors.items()

@@ -288,9 +288,7 @@ def _carried_of_optimizer(
     is_converted = {id(tensor): True for tensor in detected.loss_scale.values()}
     prefix = {"object": f"{detected.name}/", "saver": None}.get(checkpoint.kind, "")
     if prefix is not None:
-        is_converted |= {
-            id(tensor): True for name, tensor in tensors.items() if name.startswith(prefix)
-        }
+        is_converted |= {id(tensors[name]): True for name in tensors if name.startswith(prefix)}
     is_converted |= {id(tensor): True for tensor in detected.scalars.values()}
     for name, slots in detected.slots.items():
         is_converted |= {id(tensor): name in places for tensor in slots.values()}
@@ -298,9 +296,7 @@ def _carried_of_optimizer(
 
 
 def _find_places(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
-    """Return the destination of each variable that the rules do not omit; raise if no rule
-    matches.
-    """
+    """Return the destinations of variables that rules do not omit; raise if no rule matches."""
     places: dict[str, Place] = {}
     missing: list[str] = []
     for name, tensor in checkpoint.variables.items():

@@ -29,12 +29,7 @@ EPSILON_NOTE = (
 )
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 _MOST_STEPS = 10_000
-_UNSUPPORTED_OPTIONS = (
-    "weight_decay",
-    "use_ema",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
+_UNSUPPORTED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
 def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
@@ -81,7 +76,7 @@ def _is_optimizer_v2(file: KerasFile) -> bool:
 def refused_of(file: KerasFile) -> tuple[str, ...]:
     """Return the options around the update that this library lacks, as name=value."""
     config = file.config or {}
-    return tuple(f"{name}={config[name]}" for name in _UNSUPPORTED_OPTIONS if config.get(name))
+    return tuple(f"{name}={config[name]}" for name in _UNSUPPORTED if config.get(name))
 
 
 def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:

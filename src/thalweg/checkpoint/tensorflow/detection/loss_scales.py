@@ -27,9 +27,7 @@ def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
 
 
 def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return a copy of the entries if their dtypes and shapes are those of a loss scale, else
-    {}.
-    """
+    """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
     are_counts = all(tensor.dtype in INTEGERS for name, tensor in scale.items() if name != SCALE)
     are_scalars = not any(tensor.shape for tensor in scale.values())

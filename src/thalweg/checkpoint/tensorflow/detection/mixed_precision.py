@@ -78,9 +78,8 @@ def split_mixed_precision(
         scale={kind: stored_tensors[name] for kind, name in scale.items()},
         averages=[stored_tensors[averages[number]] for number in sorted(averages)],
     )
-    return mixed, {
-        name: tensor for name, tensor in stored_tensors.items() if name not in used_names
-    }
+    unused = stored_tensors.keys() - used_names
+    return mixed, {name: tensor for name, tensor in stored_tensors.items() if name in unused}
 
 
 def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:

@@ -149,23 +149,16 @@ class _GraphView:
 
     def full_name(self, index: int) -> str:
         """Return the name that a variable had in the program, without ":0"."""
-        names = [
-            attribute.full_name
-            for attribute in self._node_at(index).attributes
-            if attribute.name == ATTRIBUTE
-        ]
+        attributes = self._node_at(index).attributes
+        names = [saved.full_name for saved in attributes if saved.name == ATTRIBUTE]
         return names[0].removesuffix(":0") if names else ""
 
     def other_names(self, variables: set[str]) -> dict[str, str]:
         """Return the full names of variables, if they are unique."""
-        full_names = {self.name(node): self.full_name(node) for node in self.keys}
-        full_names = {
-            name: full_name
-            for name, full_name in full_names.items()
-            if name in variables and full_name
-        }
-        count = Counter(full_names.values())
-        return {name: full_name for name, full_name in full_names.items() if count[full_name] == 1}
+        pairs = [(self.name(node), self.full_name(node)) for node in self.keys]
+        full_names = {name: full for name, full in pairs if name in variables and full}
+        counts = Counter(full_names.values())
+        return {name: full for name, full in full_names.items() if counts[full] == 1}
 
     def optimizer_nodes(self) -> list[int]:
         """Return the nodes that have slots or the attributes of an optimizer."""
@@ -241,15 +234,12 @@ class _GraphView:
             and (nodes := self._list_items(child))
             and slot_nodes.issuperset(nodes)
         }
+        tensors = {name: self.value(child) for name, child in variables.items()}
         return sort_numbered(
             ListedVariables(
                 self._places[index],
                 [(self.full_name(node), self.value(node)) for node in slots],
-                {
-                    name: tensor
-                    for name, child in variables.items()
-                    if not (tensor := self.value(child)).shape
-                },
+                {name: tensor for name, tensor in tensors.items() if not tensor.shape},
                 self.full_name(node.children[MARKS[1]]).rpartition("/")[0],
                 lists,
                 None if trained is None else [*map(self._owner_of, self._variables_in(trained))],

@@ -199,10 +199,8 @@ def _without_scopes(
         parts = name.rpartition("/")[0].split("/", _MAX_SCOPES)
         for start in range(1, len(parts)):
             candidate = "/".join(parts[start:])
-            if (
-                candidate in stored_tensors
-                and stored_tensors[candidate].shape == stored_tensors[name].shape
-            ):
+            variable = stored_tensors.get(candidate)
+            if variable is not None and variable.shape == stored_tensors[name].shape:
                 owners[name] = "/".join(parts[:start]) + "/", candidate
                 break
     scopes = {
@@ -224,9 +222,8 @@ def _optimizers_named(
     """Return the optimizers of this name with these slots."""
     slot_count = max(len(parts) for parts in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
-    multiples = [
-        family for family in families if family.slots and slot_count % len(family.slots) == 0
-    ]
+    nonempty = [family for family in families if family.slots]
+    multiples = [family for family in nonempty if slot_count % len(family.slots) == 0]
     for matching in (exact, multiples):
         if len(matching) == 1:
             return _optimizers_of_family(matching[0], slots, path)

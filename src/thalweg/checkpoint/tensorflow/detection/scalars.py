@@ -37,11 +37,9 @@ def shortest_decimal(number: object) -> Any:
 
 def count_of(stored_tensor: StoredTensor | None) -> int | None:
     """Return a scalar as an int, also if it is stored as a float; None if it is not an integer."""
-    if (
-        stored_tensor is None
-        or stored_tensor.shape
-        or stored_tensor.dtype not in (*INTEGERS, *FLOATS)
-    ):
+    if stored_tensor is None or stored_tensor.shape:
+        return None
+    if stored_tensor.dtype not in (*INTEGERS, *FLOATS):
         return None
     number = stored_tensor.array().item()
     return int(number) if isinstance(number, int) or number.is_integer() else None

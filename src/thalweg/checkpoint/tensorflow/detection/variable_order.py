@@ -55,9 +55,8 @@ def _may_follow(place: Place, next_place: Place) -> bool:
     if place[0] != next_place[0]:  # layers of the model, as they are listed
         return place[0] is not None and next_place[0] is not None
     parts, next_parts = place[1].split("/"), next_place[1].split("/")
-    first = next(
-        (pair for pair in zip(parts, next_parts, strict=False) if pair[0] != pair[1]), None
-    )
+    pairs = zip(parts, next_parts, strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if first is None:  # a layer has its own variables before those of layers inside of it
         return len(parts) <= len(next_parts)
     return _layer_class(first[0]) == _layer_class(first[1])
