@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from case_batches import many
+from many import many
 from thalweg import optim
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.dither import dithers_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import thalweg.tf as tf
-from case_batches import many
+from many import many
 
 Pair = namedtuple("Pair", "first second")
 Twin = namedtuple("Pair", "first second")  # another class that is the same to TensorFlow

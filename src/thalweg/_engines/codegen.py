@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from thalweg._engines.formula_parser import (
+from thalweg._engines.draws import SCALARS
+from thalweg._engines.transcribe import (
     FUNCTION_PREFIX,
     HELPER_PREFIX,
     LOCAL_PREFIX,
@@ -15,7 +16,6 @@ from thalweg._engines.formula_parser import (
     check_counts,
     transcribe,
 )
-from thalweg._engines.random_bits import SCALARS
 from thalweg.formula import Formula
 
 # The largest number of each type that a copy of a variable may have; beyond it copies saturate.

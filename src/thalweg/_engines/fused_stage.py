@@ -14,7 +14,9 @@ from torch import Tensor
 
 from thalweg import formula
 from thalweg._base.fused_stage import FusedStage, mean_over_columns, mean_over_rows
-from thalweg._engines.formula_parser import (
+from thalweg._engines.layout import compute_dtype
+from thalweg._engines.numpy_functions import NUMPY, square
+from thalweg._engines.transcribe import (
     FUNCTION_PREFIX,
     LITERAL,
     LOCAL_PREFIX,
@@ -23,8 +25,6 @@ from thalweg._engines.formula_parser import (
     place_of,
     transcribe_once,
 )
-from thalweg._engines.layout import compute_dtype
-from thalweg._engines.numpy_functions import NUMPY, square
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 

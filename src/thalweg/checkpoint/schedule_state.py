@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from thalweg._core.config_registry import Configurable, is_argument
+from thalweg._core.described import Described, is_argument
 from thalweg._core.state import Loading, differences, mismatch
 from thalweg.schedules import LearningRateSchedule
 
@@ -45,7 +45,7 @@ def prepare_rates(optimizer: object, given: Mapping[str, object], check: bool) -
 def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in optimizer._arguments().items():
-        if isinstance(value, Configurable):
+        if isinstance(value, Described):
             found |= _rates_by_path(value, f"{path}{name}.")
         elif is_argument(value):
             keeps = enumerate(cast(Any, value)._keeps())
