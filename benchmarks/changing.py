@@ -95,7 +95,7 @@ class TorchLoop(Loop):
 
     def taken(self) -> int:
         own = getattr(self.optimizer, "_own", None)
-        return getattr(getattr(own, "quick", None), "taken", 0)
+        return getattr(getattr(own, "replay", None), "taken", 0)
 
 
 class PairsLoop(Loop):
@@ -121,7 +121,7 @@ class PairsLoop(Loop):
         self.optimizer.apply_gradients(self._pairs, **self._options)
 
     def taken(self) -> int:
-        return getattr(self.optimizer._plans.now().quick, "taken", 0)
+        return getattr(self.optimizer._plans.now().replay, "taken", 0)
 
 
 def _lambda(optimizer: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from thalweg import optim
 from thalweg._cli.bench import roofline, shapes, workload
 from thalweg._cli.bench.timing import Contender, Timings, measure
-from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.step_adapter import ParamGroupAdapter
 
 RATE, DECAY, CLIP, AVERAGE, GROUPS = 1e-4, 0.01, 1.0, 0.999, 100
 FORMS: dict[str, dict[str, Any]] = {
@@ -167,12 +167,12 @@ def masters() -> list[Figure]:
         narrow = [each.detach().to(torch.bfloat16) for each in _parameters_of(shapes.resnet50())]
         for parameter in narrow:
             parameter.grad = torch.randn_like(parameter)
-        choose = partial(setattr, GroupHooks, "from_copies", is_read)
+        choose = partial(setattr, ParamGroupAdapter, "from_copies", is_read)
         choose()
         step = _step(optim.Adam, narrow, {"masters": True})
         contenders.append(Contender(name, step, choose))
     timings = measure(contenders, rounds=15, block=0.2)
-    GroupHooks.from_copies = True
+    ParamGroupAdapter.from_copies = True
     return [compared("optim_masters_read", timings, "read", "only written", 1.08)]
 
 

@@ -16,7 +16,7 @@ import thalweg
 from thalweg import optim
 from thalweg._cli.bench import memory, registry, shapes, workload
 from thalweg._cli.bench.timing import Contender, Timings, measure
-from thalweg._engines.cpu import launch, store
+from thalweg._engines.cpu import kernel_cache, launch
 from thalweg.keras.optimizers import Adam, schedules
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.v1 import train
@@ -200,5 +200,9 @@ def recompiling() -> list[Figure]:
 
 
 def _kernels() -> int:
-    files = len(list(store.kernels_folder().glob("*.o"))) if store.kernels_folder().is_dir() else 0
+    files = (
+        len(list(kernel_cache.kernels_folder().glob("*.o")))
+        if kernel_cache.kernels_folder().is_dir()
+        else 0
+    )
     return files + launch.update_kernel.cache_info().currsize

@@ -284,7 +284,7 @@ def main() -> None:
     if given.write:
         run(SEEDS[0], plant=PLANTS[0], sinks=[JsonLines(given.write)])
         return
-    seeds = list(TUNED_ON if given.tuned_on else SEEDS)[: 1 if given.quick else None]
+    seeds = list(TUNED_ON if given.tuned_on else SEEDS)[: 1 if given.replay else None]
     clean = {(kind, seed): run(seed, kind) for kind in CLEAN for seed in seeds}
     print(
         "| fault | named in time | named first | reported after, steps | loss left its band after |"

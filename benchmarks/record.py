@@ -42,12 +42,14 @@ class Record:
 
     @property
     def place(self) -> str:
-        """Return the machines in words, with the groups of all but the first."""
+        """Return sentences that name the machines, with the groups of all but the first."""
         by_place: dict[str, list[str]] = {}
         for group, machine in self.elsewhere.items():
             by_place.setdefault(describe(machine), []).append(f"`{group}`")
-        others = [f"; {', '.join(groups)}: {place}" for place, groups in by_place.items()]
-        return describe(self.machine) + "".join(others)
+        others = [
+            f" Rows marked {', '.join(groups)}: {place}." for place, groups in by_place.items()
+        ]
+        return f"Measured on {describe(self.machine)}.{''.join(others)}"
 
     def machine_of(self, group: str) -> dict[str, Any]:
         """Return the machine on which a group was measured."""

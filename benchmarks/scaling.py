@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from thalweg._cli.launch import launch_ranks
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import SIZE
 

@@ -98,7 +98,7 @@ class OfTorch:
 
     def taken(self) -> int:
         """How many steps were taken in one call."""
-        return getattr(self.optimizer._own.quick, "taken", 0)
+        return getattr(self.optimizer._own.replay, "taken", 0)
 
 
 class OfKeras:
@@ -118,7 +118,7 @@ class OfKeras:
         self.optimizer.apply_gradients(self.pairs)
 
     def taken(self) -> int:
-        return getattr(self.optimizer._plans.now().quick, "taken", 0)
+        return getattr(self.optimizer._plans.now().replay, "taken", 0)
 
 
 class Several(OfTorch):

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 # What was measured, its figures, and the baseline that they are relative to.
 CHOSEN = (
     (
-        "step time of Adam: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000",
+        "step time of Adam: GPT-2 (124 M) · ResNet-50 · 2,000 tensors of 1,000 elements",
         "{adam_gpt2} · {adam_resnet50} · {adam_small2000}",
         "`torch.optim.Adam(fused=True)`",
     ),
@@ -37,7 +37,7 @@ CHOSEN = (
         "the same computation in torch's `_foreach_` functions",
     ),
     (
-        "lowest memory bandwidth of all rules, ResNet-50 (more is better): `thalweg.keras` ·"
+        "memory bandwidth of the slowest rule, ResNet-50 (more is better): `thalweg.keras` ·"
         " `thalweg.v1`",
         "{keras} · {tensorflow1}",
         "one addition over the same tensors",
@@ -55,37 +55,37 @@ CHOSEN = (
     ),
     (
         "processor time of `optim.Adam` on one thread, new gradients at each step: 1 · 10 · 100"
-        " tensors of 64",
+        " tensors of 64 elements",
         "{steady_optim_new_1x64} · {steady_optim_new_10x64} · {steady_optim_new_100x64}",
         "`torch.optim.Adam(fused=True)`",
     ),
     (
         "processor time of `optim.Adam` on one thread, cold caches (64 MB written before each"
-        " step): 1 · 10 · 100 tensors of 64",
+        " step): 1 · 10 · 100 tensors of 64 elements",
         "{steady_optim_cold_1x64} · {steady_optim_cold_10x64} · {steady_optim_cold_100x64}",
         "`torch.optim.Adam(fused=True)`",
     ),
     (
         "processor time with a new learning rate at each step, `optim.AdamW` with `LambdaLR`:"
-        " 1 · 10 · 100 tensors of 64",
+        " 1 · 10 · 100 tensors of 64 elements",
         "{changing_lambda_1} · {changing_lambda_10} · {changing_lambda_100}",
         "`torch.optim.AdamW(fused=True)` with `LambdaLR`",
     ),
     (
         "processor time with a new learning rate at each step, Adam of `thalweg.keras` with"
-        " `ExponentialDecay`: 1 · 10 · 100 tensors of 64",
+        " `ExponentialDecay`: 1 · 10 · 100 tensors of 64 elements",
         "{changing_keras_1} · {changing_keras_10} · {changing_keras_100}",
         "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
         "processor time with a new learning rate at each step, Adam of `thalweg.v1` with"
-        " `exponential_decay`: 1 · 10 · 100 tensors of 64",
+        " `exponential_decay`: 1 · 10 · 100 tensors of 64 elements",
         "{changing_v1_1} · {changing_v1_10} · {changing_v1_100}",
         "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
         "processor time with different gradients missing at each step, `optim.AdamW`, 100 tensors"
-        " of 64: one in turn · alternating halves · a random half",
+        " of 64 elements: one in turn · alternating halves · a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
         "`torch.optim.AdamW(fused=True)` with the same gradients",
     ),
@@ -123,7 +123,7 @@ def few(made: Record) -> str:
         lines.append(f"| {what}{_mark(made, text)} | {text.format_map(values)} | {peer} |")
     run = " of one run" * made.is_one_run
     note = " Rows that were measured beside other processes are left out." if left_out else ""
-    return "\n".join([*lines, "", f"Medians{run}. {made.place}.{note}"])
+    return "\n".join([*lines, "", f"Medians{run}. {made.place}{note}"])
 
 
 def all_of(made: Record) -> str:
@@ -132,7 +132,7 @@ def all_of(made: Record) -> str:
     for each in made.figures.values():
         cells = (each.name, each.measured, each.wanted, each.met, each.origin)
         lines.append(f"| {' | '.join(cells)} |")
-    text = f"{made.place}.{_doubts(made.figures.values())}"
+    text = f"{made.place}{_doubts(made.figures.values())}"
     return "\n".join([text, "", *lines])
 
 

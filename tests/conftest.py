@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import settings
 
 import kernel_cache
-from logged import Logged
+from busy import scale_to_load
+from captured_log import Logged
 
 if (keras := find_spec("keras")) and not keras.origin:  # it is not installed: a folder is found
     sys.modules["keras"] = None
@@ -26,6 +28,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile("thalweg", derandomize=True, deadline=None)
 settings.load_profile("thalweg")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test more time on a busy machine; workers have the limit of their session."""
+    if config.option.timeout is None:
+        config.option.timeout = scale_to_load(float(config.getini("timeout")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason of skipped tests once, with their number."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    places = [report.longrepr for report in skipped if isinstance(report.longrepr, tuple)]
+    reasons = Counter(reason.removeprefix("Skipped: ") for _, _, reason in places)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,7 +100,7 @@ def _followers_of_ranks(items: list[pytest.Item]) -> set[pytest.Item]:
 def looks() -> None:
     """Where it is asked for, steps in one call are looked at carefully, too."""
     if os.environ.get("THALWEG_CHECK_LOOK") == "1":
-        from checked_look import check_steps  # after the environment is set
+        from replay_cross_check import check_steps  # after the environment is set
 
         check_steps()
 

@@ -36,14 +36,14 @@ MODULES: dict[str, list[str]] = {
     ],
     "_engines/reference": [
         "engines/test_reference.py", "engines/test_engines.py", "engines/test_sparse_engines.py",
-        "engines/test_measuring.py",
+        "engines/test_reduction_order.py",
     ],
     "_engines/layout": [
-        "engines/test_gate.py", "test_errors.py", "engines/test_memory.py",
-        "engines/test_pointers.py", "engines/test_layouts.py",
+        "engines/test_dispatcher.py", "test_errors.py", "engines/test_memory.py",
+        "engines/test_moved_memory.py", "engines/test_layouts.py",
     ],
     "_engines/dispatcher": [
-        "engines/test_gate.py", "engines/test_pointers.py", "engines/test_memory.py",
+        "engines/test_dispatcher.py", "engines/test_moved_memory.py", "engines/test_memory.py",
         "engines/test_engines.py", "engines/test_sparse_engines.py",
     ],
 }  # fmt: skip

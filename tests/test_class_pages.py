@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from thalweg import IndexedSlices, Variable
 from thalweg._cli import registry
 from thalweg.v1 import train

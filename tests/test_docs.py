@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import doc_blocks
-import fresh
+import fresh_process
 import thalweg
-from many import many
+from case_batches import many
 from thalweg import checkpoint, optim
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._formats import container
@@ -210,7 +210,7 @@ def test_a_step_goes_through_the_files_that_the_contributing_page_lists(tmp_path
     page = (ROOT / "CONTRIBUTING.md").read_text().partition("## Files of a step")[2]
     files = re.findall(r"^\| \d \| `(\S+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     assert len(files) == 8
-    entered = fresh.run(ENTERED, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()
+    entered = fresh_process.run(ENTERED, THALWEG_CACHE_DIR=str(tmp_path)).stdout.split()
     assert {*files} <= {*entered}
 
 

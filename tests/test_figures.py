@@ -77,7 +77,7 @@ def test_groups_of_another_machine_are_named(load: Any) -> None:
     assert (both.machine, both.elsewhere) == (stands.machine, {"adam": other})
     assert both.groups == stands.groups
     assert not both.is_one_run
-    assert "; `adam`: another processor, 96 cores, torch 9.9" in tables.few(both)
+    assert " Rows marked `adam`: another processor, 96 cores, torch 9.9." in tables.few(both)
     assert record.of_json(both.as_json()) == both
     whole = record.combine(both, record.Record(other, stands.groups), stands.groups, True)
     assert (whole.machine, whole.elsewhere, whole.is_one_run) == (other, {}, True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg
-from many import many
+from case_batches import many
 
 CLOSURE = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "closure.py"))
 SOURCE = Path(thalweg.__file__).parent
@@ -52,6 +52,7 @@ def _forgotten() -> Iterator[None]:
     """Trees are of use here alone, and large."""
     yield
     _parsed.cache_clear()
+    _asked.cache_clear()
 
 
 def _room(path: Path) -> str:
@@ -65,6 +66,7 @@ def _room_of(parts: Sequence[str]) -> str:
     return inner if inner in LEVEL else parts[0]
 
 
+@cache
 def _asked(tree: ast.AST) -> set[str]:
     """All that is imported anywhere, in functions, by literal names and for types alone, too.
 
@@ -253,7 +255,7 @@ FACES = [
 @many("path", FACES)
 def test_faces_leave_memory_to_the_step(path: Path) -> None:
     inner = re.findall(r"from thalweg\._engines\.(\w+) import", path.read_text())
-    assert set(inner) <= {"selection"}
+    assert set(inner) <= {"engine_selection"}
 
 
 @many("path", (SOURCE / "rules").glob("*.py"))
@@ -328,7 +330,7 @@ def test_private_names_are_imported_by_tests_of_their_own_room_alone() -> None:
 
 
 def _printed(program: str) -> str:
-    done = fresh.run(program)
+    done = fresh_process.run(program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -126,8 +126,8 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
 
     That is asked where denormals are kept and types are wide, which needs no more than NumPy.
     """
-    from thalweg._engines.cpu import store
-    from thalweg._engines.cpu.work import cut_slices, dense_chunks, make_table
+    from thalweg._engines.cpu import kernel_cache
+    from thalweg._engines.cpu.work_table import cut_slices, dense_chunks, make_table
     from thalweg._engines.numpy_functions import numpy_formula
 
     kernel, compute = kernel_of(rule, dtype)
@@ -138,7 +138,9 @@ def run_kernel(rule: Any, dtype: str, flush: bool) -> tuple[list[Any], bool | No
     base = np.array([[each.ctypes.data for each in streams]], np.int64)
     table = make_table(base, chunks, cut_slices(chunks, 1024), np.zeros(1, np.int64))
     scalars = np.array([list(numbers.values())], compute)
-    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address_of(kernel.name, kernel.source))
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+        kernel_cache.address_of(kernel.name, kernel.source)
+    )
     run(table.fill_argument(scalars, flush))
     written = [streams[0], *streams[2:]]
     if flush or dtype not in ("float32", "float64"):

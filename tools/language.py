@@ -106,17 +106,21 @@ def arguments_of(function: Function) -> Iterator[ast.arg]:
 @cache
 def external_parameters() -> frozenset[tuple[str, str]]:
     """Return pairs of function and parameter of the installed packages in `EXTERNAL`."""
+    return frozenset().union(*map(read_parameters, EXTERNAL))
+
+
+def read_parameters(name: str) -> set[tuple[str, str]]:
+    """Return pairs of function and parameter of a folder of an installed package."""
     pairs: set[tuple[str, str]] = set()
-    for name in EXTERNAL:
-        package, *below = name.split("/")
-        found = find_spec(package)
-        for folder in (found and found.submodule_search_locations) or ():
-            for path in Path(folder, *below).rglob("*.py"):
-                tree = ast.parse(path.read_text(errors="replace"))
-                for node in ast.walk(tree):
-                    if isinstance(node, Function):
-                        pairs |= {(node.name, argument.arg) for argument in arguments_of(node)}
-    return frozenset(pairs)
+    package, *below = name.split("/")
+    found = find_spec(package)
+    for folder in (found and found.submodule_search_locations) or ():
+        for path in Path(folder, *below).rglob("*.py"):
+            tree = ast.parse(path.read_text(errors="replace"))
+            for node in ast.walk(tree):
+                if isinstance(node, Function):
+                    pairs |= {(node.name, argument.arg) for argument in arguments_of(node)}
+    return pairs
 
 
 @cache

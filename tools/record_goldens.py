@@ -13,10 +13,10 @@ library and its tests do not:
         digests of long and wide variables and of NaN, infinities and denormals
 
 The first two write DIR/keras.json and DIR/keras.npz; `LAYOUT` describes them,
-`tests/support/replay.py` reads them. The last writes DIR/wide.json and DIR/wide.npz, read by
-`tests/faces/test_wide_goldens.py`. A case is a dict, the one stored in the JSON: the tables at the
-top of this file say what is in it, `inputs` draws its variables and gradients, `record` runs
-TensorFlow.
+`tests/support/replay.py` reads them. The last writes DIR/wide.json and DIR/wide.npz, read
+by `tests/faces/test_edge_value_goldens.py`. A case is a dict, the one stored in the JSON: the
+tables at the top of this file say what is in it, `inputs` draws its variables and gradients,
+`record` runs TensorFlow.
 
 TensorFlow's numbers do not depend on the processor but where it takes rsqrt of float32: Adadelta,
 and RMSprop with momentum for sparse gradients.

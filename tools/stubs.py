@@ -19,7 +19,7 @@ from typing import Any
 from torch.optim.optimizer import ParamsT
 
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.kinds import HOMES
+from thalweg.optim.rule_names import HOMES
 
 ROOT = Path(__file__).parents[1] / "src" / "thalweg" / "optim"
 MODULES = ("classes", "mixed", "rule_optimizer", "tensorflow", *dict.fromkeys(HOMES.values()))

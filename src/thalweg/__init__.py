@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thalweg._base.lazy import UPPER_PACKAGES as _UPPER_PACKAGES
-from thalweg._core.described import faces as _faces
+from thalweg._core.config_registry import faces as _faces
 from thalweg.errors import (
     CancelledError,
     CheckpointMismatchError,

@@ -550,7 +550,7 @@ def power(x: Any, y: Any) -> Any:
 
 def wide(x: Any) -> Any:
     """`x` in float64, for the few kernels that compute float32 in double precision."""
-    if hasattr(x, "widen"):  # a symbol of `_core/symbols.py`
+    if hasattr(x, "widen"):  # a symbol of `_core/scalar_tracing.py`
         return x.widen()
     return x.double() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)[()]
 
@@ -559,7 +559,7 @@ def narrow(x: Any, like: Any) -> Any:
     """`x` rounded to the dtype of `like`, which must not be `wide`."""
     if isinstance(like, torch.Tensor):
         return x.to(like.dtype)
-    if hasattr(like, "narrow"):  # a symbol of `_core/symbols.py`
+    if hasattr(like, "narrow"):  # a symbol of `_core/scalar_tracing.py`
         return like.narrow(x)
     return np.asarray(x, np.asarray(like).dtype)[()]
 

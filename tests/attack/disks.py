@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import bare
+import without_torch
 
 SAVE = """
 import json, os, resource
@@ -109,7 +109,7 @@ def _outcome(case: Case, root: Path) -> str:
     modes = json.dumps([] if case.mode is None else [case.mode])
     limits = dict([case.limit]) if case.limit else {}
     arguments = [path, str(SIZE), json.dumps(limits), str(user), modes]
-    command = bare.command(SAVE, *arguments)
+    command = without_torch.command(SAVE, *arguments)
     if case.mount and not can_mount():
         return "unavailable"
     if case.mount:

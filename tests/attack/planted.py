@@ -7,24 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thalweg._core import outcome, state
+from thalweg._core import commit, state
 from thalweg._core.options import accumulation as sums_of_optim
 from thalweg._core.options import iter_size
 from thalweg._core.state import loading
 from thalweg._engines import dispatcher as gate
 from thalweg._engines import layout, reference
-from thalweg._engines.cpu import store
-from thalweg._engines.metadata_guard import Likeness
-from thalweg._engines.plan import DensePlan
+from thalweg._engines.cpu import kernel_cache
+from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg._engines.storage_guard import StorageGuard
 from thalweg._formats import atomic_write, header
 from thalweg._formats.bundle import index
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.keras.optimizers import weights
 from thalweg.openseq2seq.optimizers import backward
-from thalweg.optim import torchs_step
+from thalweg.optim import torch_fallback
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.scaled import Scaled
+from thalweg.optim.grad_scaler import GradScalerMixin
 
 
 def _instead(home: Any, name: str, function: Any) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def _unchecked_sums() -> None:
 
 def _unsealed(name: str) -> bytes:
     with contextlib.suppress(OSError):
-        return (store.kernels_folder() / name).read_bytes()[64:]
+        return (kernel_cache.kernels_folder() / name).read_bytes()[64:]
     return b""
 
 
@@ -75,7 +75,7 @@ def _split() -> None:
         for _ in functions:
             time.sleep(0.001)
 
-    outcome.drain = drain
+    commit.drain = drain
 
 
 def _in_place(
@@ -102,7 +102,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),
     "plans always stand": _instead(DensePlan, "_stands", _yes),
     "slots are not watched": _instead(StorageGuard, "confirm_places", _yes),
-    "everything is alike": _instead(Likeness, "holds", _yes),
+    "everything is alike": _instead(MetadataGuard, "holds", _yes),
     "a block is told by its first slot": _first_slots,  # which may be empty, and have no address
     "sections are split": _split,
     "weights are set as they come": _instead(weights, "_fit_value", lambda _, value: value),
@@ -111,13 +111,13 @@ DEFECTS: dict[str, Callable[[], None]] = {
         FusedTorchOptimizer, "_unfit_state", lambda *_: []
     ),
     "what torch refuses is half done": _instead(
-        torchs_step, "whole", lambda _: contextlib.nullcontext()
+        torch_fallback, "whole", lambda _: contextlib.nullcontext()
     ),
     "sums may lie anywhere": _instead(
         sums_of_optim, "_copy_shared", lambda params, sums, gradients, titles_of: gradients
     ),
-    "what a scaler found is not asked": _instead(Scaled, "_skip_overflowed_step", _no),
-    "machine code is not sealed": _instead(store, "_read_code", _unsealed),
+    "what a scaler found is not asked": _instead(GradScalerMixin, "_skip_overflowed_step", _no),
+    "machine code is not sealed": _instead(kernel_cache, "_read_code", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
     "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
     "checksums are not compared": _instead(header, "check_sum", lambda *_: None),

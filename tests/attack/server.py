@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from attack import clock
 from attack.figures import Figures
 from attack.planted import DEFECTS
-from fresh import context
+from fresh_process import context
 
 PATIENCE = 240
 
@@ -82,6 +82,26 @@ class Server:
         self._process.join()
 
 
+_open: dict[str, Server] = {}
+
+
+@contextlib.contextmanager
+def serving(module: str) -> Iterator[Server]:
+    """Yield the server of a module's cases; a block within such a block has the same server.
+
+    It is warm after seconds, and each of its children is given a defect of its own.
+    """
+    if module in _open:
+        yield _open[module]
+        return
+    with Server(module) as server:
+        _open[module] = server
+        try:
+            yield server
+        finally:
+            del _open[module]
+
+
 def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[str]) -> Figures:
     """Try the cases of a module, numbered from 0, in children of its server.
 
@@ -93,7 +113,7 @@ def figures_of(module: str, seed: int, count: int, batch: int, good: Sequence[st
         good: The outcomes that are no failures.
     """
     figures, name = Figures(), module.rpartition(".")[2]
-    with Server(module) as server:
+    with serving(module) as server:
         for first in range(0, count, batch):
             if clock.is_over():
                 break

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bare
+import without_torch
 from thalweg._formats import atomic_write
 from thalweg.errors import CheckpointWriteError
 
@@ -119,7 +119,13 @@ class Place:
     def run(self, *options: str) -> tuple[Any, list[str]]:
         """Save under strace: what the process said, and the trace."""
         trace = self.root / "trace"
-        command = [*STRACE, "-o", str(trace), *options, *bare.command(SAVE, *self._arguments)]
+        command = [
+            *STRACE,
+            "-o",
+            str(trace),
+            *options,
+            *without_torch.command(SAVE, *self._arguments),
+        ]
         done = subprocess.run(
             command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
         )
@@ -130,7 +136,7 @@ class Place:
     def made(self, fill: int) -> bytes:
         """The file that an undisturbed process writes."""
         target = self.root / "made"
-        command = bare.command(SAVE, str(target), str(fill))
+        command = without_torch.command(SAVE, str(target), str(fill))
         subprocess.run(command, cwd=self.root, check=True)
         content = target.read_bytes()
         target.unlink()

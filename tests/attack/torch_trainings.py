@@ -17,7 +17,7 @@ import thalweg
 from attack import trainings
 from attack.trainings import Training
 from thalweg import Hyper, IndexedSlices, Rule, Slot, optim
-from thalweg._core import encoded
+from thalweg._core import quantized_slots
 from thalweg.optim import tensorflow
 
 OURS: list[tuple[str, dict[str, Any]]] = [
@@ -227,8 +227,8 @@ class OptimTraining(Training):
 
     def forget(self) -> None:
         own = self.opt._own
-        own.steady = None
-        own.forget_quick()
+        own.rebind_target = None
+        own.forget_replay()
         own.parts.clear()
 
     def step(self) -> None:
@@ -274,7 +274,7 @@ class OptimTraining(Training):
 
 def encode_all() -> None:
     """Have slots of the least parameters in 8 bits, where an option asks for it."""
-    encoded.LEAST = 1
+    quantized_slots.LEAST = 1
 
 
 def as_torchs(grad: Any) -> Any:

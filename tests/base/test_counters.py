@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg import Variable
 from thalweg._base import device_counters
-from thalweg._core.section import run
+from thalweg._core.atomic_section import run
 
 HERE = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import thalweg
 import thalweg.v1 as v1
 from lending_cases import STEPS, attributes, changed
@@ -41,7 +41,7 @@ def has_names() -> bool:
 
 
 def test_faces_leave_torchs_classes_alone() -> None:
-    told = fresh.run(CASES, *STEPS)
+    told = fresh_process.run(CASES, *STEPS)
     assert (told.returncode, told.stdout.strip()) == (0, ""), told.stderr
 
 
@@ -58,7 +58,7 @@ def test_faces_leave_torchs_classes_alone() -> None:
 )
 def test_who_asks_has_them(begins: str) -> None:
     code = f"{begins}\nimport torch; raise SystemExit(not hasattr(torch.float32, 'base_dtype'))"
-    told = fresh.run(code)
+    told = fresh_process.run(code)
     assert told.returncode == 0, told.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg
-from interrupting import switched
+from interruptions import switched
 from thalweg._base import context_managers
 from thalweg._base.execution_context import eagerly
 from thalweg._core.hyperparameters import Hyperparameters

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import thalweg
 from thalweg._cli.commands import doctor
 from thalweg._cli.main import main
-from thalweg._engines.cpu import launch, team
-from thalweg._engines.cuda import available
+from thalweg._engines.cpu import launch, openmp
+from thalweg._engines.cuda import availability
 
 
 def run(*arguments):
@@ -34,7 +34,7 @@ def test_versions_engines_and_threads(folder):
     assert found["versions"]["thalweg"] == thalweg.__version__
     assert found["versions"]["python"] == platform.python_version()
     assert found["versions"]["torch"] == torch.__version__
-    assert found["engines"] == {"reference": "", "cpu": "", "cuda": available.why_unavailable()}
+    assert found["engines"] == {"reference": "", "cpu": "", "cuda": availability.why_unavailable()}
     assert found["threads"] == torch.get_num_threads()
     if sys.platform == "linux":
         assert found["threads_of_a_step"] == {"number": found["threads"], "trouble": ""}
@@ -47,7 +47,7 @@ def test_versions_engines_and_threads(folder):
 
 
 def test_lines_for_eyes(folder, monkeypatch):
-    monkeypatch.setattr(available, "why_unavailable", lambda: "torch sees no GPU")
+    monkeypatch.setattr(availability, "why_unavailable", lambda: "torch sees no GPU")
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
     assert len(run().splitlines()) <= 20
     lines = dict(line.split("  ", 1) for line in run().splitlines())
@@ -64,8 +64,8 @@ def test_lines_for_eyes(folder, monkeypatch):
     [(1, "1"), (4, "1: the OpenMP library of torch has no GOMP_parallel")],
 )
 def test_steps_of_one_thread(folder, monkeypatch, threads, line):
-    monkeypatch.setattr(team, "gomp_parallel", lambda: None)
-    monkeypatch.setattr(team, "team_size", lambda: threads)
+    monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
+    monkeypatch.setattr(openmp, "team_size", lambda: threads)
     (found,) = (each for each in run().splitlines() if each.startswith("threads of a step"))
     assert found.removeprefix("threads of a step").strip() == line
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg
-from many import many
+from case_batches import many
 from rulebook import slow_unless
 
 SOURCE = Path(thalweg.__file__).parent
@@ -33,7 +33,7 @@ RUN = {
 
 def run_without(missing: str, code: str) -> subprocess.CompletedProcess[str]:
     hidden = dict.fromkeys(missing.split())
-    return fresh.run(f"import sys; sys.modules.update({hidden})\n{code}", "rules")
+    return fresh_process.run(f"import sys; sys.modules.update({hidden})\n{code}", "rules")
 
 
 @pytest.mark.parametrize("code", RUN.values(), ids=RUN)

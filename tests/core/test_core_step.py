@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from thalweg import Hyper, Rule, Slot, Variable, sqrt
-from thalweg._core.checks import check_pairs
-from thalweg._core.columns import derived
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Hooks
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.step import take
+from thalweg._core.step import run_step
+from thalweg._core.step_adapter import StepAdapter
+from thalweg._core.step_scalars import derived
+from thalweg._core.validation import check_pairs
 from thalweg._engines import Selection
 from thalweg._engines.cpu.launch import Compiled
 from thalweg.formula import narrow
@@ -25,7 +25,7 @@ from thalweg.rules import ADAM, MOMENTUM
 ENGINES = ("cpu", "reference")
 
 
-class Plain(Hooks):
+class Plain(StepAdapter):
     """A step of a rule with hyperparameters by group."""
 
     def __init__(
@@ -97,13 +97,13 @@ def test_groups_in_one_step_are_as_steps_of_their_own(rule: Rule, engine: str) -
     steps = {"a": 1, "b": 7, "c": 3}
     own, slots, gradients = made(SIZES, MIXED, rule)
     hooks = Plain(rule, slots, engine, groups, of, steps)
-    take(hooks, PlanCache(), list(zip(gradients, own, strict=True)))
+    run_step(hooks, PlanCache(), list(zip(gradients, own, strict=True)))
     alone, others, again = made(SIZES, MIXED, rule)
     for group in ("a", "b", "c"):
         members = [index for index, each in enumerate(groups) if each == group]
         pairs = [(again[index], alone[index]) for index in members]
         one = Plain(rule, others, engine, [group] * len(members), of, steps)
-        take(one, PlanCache(), pairs)
+        run_step(one, PlanCache(), pairs)
     for var, other in zip(own, alone, strict=True):
         assert torch.equal(var, other)
         for slot, same in zip(slots[id(var)], others[id(other)], strict=True):
@@ -118,7 +118,9 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
     launches: list[int] = []
     call = Compiled.bind_table
     monkeypatch.setattr(Compiled, "bind_table", lambda *given: launches.append(1) or call(*given))
-    take(Plain(ADAM, slots, "cpu", groups, of), PlanCache(), list(zip(gradients, own, strict=True)))
+    run_step(
+        Plain(ADAM, slots, "cpu", groups, of), PlanCache(), list(zip(gradients, own, strict=True))
+    )
     assert len(launches) == 1
 
 
@@ -155,7 +157,9 @@ def test_a_measure_of_its_own_has_the_same_bits_in_both_engines(how: GradientTra
         own, slots, gradients = made(SIZES, MIXED, MEASURING)
         kept = PlanCache()
         for _ in range(3):
-            take(Plain(MEASURING, slots, engine), kept, list(zip(gradients, own, strict=True)), how)
+            run_step(
+                Plain(MEASURING, slots, engine), kept, list(zip(gradients, own, strict=True)), how
+            )
         found.append([*own, *(slot for var in own for slot in slots[id(var)])])
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
@@ -166,7 +170,7 @@ def test_a_variable_that_comes_twice_is_measured_once_and_moves_twice() -> None:
     var = Variable(torch.tensor([3.0, 4.0]))
     slots = {id(var): [torch.zeros(2), torch.zeros(())]}
     first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    take(Plain(MEASURING, slots, "cpu"), PlanCache(), [(first, var), (second, var)])
+    run_step(Plain(MEASURING, slots, "cpu"), PlanCache(), [(first, var), (second, var)])
     rate = np.float32(0.01)
     m = np.array([1.0, 0.0], np.float32)
     wanted = np.array([3.0, 4.0], np.float32) - rate * np.float32(3) * m

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared_examples import check_examples
 from thalweg import Variable, v1
 from thalweg._base.scalars import POWF
-from thalweg._core import derivation
-from thalweg._core.columns import derived
-from thalweg._core.derivation import RuleScalars, program_of
-from thalweg._engines import probe
-from thalweg._engines.cpu import program, store
+from thalweg._core import scalar_programs
+from thalweg._core.scalar_programs import RuleScalars, program_of
+from thalweg._core.step_scalars import derived
+from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import kernel_cache, scalar_program
 from thalweg.formula import Rule
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
@@ -31,15 +31,15 @@ KINDS: list[Any] = [np.float32, np.float64]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
-SOURCE = Path(program.__file__).read_text()
+SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
 USUAL = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-3, 0.9, 0.999, 1.0, 1e-7]))
 ANY = st.one_of(USUAL, st.floats(width=32), st.sampled_from([1e-40, -1e-30, 1e30, 5e-324]))
 
 
 def run(record: Any) -> None:
-    name = f"t_{store.digest(SOURCE, MAIN)}"
-    address = store.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
+    name = f"t_{kernel_cache.digest(SOURCE, MAIN)}"
+    address = kernel_cache.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
 
 
@@ -49,7 +49,7 @@ class Rows:
     def __init__(self, names: list[str], dtype: Any) -> None:
         self.names, self.dtype, self.measures = names, dtype, None
         self.rows = np.full((2, len(names)), 7, dtype)
-        self.record = np.zeros(program.PROGRAM // 8, np.int64)
+        self.record = np.zeros(scalar_program.PROGRAM // 8, np.int64)
 
     def program(self, at: int) -> Any:
         return self.record, self.names, self.rows.ctypes.data, 2
@@ -67,27 +67,34 @@ def assert_bits(found: Any, wanted: Any) -> None:
         assert np.signbit(own) == np.signbit(other) or own != own
 
 
+@cache
+def examples_of(count: int) -> Any:
+    """Return the strategy of so many hyperparameters and of the number of a step."""
+    numbers = st.one_of(*(st.tuples(*[each] * count) for each in (USUAL, ANY)))
+    return st.tuples(numbers, st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
+
+
 @each_rule
 @each_kind
 @pytest.mark.parametrize("has_powers", [False, True], ids=["counted", "given"])
-@settings(max_examples=60)
-@given(data=st.data())
 def test_scalars_are_those_that_the_careful_way_makes(
-    rule: Rule, kind: Any, has_powers: bool, data: st.DataObject
+    rule: Rule, kind: Any, has_powers: bool
 ) -> None:
     names = given_names(rule, has_powers)
-    numbers = data.draw(st.one_of(*(st.tuples(*[each] * len(names)) for each in (USUAL, ANY))))
-    with np.errstate(all="ignore"):
-        values = dict(zip(names, map(kind, numbers), strict=True))
-    step = data.draw(st.one_of(st.integers(1, 2000), st.integers(1, 2**40)))
-    wanted = derived(rule, {**values}, kind, step)
-    rows: Any = Rows([*wanted, "clip_factor"], kind)
-    scalars = RuleScalars(rule, rows)
-    for following in (1, step):
-        assert scalars.made(values, following) is None  # the call makes them
-        run(rows.record)
-    for row in rows.rows:
-        assert_bits(row, [*wanted.values(), 7])
+
+    def check(numbers: tuple[float, ...], step: int) -> None:
+        with np.errstate(all="ignore"):
+            values = dict(zip(names, map(kind, numbers), strict=True))
+        wanted = derived(rule, {**values}, kind, step)
+        rows: Any = Rows([*wanted, "clip_factor"], kind)
+        scalars = RuleScalars(rule, rows)
+        for following in (1, step):
+            assert scalars.made(values, following) is None  # the call makes them
+            run(rows.record)
+        for row in rows.rows:
+            assert_bits(row, [*wanted.values(), 7])
+
+    check_examples(check, 60, examples_of(len(names)))
 
 
 @each_kind
@@ -156,14 +163,14 @@ def of_keras(**options: Any) -> Any:
     own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.float16)]
     optimizer = optimizers.Adam(0.1, **options)
     pairs = [(torch.ones_like(var), var) for var in own]
-    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_v1() -> Any:
     own = [Variable(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)]
     optimizer = v1.train.AdamOptimizer(torch.tensor(0.1))
     pairs = [(torch.ones_like(var), var) for var in own]
-    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().quick.taken
+    return lambda: optimizer.apply_gradients(pairs), lambda: optimizer._plans.now().replay.taken
 
 
 def of_torchs_kind(**options: Any) -> Any:
@@ -173,10 +180,12 @@ def of_torchs_kind(**options: Any) -> Any:
     groups = [{"params": own[:1], "lr": 0.1}, {"params": own[1:], "lr": 0.2}]
     optimizer = tensorflow.Adam(groups, **options)
     found: Any = optimizer._own
-    return optimizer.step, lambda: found.quick.taken
+    return optimizer.step, lambda: found.replay.taken
 
 
-@pytest.mark.skipif(isinstance(probe.layout(), str), reason="torch's objects cannot be read here")
+@pytest.mark.skipif(
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
+)
 @pytest.mark.parametrize(
     "make",
     [
@@ -193,7 +202,7 @@ def test_a_step_in_one_call_makes_none_beside(make: Any, monkeypatch: pytest.Mon
     for _ in range(3):
         step()
     assert taken() == 1
-    monkeypatch.delattr(derivation, "derived")
+    monkeypatch.delattr(scalar_programs, "derived")
     for _ in range(3):
         step()
     assert taken() == 4

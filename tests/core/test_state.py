@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thalweg
 from attack import mutations
 from attack.states import MAKE, everything, keras_trained, same, v1_trained, wrapped
-from interrupting import interrupted_at
+from interruptions import interrupted_at
 from keras_table import pair, train
 from thalweg import CheckpointMismatchError, Variable
-from thalweg._core import section, state
+from thalweg._core import atomic_section, state
 from thalweg.keras.optimizers import SGD, Adam, Nadam
 from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
 from thalweg.v1.contrib.opt import MovingAverageOptimizer
@@ -154,7 +154,7 @@ def test_a_section_runs_no_python() -> None:
 
     def trace(frame: Any, event: str, argument: Any) -> None:
         caller = frame.f_back
-        if event == "call" and caller is not None and caller.f_code is section.run.__code__:
+        if event == "call" and caller is not None and caller.f_code is atomic_section.run.__code__:
             frames.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else "?")
 
     given = opt.state_dict()

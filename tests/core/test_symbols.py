@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg._core.symbols import Program
-from thalweg._engines.cpu import program, store
+from thalweg._core.scalar_tracing import Program
+from thalweg._engines.cpu import kernel_cache, scalar_program
 from thalweg.formula import Rule, maximum, narrow, power, sqrt, where
 from thalweg.rules import LARS
 from thalweg.rules.modern import CAUTIOUS_ADAMW, LAMB, MARS, STABLE_ADAMW
 
 KINDS: list[Any] = [np.float32, np.float64]
-SOURCE = Path(program.__file__).read_text()
+SOURCE = Path(scalar_program.__file__).read_text()
 MAIN = "\n\ndef NAME(argument):\n    run(int64_pointer(address_of(argument)))\n"
 USUAL = st.one_of(st.floats(0, 2), st.floats(1e-9, 1e9), st.sampled_from([0.0, 1.0]))
 ANY = st.one_of(USUAL, st.floats(), st.sampled_from([1e-300, 1e300, 3.4e38, 1e-40, -1.0]))
@@ -28,10 +28,13 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name_
 
 def done(made: Program, names: list[str], dtype: Any) -> Any:
     """A row of scalars that a program makes."""
-    row, record = np.full((1, len(names)), 7, dtype), np.zeros(program.PROGRAM // 8, np.int64)
+    row, record = (
+        np.full((1, len(names)), 7, dtype),
+        np.zeros(scalar_program.PROGRAM // 8, np.int64),
+    )
     made.place(record, names, row.ctypes.data, 1)
-    name = f"t_{store.digest(SOURCE, MAIN)}"
-    address = store.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
+    name = f"t_{kernel_cache.digest(SOURCE, MAIN)}"
+    address = kernel_cache.address_of(name, (SOURCE + MAIN).replace("NAME", name), briefly=True)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(record.ctypes.data)
     return row[0]
 

@@ -15,15 +15,15 @@ from thalweg._engines.cpu.sparse import from_zero
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import WARP, WIDTH, generate_update
 from thalweg._engines.cuda.codegen_blocks import generate_blocks
-from thalweg._engines.cuda.codegen_kept import Measuring
-from thalweg._engines.cuda.codegen_lines import generate_lines
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
-from thalweg._engines.cuda.codegen_rows import generate_rows, generate_untouched
-from thalweg._engines.cuda.codegen_short import generate_short
-from thalweg._engines.cuda.layouts import Layout
+from thalweg._engines.cuda.codegen_partial_reductions import Measuring
+from thalweg._engines.cuda.codegen_row_column import generate_lines
+from thalweg._engines.cuda.codegen_small_matrices import generate_short
+from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
+from thalweg._engines.cuda.reduction_layouts import Layout
 from thalweg._engines.cuda.sparse import threads_for
-from thalweg._engines.splitting import split_rule
-from thalweg._engines.transcribe import FUNCTION_PREFIX
+from thalweg._engines.formula_parser import FUNCTION_PREFIX
+from thalweg._engines.split_weight_rule import split_rule
 from thalweg.formula import exp, gradient_squares, log, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR

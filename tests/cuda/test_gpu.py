@@ -15,17 +15,17 @@ import torch
 import modern_inputs
 import rulebook
 import thalweg
-from coded import encode_slots, encoded_case
 from loss_scaled import BACKOFF, LOG_MAX, MAKES, fresh, trained
 from matrix_inputs import MATRIX_CASES
+from quantized_rules import encode_slots, encoded_case
 from rulebook import DTYPES, FIRST, FLUSH, KEEP, Problem, assert_same, by_rule, label, sparse, take
 from test_lines import EVERY, after, numbers, without_payload
 from test_lines import SHAPES as LINE_SHAPES
 from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher
 from thalweg._engines.codecs import OF_SLOTS
-from thalweg._engines.draws import scalars_of
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.random_bits import scalars_of
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.keras.optimizers import Adam
 from thalweg.optim import tensorflow
@@ -99,7 +99,7 @@ def test_bits_of_measures(dtype):
     problem = Problem.make(ADAM.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
     formulas, found = (variable_squares, gradient_squares), []
     for name, own in (("cpu", problem), ("cuda", there(problem))):
-        asked = Request(
+        asked = StepRequest(
             ADAM.rule, (), own.variables, own.gradients, own.slots, ["a", "b", "c"],
             FLUSH._replace(name=name),
         )  # fmt: skip
@@ -461,7 +461,7 @@ def test_several_devices_in_one_optimizer():
 
 def test_a_launch_is_made_of_calls_in_c():
     problem = there(Problem.make(ADAM.row, [(4099,)], [torch.float32], 6))
-    asked = Request(
+    asked = StepRequest(
         ADAM.rule, (), problem.variables, problem.gradients, problem.slots, ["a"],
         FLUSH._replace(name="cuda"),
     )  # fmt: skip
@@ -598,7 +598,7 @@ def test_bits_of_codecs(name, dtype, selection):
 
 def drawn_step(rule, variables, gradients, slots, places, name="auto"):
     """A step in which numbers are drawn for variables that begin somewhere in whole ones."""
-    asked = Request(
+    asked = StepRequest(
         rule, (), variables, gradients, slots, [f"w{k}" for k in range(len(variables))],
         FLUSH._replace(name=name), places=places,
     )  # fmt: skip

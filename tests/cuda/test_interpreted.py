@@ -11,6 +11,7 @@ import torch
 
 import rulebook
 import thalweg
+from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import (
     CASES,
     DTYPES,
@@ -30,7 +31,7 @@ from thalweg import IndexedSlices, optim
 from thalweg._engines import Dispatcher, Selection
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import gradient_squares, maximum, sqrt, variable_squares
 from thalweg.indexed_slices import assert_in_range
 from thalweg.keras.optimizers import Adam
@@ -38,7 +39,6 @@ from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.openseq2seq.optimizers.training import optimize_loss
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 from thalweg.v1.contrib.opt import LARSOptimizer
-from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 SHAPES = [(0,), (), (5, 7), (130,)]
 SELECTIONS = [KEEP._replace(name="cuda"), FLUSH._replace(name="cuda")]
@@ -191,7 +191,7 @@ def test_scalars_of_each_variable():
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(5,), (7,), (3,)], [torch.float32] * 3, 1)
         rates = {"learning_rate": np.array([0.1, 0.2, 0.3])}
-        asked = Request(
+        asked = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip
@@ -219,7 +219,7 @@ def test_measures_add_in_the_order_of_all_engines(formulas, dtype, stages):
     found = []
     for name in ("cuda", "reference"):
         problem = Problem.make(case.row, [(65_536 + 1025,), (7,), (0,)], [dtype] * 3, 3)
-        asked = Request(
+        asked = StepRequest(
             case.rule, stages, problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name, "flush"),
         )  # fmt: skip
@@ -241,7 +241,7 @@ def test_peaks(dtype, special):
         problem.gradients[0][69_999] = special
     found = []
     for name in ("cuda", "reference"):
-        asked = Request(
+        asked = StepRequest(
             case.rule, (), problem.variables, problem.gradients, problem.slots,
             ["a", "b", "c"], Selection(name),
         )  # fmt: skip

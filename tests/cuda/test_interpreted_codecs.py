@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import narrow
-from coded import encode_slots, encoded_case
-from narrow import plain
-from replayed import captured
+import low_precision_trainings
+from fake_cuda_graph import captured
+from low_precision_trainings import plain
+from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
+from quantized_rules import encode_slots, encoded_case
 from rulebook import (
     FIRST,
     FLUSH,
@@ -25,9 +26,8 @@ from rulebook import (
 )
 from thalweg import optim
 from thalweg._engines.codecs import CODECS, OF_SLOTS
-from thalweg._engines.splitting import split_rule
+from thalweg._engines.split_weight_rule import split_rule
 from thalweg.optim import tensorflow
-from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 CASES = [each for each in FIRST if each.rule.element_slots]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,7 +50,7 @@ def encoded(own, sizes, dtype=torch.float32, special=0.01):
     return encode_slots(own, made)
 
 
-def is_quick(name, own, dtype):
+def is_replayed(name, own, dtype):
     rule = "Adam" if dtype is DTYPES[0] else "Momentum"
     return own.rule.name == rule and (dtype is DTYPES[0] or name in ("softsign8", "linear8"))
 
@@ -58,7 +58,7 @@ def is_quick(name, own, dtype):
 @pytest.mark.parametrize(
     ("name", "own", "dtype"),
     [
-        slow_unless(is_quick(name, own, dtype), name, own, dtype)
+        slow_unless(is_replayed(name, own, dtype), name, own, dtype)
         for name in OF_SLOTS
         for own in CASES
         for dtype in DTYPES
@@ -108,7 +108,7 @@ SHAPES = [(4096 + 257,), (9, 31)]
 
 
 def trained(engine, make, steps, *how, **options):
-    return narrow.trained(engine, make, steps, *how, shapes=SHAPES, **options)
+    return low_precision_trainings.trained(engine, make, steps, *how, shapes=SHAPES, **options)
 
 
 SPLIT = {"weights": "split"}
@@ -156,5 +156,5 @@ def test_what_a_device_leaves_out(options):
 
 def test_a_graph():
     options = {**SPLIT, **BYTES, **DRAWN, "capturable": True, "shapes": SHAPES[:1]}
-    eager, other = (narrow.made_by(optim.AdamW, **options) for _ in range(2))
-    assert_same(*narrow.replayed(captured, eager, other))
+    eager, other = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*low_precision_trainings.replayed(captured, eager, other))

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import thalweg
+from no_sync_device import counting_and_waiting_for_nothing
 from rulebook import assert_same
 from test_lines import EVERY, after, numbers, without_payload
 from thalweg import optim
 from thalweg._engines.cuda import launch
-from waiting import counting_and_waiting_for_nothing
 
 SHAPES = (
     (1, 1), (66, 3), (3, 1029), (2, 5, 4), (70, 140), (9, 40), (70, 2, 3, 3), (2, 8, 8), (2, 8, 1),

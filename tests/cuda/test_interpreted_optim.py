@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import thalweg
-from replayed import captured
+from fake_cuda_graph import captured
+from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import assert_same
 from thalweg import optim, rules
-from thalweg._engines.cuda.mirror import Mirror
-from thalweg._engines.cuda.scalars import Rows
-from thalweg.optim import fitting, tensorflow
+from thalweg._engines.cuda.device_scalars import Rows
+from thalweg._engines.cuda.host_device_mirror import Mirror
+from thalweg.optim import native_support, tensorflow
 from thalweg.optim.step_options import FOUND_INF
-from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 DROP_INS = {
     "Adam": partial(optim.Adam, lr=0.1, weight_decay=0.1),
@@ -140,15 +140,17 @@ def test_sparse_gradients_of_the_classes_of_torch():
 def test_a_step_is_taken_here_where_a_device_has_an_engine(monkeypatch):
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     pairs = [(torch.ones(3, device="meta"), param)]
-    assert not fitting.fits(pairs, {}, ())
-    assert fitting.device_of([param]) is None
-    monkeypatch.setattr(fitting, "takes_device", lambda device, name: device.type == name == "meta")
-    monkeypatch.setattr(fitting, "current", lambda: thalweg._engines.Selection("meta"))
-    assert fitting.fits(pairs, {}, ())
-    assert fitting.device_of([param]) == param.device
-    assert fitting.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
-    monkeypatch.setattr(fitting, "current", thalweg._engines.Selection)
-    assert not fitting.fits(pairs, {}, ())
+    assert not native_support.engines_support(pairs, {}, ())
+    assert native_support.device_of([param]) is None
+    monkeypatch.setattr(
+        native_support, "takes_device", lambda device, name: device.type == name == "meta"
+    )
+    monkeypatch.setattr(native_support, "current", lambda: thalweg._engines.Selection("meta"))
+    assert native_support.engines_support(pairs, {}, ())
+    assert native_support.device_of([param]) == param.device
+    assert native_support.device_of([param, torch.nn.Parameter(torch.ones(1))]) is None
+    monkeypatch.setattr(native_support, "current", thalweg._engines.Selection)
+    assert not native_support.engines_support(pairs, {}, ())
 
 
 @by(CAPTURABLE)

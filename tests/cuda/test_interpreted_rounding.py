@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import narrow
-from replayed import captured
+import low_precision_trainings
+from fake_cuda_graph import captured
+from no_sync_device import counting_and_waiting_for_nothing, waiting_for_nothing
 from rulebook import FLUSH, KEEP, Engines, Problem, assert_same, case, label, slow_unless
 from thalweg import optim
-from thalweg._engines.draws import scalars_of
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import StepRequest
+from thalweg._engines.random_bits import scalars_of
 from thalweg.optim import tensorflow
-from waiting import counting_and_waiting_for_nothing, waiting_for_nothing
 
 SEED = 7**15
 SHAPES = [(), (9, 31), (4096 + 1029,)]
@@ -35,7 +35,7 @@ def kernels_take(engine, rule, dtypes, places, selection, steps=(5, (1 << 24) - 
     own, kind = dtypes
     problem = Problem.make(rule.row, SHAPES, [own] * 3, 3, special=0.2)
     problem.slots = [[slot.to(kind) for slot in each] for each in problem.slots]
-    asked = Request(
+    asked = StepRequest(
         rule.rule, (), problem.variables, problem.gradients, problem.slots, ["a", "b", "c"],
         selection._replace(name=engine), places=places,
     )  # fmt: skip
@@ -70,7 +70,9 @@ DRAWN = {"round": "stochastic", "seed": SEED}
 
 
 def trained(engine, make, *how, shapes=SHAPES, **options):
-    return narrow.trained(engine, make, *how, shapes=shapes, **{**DRAWN, **options})
+    return low_precision_trainings.trained(
+        engine, make, *how, shapes=shapes, **{**DRAWN, **options}
+    )
 
 
 QUICK = ("AdamW", "Lion", "tensorflow AdamW", "Muon")
@@ -149,5 +151,5 @@ def test_what_a_device_leaves_out_draws_nothing(make):
 
 def test_a_graph_draws_anew_in_each_replay():
     options = {**DRAWN, "shapes": SHAPES[1:2], "capturable": True}
-    eager, other = (narrow.made_by(optim.AdamW, **options) for _ in range(2))
-    assert_same(*narrow.replayed(captured, eager, other))
+    eager, other = (low_precision_trainings.made_by(optim.AdamW, **options) for _ in range(2))
+    assert_same(*low_precision_trainings.replayed(captured, eager, other))

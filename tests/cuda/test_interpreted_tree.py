@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from thalweg._engines.cuda.codegen_measure import FAN
-from thalweg._engines.cuda.tree import LaunchedTree
-from thalweg._engines.measuring import Tree
+from thalweg._engines.cuda.tree_reduction import LaunchedTree
+from thalweg._engines.reduction_order import Tree
 
 COUNTS = [[0], [1], [7], [FAN], [FAN + 1], [3 * FAN + 5, 0, 2, 1, FAN, 6], [0, 0, 3], [5] * 20]
 

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from sessions import initialized
 from thalweg import IndexedSlices, Variable, _graph, diagnostics, keras, optim, v1
-from thalweg._core.steady_apply import SteadyApply
+from thalweg._core.replay_apply import ReplayedApply
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.measuring import combine_leaves
+from thalweg._engines.reduction_order import combine_leaves
 from thalweg.diagnostics import COLUMNS, JsonLines, Table, attach, detach, to
 from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 from thalweg.diagnostics.step_watch import StepWatch
@@ -216,14 +216,14 @@ def test_numbers_are_those_of_optim(name: str, options: dict[str, Any]) -> None:
 @many("case", CASES)
 def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits, and all steps in one call that are so without, but the measured ones."""
-    calls, plain = [0], SteadyApply.take
+    calls, plain = [0], ReplayedApply.take
 
     def take(*given: Any) -> bool:
         is_taken = plain(*given)
         calls[0] += is_taken
         return is_taken
 
-    monkeypatch.setattr(SteadyApply, "take", take)
+    monkeypatch.setattr(ReplayedApply, "take", take)
     quick: list[list[bool]] = []
     ends: list[list[np.ndarray]] = []
     for is_told in (False, True):
@@ -240,7 +240,9 @@ def test_steps_between_are_as_ever(case: str, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(one, other)
     monkeypatch.undo()
     assert quick[0][4:] == [case != "keras session"] * 8
-    assert quick[1] == [is_quick and step % 5 != 0 for step, is_quick in enumerate(quick[0], 1)]
+    assert quick[1] == [
+        is_replayed and step % 5 != 0 for step, is_replayed in enumerate(quick[0], 1)
+    ]
 
 
 def of(optimizer: Any, count: int = 1) -> tuple[Any, list[Variable]]:

@@ -18,7 +18,7 @@ def told(
     """
     import distribute_cases
     import sharding_cases
-    from workers import shared_folder, told_once
+    from parallel_workers import shared_folder, told_once
 
     count: int = request.param
     folder = shared_folder(request.config, tmp_path_factory, f"ranks-{count}")

@@ -27,6 +27,7 @@ import resumed
 import sharding_cases
 import thalweg
 import thalweg.tf as tf
+from busy import scale_to_load
 from thalweg import IndexedSlices, Variable, checkpoint, diagnostics, optim, v1
 from thalweg._graph import Graph, Session
 from thalweg.distribute import (
@@ -1187,7 +1188,7 @@ def main() -> None:
         init_method=f"file://{path}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=scale_to_load(60)),
     )
     torch.set_num_threads(1)
     strategy = Strategy()

@@ -1,4 +1,4 @@
-"""Runs a training in which rank 1 is killed once; run by `test_distribute_wide.py` on each rank."""
+"""Train with rank 1 killed once; `test_distribute_four_ranks.py` runs it on each rank."""
 
 from __future__ import annotations
 

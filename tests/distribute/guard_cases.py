@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from busy import scale_to_load
 from thalweg import checkpoint, optim
 from thalweg.distribute.handshake import RankMessage
 from thalweg.keras.optimizers import Adam
@@ -209,7 +210,7 @@ def fork_case(name: str, case: str, rank: int, count: int, folder: Path) -> tupl
             init_method=f"file://{case_folder / 'store'}",
             rank=rank,
             world_size=count,
-            timeout=timedelta(seconds=PATIENCE),
+            timeout=timedelta(seconds=scale_to_load(PATIENCE)),
         )
         result.write_text(json.dumps(run(name, case, rank, count, case_folder)))
         # The end of this process must not tell the other ranks that it is lost.

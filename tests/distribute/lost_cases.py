@@ -1,4 +1,4 @@
-"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost.py`."""
+"""A rank that is lost: what the others find, as JSON. Run by `test_distribute_lost_rank.py`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from busy import scale_to_load
 from thalweg import ReplicaLostError, Variable, checkpoint
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.buckets import Bucket
 from thalweg.distribute.process_group import Ranks
@@ -58,15 +59,16 @@ def main() -> None:
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     how, when, *kind = sys.argv[4].split("-")
     is_shared = bool(kind)  # the slots
+    patience = scale_to_load(PATIENCE)
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{path}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=PATIENCE),
+        timeout=timedelta(seconds=patience),
     )
     torch.set_num_threads(1)
-    strategy = Strategy(timeout=PATIENCE, shard_slots=is_shared)
+    strategy = Strategy(timeout=patience, shard_slots=is_shared)
     size = 2 * LEAF if is_shared else 1000
     w, opt = Variable(torch.zeros(size), name="w"), Adam(0.1)
     number, saved = 0, str(Path(path).parent / "saved")

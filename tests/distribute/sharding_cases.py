@@ -14,7 +14,7 @@ from torch import Tensor
 
 import thalweg
 from thalweg import Hyper, IndexedSlices, Rule, Slot, Variable, checkpoint
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute import Strategy
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.reduce_scatter import Scatter

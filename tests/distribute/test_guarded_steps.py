@@ -10,7 +10,7 @@ from torch import distributed
 
 import guard_cases
 from guard_cases import AT, LOST, OPTIMIZERS, TIMEOUT
-from workers import told_by_ranks
+from parallel_workers import told_by_ranks
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"
@@ -54,14 +54,14 @@ def cases(count: int) -> list[str]:
 @pytest.fixture(
     scope="module",
     params=[
-        (2, "quick"),
+        (2, "replay"),
         *(pytest.param((count, "all"), marks=pytest.mark.slow) for count in (2, 3, 4)),
     ],
     ids=lambda given: f"{given[0]}-{given[1]}",
 )
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     count, part = request.param
-    names = QUICK[count] if part == "quick" else cases(count)
+    names = QUICK[count] if part == "replay" else cases(count)
     folder = tmp_path_factory.mktemp("guarded")
     return told_by_ranks(Path(guard_cases.__file__), folder, count, *names)
 

@@ -9,7 +9,7 @@ import pytest
 from torch import distributed
 
 import sharding_cases
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute.sharding.shard_layout import pieces_of
 
 pytestmark = pytest.mark.skipif(

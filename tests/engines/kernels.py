@@ -6,20 +6,22 @@ import ctypes
 
 import pytest
 
-from thalweg._engines.cpu import store
+from thalweg._engines.cpu import kernel_cache
 
 TEXT = "def NAME(argument):\n    float64_pointer(address_of(argument))[0] = float64(VALUE)\n"
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is in memory, as in a new process."""
-    monkeypatch.setattr(store, "_addresses", {})
-    monkeypatch.setattr(store, "_warned", set())
+    monkeypatch.setattr(kernel_cache, "_addresses", {})
+    monkeypatch.setattr(kernel_cache, "_warned", set())
 
 
 def made(name: str, value: float) -> float:
     """What the kernel of this name returns: `value`, unless another lies under its name."""
     text = TEXT.replace("NAME", name).replace("VALUE", str(value))
     number = ctypes.c_double()
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(store.address_of(name, text))(ctypes.byref(number))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel_cache.address_of(name, text))(
+        ctypes.byref(number)
+    )
     return number.value

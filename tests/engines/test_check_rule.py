@@ -13,7 +13,7 @@ import torch
 import thalweg
 from rulebook import KEEP, Problem, assert_same, plain_rule, reference, take
 from thalweg import Hyper, Rule, RuleError, Slot, check_rule, sqrt, where
-from thalweg._engines.transcribe import check_counts, transcribe
+from thalweg._engines.formula_parser import check_counts, transcribe
 from thalweg.rules import RULES
 
 RATE = Hyper("learning_rate", 0.1)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from coded import encode_slots, encoded_case, numbers_of, records_of
+from quantized_rules import encode_slots, encoded_case, numbers_of, records_of
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, assert_same, case, label, reference, take
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.codec import Codec
 from thalweg._engines.codecs.records import decode_array, encode_array
-from thalweg._engines.cpu import group
+from thalweg._engines.cpu import kernel_group
 
 EVERY = [*OF_SLOTS.values()]
 by_codec = pytest.mark.parametrize("codec", EVERY, ids=lambda codec: codec.name)
@@ -238,7 +238,7 @@ def test_threads_and_chunks_do_not_change_bits(
 ) -> None:
     own = encoded_case(case("Adam"), name)
     problem = problem_of(own, [5000, 70_000])
-    monkeypatch.setattr(group, "chunk_of", lambda elements: 256 * count)
+    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 256 * count)
     threads(count)
     assert_same_steps(own, problem)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 
 SIZES = (1, 31, 512, 513, 5000, LEAF + 700)
 

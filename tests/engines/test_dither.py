@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from thalweg import optim
 from thalweg._engines.codecs import CODECS, OF_SLOTS
 from thalweg._engines.codecs.dither import dithers_of

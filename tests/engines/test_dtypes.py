@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import rulebook
-from many import many
+from case_batches import many
 from rulebook import FIRST, FLUSH, KEEP, Case, Problem, Row, assert_same, label, sparse
 from thalweg import Hyper, Rule, Slot, exp, sqrt, where
-from thalweg._engines.cpu import machine_code, store
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.cpu import kernel_cache, machine_code
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import absolute, gradient_squares, maximum, narrow, variable_squares, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
 
@@ -183,7 +183,7 @@ def equal_measures(signature: tuple[Any, ...], form: str, other: str) -> None:
     for stages in ((), STAGES):
         found: list[list[torch.Tensor]] = []
         for engine in (other, "reference"):
-            asked = Request(
+            asked = StepRequest(
                 case.rule, stages, problem.variables, problem.gradients, problem.slots, ["w"],
                 FLUSH._replace(name=engine), [None],
             )  # fmt: skip
@@ -225,7 +225,7 @@ def test_halves_are_converted_with_and_without_instructions_for_it(
     monkeypatch.setattr(machine_code, "_has_halves", lambda: has_instructions)
 
     def run(body: str, bits: Any, numbers: Any) -> None:
-        name = f"halves_{store.digest(body, str(has_instructions))}"
+        name = f"halves_{kernel_cache.digest(body, str(has_instructions))}"
         source = CONVERSIONS.format(name=name, body=body)
         address = machine_code.link_kernel(name, machine_code.compile_kernel(name, source))
         given = np.array([len(bits), bits.ctypes.data, numbers.ctypes.data], np.int64)
@@ -257,5 +257,5 @@ print("same")
 
 def test_kernels_for_any_processor_call_no_function_that_is_not_there() -> None:
     home = str(Path(rulebook.__file__).parent)
-    done = fresh.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
+    done = fresh_process.run(GENERIC, NUMBA_CPU_NAME="generic", PYTHONPATH=home)
     assert done.stdout == "same\n", done.stderr

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import rulebook
 import thalweg
-from many import many
+from case_batches import many
 from rulebook import (
     CASES,
     DTYPES,
@@ -40,7 +40,7 @@ from rulebook import (
 from shared_examples import check_examples
 from thalweg import optim, sign, where
 from thalweg._engines import Selection, current
-from thalweg._engines.cpu import group, machine_code, store, team
+from thalweg._engines.cpu import kernel_cache, kernel_group, machine_code, openmp
 from thalweg.formula import maximum, narrow, sqrt, wide
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -132,7 +132,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
     problem = mixed(case, dtypes)
     monkeypatch.undo()
     wanted = take(case, problem.copy())
-    monkeypatch.setattr(group, "chunk_of", lambda elements: chunk)
+    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: chunk)
     assert_same(take(case, problem).written(), wanted.written())
 
 
@@ -141,7 +141,7 @@ def test_chunks_do_not_change_bits(case, dtypes, chunk, monkeypatch):
 def test_threads_do_not_change_bits(case, dtypes, count, threads, monkeypatch):
     problem = mixed(case, dtypes)
     wanted = reference(case, problem, FLUSH)
-    monkeypatch.setattr(group, "chunk_of", lambda elements: 16)
+    monkeypatch.setattr(kernel_group, "chunk_of", lambda elements: 16)
     threads(count)
     assert_same(take(case, problem, FLUSH).written(), wanted.written())
 
@@ -467,14 +467,14 @@ def test_a_steady_step_compiles_and_allocates_nothing(case, monkeypatch, tmp_pat
     problem = Problem.make(case.row, [100] * 50, [torch.float32] * 50, 8)
     engines = Engines()
     take(case, problem, FLUSH, engines=engines, steps=3)
-    kernels = set(store._addresses)
+    kernels = set(kernel_cache._addresses)
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
     tracemalloc.start()
     take(case.with_hypers(learning_rate=0.5), problem, FLUSH, engines=engines, steps=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 65536
-    assert set(store._addresses) == kernels
+    assert set(kernel_cache._addresses) == kernels
     assert not list(tmp_path.iterdir())
 
 
@@ -518,7 +518,7 @@ def added(argument):
     address = machine_code.compile_in_memory("added", source)
     found, given = np.arange(67, dtype=np.float32), np.linspace(-1, 1, 67, dtype=np.float32)
     words = np.array([found.ctypes.data, given.ctypes.data, 1, 67], np.int64)
-    team.run_on_team(address, words.ctypes.data, 1)
+    openmp.run_on_team(address, words.ctypes.data, 1)
     wanted = np.arange(67, dtype=np.float32) + np.where(given > 0, given, np.float32(1))
     assert found.tolist() == (wanted * given).tolist()
 
@@ -534,10 +534,10 @@ def test_what_does_not_divide_is_not_prefetched():
 
 def test_kernels_are_compiled_for_this_python_only_once():
     take(FIRST[0], mixed(FIRST[0]))
-    before, modules = set(store._addresses), set(sys.modules)
+    before, modules = set(kernel_cache._addresses), set(sys.modules)
     for _ in range(3):
         take(FIRST[0], mixed(FIRST[0]))
-    assert set(store._addresses) == before
+    assert set(kernel_cache._addresses) == before
     assert set(sys.modules) == modules
 
 
@@ -557,7 +557,7 @@ def test_copies_of_16_bits_follow_their_variables(kind: torch.dtype, dtype: torc
 
 def test_math_is_exact_or_fast() -> None:
     with pytest.raises(ValueError, match=r"^math must be 'exact' or 'fast', not 'quick'\.$"):
-        thalweg.engine(math="quick")  # pyright: ignore
+        thalweg.engine(math="replay")  # pyright: ignore
     with thalweg.engine(math="fast"):
         assert current().math == "fast"
         with thalweg.engine("cpu"), thalweg.engine(math="exact"):

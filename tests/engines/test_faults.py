@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import rulebook
-from bad_numbers import BAD, LONG, PLACES
-from many import many
+from case_batches import many
+from nonfinite_values import BAD, LONG, PLACES
 from rulebook import (
     FIRST,
     FLUSH,
@@ -29,7 +29,7 @@ from rulebook import (
     take,
 )
 from thalweg import absolute, maximum, where
-from thalweg._engines.cpu import team
+from thalweg._engines.cpu import openmp
 from thalweg._engines.denormals import is_flushing, set_denormals
 
 pytestmark = pytest.mark.timeout(90)  # a child that waits for lost threads waits for ever
@@ -278,7 +278,7 @@ def test_worker_processes_step(method, two_threads):
 
 def test_threads_of_our_own_where_there_is_no_openmp(two_threads, monkeypatch):
     wanted = _step_digest()
-    monkeypatch.setattr(team, "gomp_parallel", lambda: None)
+    monkeypatch.setattr(openmp, "gomp_parallel", lambda: None)
     assert _step_digest() == wanted
 
 
@@ -286,7 +286,7 @@ def test_torch_s_own_openmp_is_used_where_there_is_one():
     with open("/proc/self/maps") as maps:
         if "libgomp" not in maps.read():
             pytest.skip("torch has no libgomp here")
-    assert team.gomp_parallel() is not None
+    assert openmp.gomp_parallel() is not None
 
 
 def test_steps_on_several_python_threads_do_not_mix():

@@ -12,7 +12,7 @@ from torch import Tensor
 import rulebook
 from rulebook import FIRST, FLUSH, KEEP, KINDS, Case, Problem, assert_same, label, slow_unless
 from test_dtypes import OWN
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import gradient_squares, variable_squares
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -97,7 +97,7 @@ def assert_begun(
 
 
 def leaves_alone(case: Case, formula: Any) -> bool:
-    from thalweg._engines.transcribe import transcribe
+    from thalweg._engines.formula_parser import transcribe
 
     return transcribe(formula).passes_through(0, 0)
 
@@ -200,7 +200,7 @@ def equal_measures(kind: torch.dtype, form: str, engine: Any) -> None:
     formulas += (of_all,) if form == "dense" else ()
     found: list[list[Tensor]] = []
     for each, copies, name in ((problem, [copy], engine), (begun, None, "reference")):
-        asked = Request(
+        asked = StepRequest(
             case.rule, (), each.variables, each.gradients, each.slots, ["w"],
             KEEP._replace(name=name), copies, True,
         )  # fmt: skip

@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg import Variable, optim
-from thalweg._engines import guards, probe
+from thalweg._engines import guards, torch_layout_probe
 from thalweg.keras import optimizers
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.skipif(
-    isinstance(probe.layout(), str),
+    isinstance(torch_layout_probe.layout(), str),
     reason="torch's objects cannot be read here",
 )
 
@@ -91,7 +91,7 @@ def _torchs(var: Any) -> Callable[[Any], object]:
         var.grad = grad
         optimizer.step()
 
-    step.taken = lambda: getattr(optimizer._own.quick, "taken", 0)  # pyright: ignore
+    step.taken = lambda: getattr(optimizer._own.replay, "taken", 0)  # pyright: ignore
     return step
 
 
@@ -100,7 +100,7 @@ def _of_pairs(optimizer: Any) -> Callable[[Any], Callable[[Any], object]]:
         def step(grad: Any) -> None:
             optimizer.apply_gradients([(grad, var)])
 
-        step.taken = lambda: getattr(optimizer._plans.now().quick, "taken", 0)  # pyright: ignore
+        step.taken = lambda: getattr(optimizer._plans.now().replay, "taken", 0)  # pyright: ignore
         return step
 
     return make

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-import fresh
+import fresh_process
 from kernels import forget, made
 from rulebook import KEEP, Problem, plain_rule, take
 from thalweg import PerformanceWarning, Rule, RuleError
-from thalweg._engines.cpu import codegen, codegen_measure, machine_code, snapshot
-from thalweg._engines.cpu.loops import Loop
+from thalweg._engines.cpu import codegen, codegen_measure, guard_table, machine_code
+from thalweg._engines.cpu.compiled_loops import Loop
 
 HEADER = "from thalweg import Rule, Slot, Hyper, sqrt, where, power\n"
 
@@ -114,7 +114,7 @@ def test_a_new_process_sees_the_edit(tmp_path):
 
 
 def run_python(program, **environment):
-    done = fresh.run(program, **environment)
+    done = fresh_process.run(program, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -522,10 +522,10 @@ sys.stdout.write(p.detach().numpy().tobytes().hex())
 """
 
 
-@pytest.mark.skipif(bool(snapshot.trouble()), reason="no step is taken in one call")
+@pytest.mark.skipif(bool(guard_table.trouble()), reason="no step is taken in one call")
 def test_the_look_is_made_by_the_third_step_and_kept(folder):
     def run(steps, program=STEADY):
-        done = fresh.run(program, str(steps))
+        done = fresh_process.run(program, str(steps))
         assert done.returncode == 0, done.stderr
         return done.stdout, [path.name for path in folder.glob("l_*.o")]
 
@@ -573,7 +573,7 @@ def test_loaded_machine_code_runs_in_a_forked_child(folder):
 @pytest.mark.slow
 def test_processes_may_compile_one_kernel_at_once(folder):
     with ExitStack() as stack:
-        started = [stack.enter_context(fresh.Fresh(DENSE)) for _ in range(4)]
+        started = [stack.enter_context(fresh_process.Fresh(DENSE)) for _ in range(4)]
         outputs = {each.done().stdout for each in started}
     assert len(outputs) == 1
     assert outputs != {""}

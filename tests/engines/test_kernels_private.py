@@ -10,7 +10,7 @@ import pytest
 
 from kernels import forget, made
 from thalweg import PerformanceWarning
-from thalweg._engines.cpu import private
+from thalweg._engines.cpu import private_directory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
 
@@ -342,7 +342,7 @@ def test_without_o_path_folders_are_opened_to_be_read(planted, base, monkeypatch
 
 
 def test_where_owners_cannot_be_seen_no_kernels_are_kept(planted, base, monkeypatch):
-    monkeypatch.setattr(private, "AVAILABLE", False)
+    monkeypatch.setattr(private_directory, "AVAILABLE", False)
     before = tree(base)
     assert (silently("k_target", MINE), silently("k_second", 2.5)) == (MINE, 2.5)
     assert tree(base) == before

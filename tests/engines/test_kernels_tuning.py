@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import fresh
-from many import many
+import fresh_process
+from case_batches import many
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu import codegen, launch, machine_code
 from thalweg._engines.cpu.tuning import Tuning, tuning_of
@@ -79,7 +79,7 @@ def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
 
     def run(wanted):
         own = {"THALWEG_CACHE_DIR": str(tmp_path), "THALWEG_TUNING": wanted}
-        done = fresh.run(TRAINING, **own)
+        done = fresh_process.run(TRAINING, **own)
         assert done.returncode == 0, done.stderr
         return done.stdout, {each.name for each in folder.iterdir()}
 
@@ -96,5 +96,5 @@ def test_bits_are_the_same_however_kernels_are_tuned(tmp_path):
 
 
 def test_what_is_wrong_is_said_by_the_first_step():
-    done = fresh.run(TRAINING, THALWEG_TUNING="prefetch=far")
+    done = fresh_process.run(TRAINING, THALWEG_TUNING="prefetch=far")
     assert "InvalidArgumentError: THALWEG_TUNING has 'prefetch=far'" in done.stderr

@@ -17,7 +17,7 @@ from line_rules import FIRST, SECOND, below, beside, gradients, keep_first, prod
 from rulebook import assert_same
 from shared_examples import check_examples
 from thalweg import Hyper, Measure, Pass, Rule, RuleError, Slot, Stage, check_rule, optim
-from thalweg._engines.lines import TILE_COLUMNS, TILE_ROWS, reduce_lines
+from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS, reduce_lines
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 # Around tiles of 64 rows and 1,024 columns.

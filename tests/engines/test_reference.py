@@ -12,8 +12,8 @@ import torch
 from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg._engines import reference, saturated
-from thalweg._engines.engine import Columns, Request
 from thalweg._engines.layout import compute_dtype
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
 from thalweg.rules.clipping import clip_by_norm, clip_by_value
 
@@ -113,11 +113,11 @@ STAGES = (clip_by_value, clip_by_norm)
 
 def one_step(
     name: str = "Adam", dtype: torch.dtype = torch.float32, slot: torch.dtype = torch.float32
-) -> Request:
+) -> StepRequest:
     problem = Problem.make(case(name).row, [(5, 3)], [dtype], seed=0)
     slots = [[each.to(slot) for each in own] for own in problem.slots]
     parts = (problem.variables, problem.gradients, slots)
-    return Request(case(name).rule, STAGES, *parts, ["w"], KEEP)
+    return StepRequest(case(name).rule, STAGES, *parts, ["w"], KEEP)
 
 
 @pytest.mark.usefixtures("exact")

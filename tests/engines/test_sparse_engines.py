@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import rulebook
-from many import many
+from case_batches import many
 from rulebook import (
     FIRST,
     FLUSH,
@@ -54,7 +54,7 @@ def make(
 
 
 @pytest.mark.parametrize(
-    "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 @by_rule(FIRST)
 @many("width", [(), (1,), (3,), (2, 4)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from rulebook import CASES, FIRST, ROWS, by_rule
 from thalweg import IndexedSlices, InvalidArgumentError, InvalidTypeError, Variable
 from thalweg.keras.optimizers import Nadam, RuleOptimizer

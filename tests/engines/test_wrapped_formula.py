@@ -15,7 +15,7 @@ from rulebook import assert_same
 from thalweg import Hyper, Rule, Slot, optim, sqrt, where
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.codegen import generate_update
-from thalweg._engines.transcribe import bind_formula, transcribe
+from thalweg._engines.formula_parser import bind_formula, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import StepMeasure, WrappedStepFormula, moved
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recorded_kinds import TRAININGS, Training, by_grad, of_torch
 from thalweg import optim
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 
 MATRICES = ("Muon", "NorMuon", "MuonH", "SOAP", "KLSOAP")
 TABLE: dict[str, Training] = dict(TRAININGS)

@@ -15,15 +15,15 @@ from torch import Tensor
 
 import thalweg.v1 as tf
 from thalweg import Variable, optim, schedules
-from thalweg._core.repeated_pairs import RepeatedPairs
-from thalweg._engines import probe
+from thalweg._core.replay_pairs import ReplayedPairs
+from thalweg._engines import torch_layout_probe
 from thalweg.keras import backend, optimizers
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt
 
 pytestmark = pytest.mark.skipif(
-    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 KINDS = [((3, 2), torch.float32), ((70,), torch.float64), ((), torch.bfloat16)]
 STEPS = 40
@@ -40,7 +40,7 @@ class Training:
         self.optimizer = make(self)
         self.change = change
         self.calls = 0
-        self.quick_steps = 0  # that `compare` saw taken in one call
+        self.count_replayed = 0  # that `compare` saw taken in one call
 
     def pairs(self, seed: int) -> list[tuple[Tensor, Variable]]:
         dice = torch.Generator().manual_seed(seed)
@@ -63,7 +63,7 @@ class Training:
 
     @property
     def taken(self) -> int:
-        return getattr(self.optimizer._plans.now().quick, "taken", 0)
+        return getattr(self.optimizer._plans.now().replay, "taken", 0)
 
     def written(self) -> list[Tensor]:
         own = (*self.variables, *self.optimizer.variables(), self.global_step)
@@ -76,7 +76,7 @@ def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any)
     for seed in range(STEPS):
         before = own.taken
         own.step(seed)
-        own.quick_steps += own.taken > before
+        own.count_replayed += own.taken > before
         with monkeypatch.context() as careful:
             careful.setenv("THALWEG_NATIVE_LOOK", "0")
             twin.step(seed)
@@ -207,7 +207,7 @@ BY_HAND: dict[str, tuple[Callable[[Any], Any], Change]] = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_numbers_of_keras_that_are_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compare(*BY_HAND[name], monkeypatch).quick_steps == STEPS - 2
+    assert compare(*BY_HAND[name], monkeypatch).count_replayed == STEPS - 2
 
 
 def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_attributes_of_users_that_are_set(monkeypatch: pytest.MonkeyPatch) -> No
         own.optimizer.note = k
         own.optimizer.learning_rate = 0.1 / (1 + k)
 
-    assert compare(_keras(), note, monkeypatch).quick_steps > STEPS - 8
+    assert compare(_keras(), note, monkeypatch).count_replayed > STEPS - 8
 
 
 def test_attributes_in_another_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_rates_in_tensors(
         own.rate_tensor = RATES[name]()
         return V1[optimizer](own.rate_tensor)
 
-    taken = compare(make, change, monkeypatch).quick_steps
+    taken = compare(make, change, monkeypatch).count_replayed
     assert taken == STEPS - 2 or change is _move_rate
 
 
@@ -328,13 +328,13 @@ FORESEEN: dict[str, Callable[[Any], Any]] = {
 
 def _count_computations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
-    set_coming = RepeatedPairs.set_coming
+    set_coming = ReplayedPairs.set_coming
 
     def counting(self: Any, first: int, steps: Any) -> bool:
         counts.append(len(steps))
         return set_coming(self, first, steps)
 
-    monkeypatch.setattr(RepeatedPairs, "set_coming", counting)
+    monkeypatch.setattr(ReplayedPairs, "set_coming", counting)
     return counts
 
 
@@ -366,7 +366,7 @@ def test_a_schedule_that_fails_fails_at_its_step() -> None:
         own = Training(make)
         for seed in range(STEPS):
             if is_careful:
-                own.optimizer._plans.now().quick = None
+                own.optimizer._plans.now().replay = None
             try:
                 own.step(seed)
             except (TypeError, ValueError, ArithmeticError) as error:
@@ -395,7 +395,7 @@ def test_a_decay_of_another_count(monkeypatch: pytest.MonkeyPatch) -> None:
         if k % 5 == 4:
             own.epoch.assign(k)
 
-    assert compare(make, begin_epoch, monkeypatch).quick_steps == STEPS - 2
+    assert compare(make, begin_epoch, monkeypatch).count_replayed == STEPS - 2
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -433,7 +433,7 @@ def test_functions_that_change_the_step_are_called_once(
         own.rate = rate
         return FUNCTIONS[name](own)
 
-    assert 0 < compare(make, None, monkeypatch).quick_steps < STEPS - 2
+    assert 0 < compare(make, None, monkeypatch).count_replayed < STEPS - 2
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -470,7 +470,7 @@ def test_functions_that_fail(name: str, result: Any) -> None:
         raised: list[Any] = []
         for seed in range(10):
             if is_careful:
-                own.optimizer._plans.now().quick = None
+                own.optimizer._plans.now().replay = None
             before = own.written()
             try:
                 own.step(seed)
@@ -500,7 +500,7 @@ def test_runs_of_a_session(is_fed: bool, monkeypatch: pytest.MonkeyPatch) -> Non
                 for k in range(STEPS):
                     session.run(op, {fed: 0.1 / (1 + k)})
                 kept = optimizer._plans._sessions[session]
-                taken.append(getattr(kept.quick, "taken", 0))
+                taken.append(getattr(kept.replay, "taken", 0))
                 values.append(session.run(weights))
     assert taken == [STEPS - 2, 0]
     assert values[0].tobytes() == values[1].tobytes()
@@ -519,7 +519,7 @@ def test_policies_of_optimize_loss(name: str, monkeypatch: pytest.MonkeyPatch) -
             )
             for _ in range(STEPS):
                 step()
-        quick = step._inner._plans.now().quick
+        quick = step._inner._plans.now().replay
         found.append((getattr(quick, "taken", 0), weights.detach()))
     assert [taken for taken, _ in found] == [STEPS - 2, 0]
     assert torch.equal(found[0][1], found[1][1])

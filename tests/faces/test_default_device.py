@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import fresh
+import fresh_process
 from recorded_kinds import TRAININGS, Training, by_grad, of_torch, parameter
 from thalweg import checkpoint, optim
 from thalweg.keras.optimizers import schedules
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 from thalweg.v1 import train
 
 # Rows and columns to reduce, a vector, a number, and a matrix of more than one tile of a sweep.
@@ -306,7 +306,7 @@ optimizer = optim.AdamW([param], lr=0.1, clip_grad_norm=1.0)
 for _ in range(6):
     param.grad = torch.from_numpy(ones)
     optimizer.step()
-print(optimizer._own.steady is not None, param[0, 0].item())
+print(optimizer._own.rebind_target is not None, param[0, 0].item())
 for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
     variable = Variable(ones)
     for _ in range(6):
@@ -317,7 +317,10 @@ for optimizer in (keras.optimizers.Nadam(0.1), train.AdamOptimizer(0.1)):
 
 def test_defaults_may_be_set_before_the_package_is_imported() -> None:
     """What is allocated once in a process, when it is first needed, is on the CPU, too."""
-    with fresh.Fresh(PROGRAM, "float32") as usual_run, fresh.Fresh(PROGRAM, "meta") as other_run:
+    with (
+        fresh_process.Fresh(PROGRAM, "float32") as usual_run,
+        fresh_process.Fresh(PROGRAM, "meta") as other_run,
+    ):
         found = [usual_run.done(), other_run.done()]
     assert [each.returncode for each in found] == [0, 0], [each.stderr for each in found]
     (printed,) = {each.stdout for each in found}

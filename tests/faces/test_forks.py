@@ -24,7 +24,7 @@ from thalweg import _graph as tf
 from thalweg import optim, v1
 from thalweg._base.locks import Lock
 from thalweg._core import norms
-from thalweg._engines.cpu import store, team
+from thalweg._engines.cpu import kernel_cache, openmp
 from thalweg._graph import Graph, Session, by_reference, operation
 from thalweg.keras import optimizers as keras
 from thalweg.openseq2seq.optimizers import optimize_loss
@@ -312,13 +312,13 @@ HALVED, DOUBLED = (
 
 def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
     monkeypatch.setenv("THALWEG_CACHE_DIR", str(tmp_path))
-    stop, make = Stop(), store._load_address
+    stop, make = Stop(), kernel_cache._load_address
 
     def slowly(*given: Any) -> int:
         stop()
         return make(*given)
 
-    monkeypatch.setattr(store, "_load_address", slowly)
+    monkeypatch.setattr(kernel_cache, "_load_address", slowly)
 
     def train(rule: thalweg.Rule) -> list[float]:
         var = thalweg.Variable([1.0, 2.0])
@@ -332,7 +332,7 @@ def test_a_fork_waits_for_a_compilation(monkeypatch, tmp_path):
 
 
 def test_a_fork_within_a_compilation_of_its_own_thread(monkeypatch):
-    with store._lock:
+    with kernel_cache._lock:
         assert told(lambda: _plain(keras.SGD(0.1)).values()["iterations"]) == 1
 
 
@@ -341,12 +341,12 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     stop = Stop()
 
     def hold() -> None:
-        with store._lock:
+        with kernel_cache._lock:
             stop()
 
     with stop.reached_by(hold):
         start = time.monotonic()
-        assert told(lambda: store._lock.acquire(blocking=False))
+        assert told(lambda: kernel_cache._lock.acquire(blocking=False))
         assert time.monotonic() - start < TIMEOUT
 
 
@@ -613,11 +613,11 @@ def test_one_thread_where_the_team_cannot_be_sent_home(threads, monkeypatch):
     grad = torch.from_numpy(np.full(400_000, 1.0, np.float32))
     optimizer = keras.SGD(0.5)
     optimizer.apply_gradients([(grad, var)])
-    monkeypatch.setattr(team, "_find_runtime", lambda: None)
+    monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
 
     def child() -> Any:
         optimizer.apply_gradients([(grad, var)])
-        return team._alone, var.detach().numpy().tolist() == [0.0] * 400_000
+        return openmp._alone, var.detach().numpy().tolist() == [0.0] * 400_000
 
     assert told(child) == (True, True)
 
@@ -629,10 +629,10 @@ def test_a_step_in_one_call_has_one_thread_there_too(threads, monkeypatch):
     param.grad = torch.from_numpy(np.ones(400_000, np.float32))
     for _ in range(3):
         optimizer.step()
-    quick = optimizer._own.quick
+    quick = optimizer._own.replay
     assert quick is not None
     assert quick.taken == 1
-    monkeypatch.setattr(team, "_find_runtime", lambda: None)
+    monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
 
     def child() -> Any:
         optimizer.step()

@@ -7,8 +7,8 @@ import json
 import numpy as np
 
 import public_subclasses as written
+from case_batches import many
 from golden_files import FOLDER
-from many import many
 
 RECORDED = json.loads((FOLDER / "public_subclasses.json").read_text())
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import rulebook
 import thalweg
-from bad_numbers import BAD, LONG, PLACES
-from many import many
+from case_batches import many
+from nonfinite_values import BAD, LONG, PLACES
 from rulebook import DTYPES, KINDS, LENGTHS, assert_same, label, slow_unless, values
 from shared_examples import check_examples
 from thalweg import IndexedSlices, Variable
 from thalweg._cli.registry import applied, by_rule
-from thalweg._engines.selection import DENORMALS
+from thalweg._engines.engine_selection import DENORMALS
 
 each_rule = pytest.mark.parametrize("name", by_rule())
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers(0, 300))
@@ -57,19 +57,26 @@ def examples_of(dtypes: tuple[torch.dtype, ...]) -> Any:
     return st.tuples(tensors, st.integers(0, 2**32), special, st.sampled_from(DENORMALS))
 
 
+@functools.cache
+def tensors_of_steps(tensors: Any, seed: int, special: float) -> list[list[Tensor]]:
+    """Return the first values of variables and the gradients of three steps; no step writes them.
+
+    All rules have the same examples.
+    """
+    rng = np.random.default_rng(seed)
+    return [[values(length, dtype, rng, special) for length, dtype in tensors] for _ in range(4)]
+
+
 # Pairs of special values, and the formulas of rules, are for `test_engines.py`.
 @pytest.mark.parametrize(
-    "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "budget", [6, pytest.param(100, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 @each_rule
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:
     dtypes = DTYPES if budget > 6 or name in QUICK else DTYPES[:2]
 
     def check(tensors: Any, seed: int, special: float, denormals: Any) -> None:
-        rng = np.random.default_rng(seed)
-        start, *steps = [
-            [values(length, dtype, rng, special) for length, dtype in tensors] for _ in range(4)
-        ]
+        start, *steps = tensors_of_steps(tuple(tensors), seed, special)
         with thalweg.engine(denormals=denormals):
             got, wanted = (trained(name, start, steps, each) for each in ("cpu", "reference"))
         assert_same(got, wanted, f"{name} seed {seed}")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from case_batches import many
 from files import through_a_file
-from many import many
 from openseq2seq_small import stepping
 from openseq2seq_steps import PARAMS, RULES
 from thalweg import CheckpointMismatchError, Variable

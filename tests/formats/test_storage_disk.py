@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import bare
+import without_torch
 from thalweg._formats import atomic_write, syscalls
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
@@ -346,7 +346,9 @@ def test_processes_at_the_same_time_make_whole_files(path: Path) -> None:
         "from thalweg._formats import atomic_write as disk\n"
         "for _ in range(40): disk.replace(sys.argv[1], [sys.argv[2].encode() * 200000], 200000)"
     )
-    writers = [subprocess.Popen(bare.command(program, str(path), letter)) for letter in "ab"]
+    writers = [
+        subprocess.Popen(without_torch.command(program, str(path), letter)) for letter in "ab"
+    ]
     while any(writer.poll() is None for writer in writers):
         assert path.read_bytes() in (OLD, b"a" * 200_000, b"b" * 200_000)
         time.sleep(0.001)
@@ -414,5 +416,7 @@ def test_the_standard_library_is_enough() -> None:
         "found = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"
         "sys.exit(repr(found) if found != {'thalweg', '__main__'} else 0)"
     )
-    done = subprocess.run(bare.command(program), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        without_torch.command(program), capture_output=True, text=True, check=False
+    )
     assert not done.returncode, done.stderr

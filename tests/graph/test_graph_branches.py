@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import thalweg.tf as tf
+from parallel_workers import together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError
 from thalweg import _graph as graph
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.nest import leaves_of
-from workers import together
 
 v1 = tf.compat.v1
 ROWS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "f4")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fresh
+import fresh_process
 import thalweg.tf.compat.v1 as tf
 from thalweg._base.execution_context import process
 from thalweg._graph import Graph, Session
@@ -124,7 +124,7 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_the_count_that_a_script_fetches(start: str, tmp_path: Any) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(start=start))
-    done = fresh.run("-m thalweg.tf", str(tmp_path / "script.py"))
+    done = fresh_process.run("-m thalweg.tf", str(tmp_path / "script.py"))
     assert done.stdout == STARTS[start], done.stderr
 
 

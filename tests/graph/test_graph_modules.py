@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import thalweg._graph as tf
+from parallel_workers import together
 from sessions import initialized
 from thalweg import Variable, named_variables
-from workers import together
 
 pytestmark = pytest.mark.usefixtures("graph")
 

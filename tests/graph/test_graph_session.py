@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import thalweg._graph as tf
+from parallel_workers import together
 from sessions import initialized
 from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from thalweg.v1 import train
-from workers import together
 
 Pair = namedtuple("Pair", "first second")
 

@@ -37,6 +37,7 @@ from torch.distributed.tensor import (  # noqa: E402
 )
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from busy import scale_to_load  # noqa: E402
 from thalweg import optim  # noqa: E402
 from thalweg.diagnostics.step_watch import StepWatch  # noqa: E402
 from thalweg.errors import NumericsWarning  # noqa: E402
@@ -408,7 +409,7 @@ def main() -> None:
         init_method=f"file://{path}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=scale_to_load(60)),
     )
     torch.set_num_threads(1)
     names = sys.argv[5:] or list(CASES)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from attribute_access import assert_known, touching, watched
 from thalweg import optim
-from touched import assert_known, touching, watched
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")

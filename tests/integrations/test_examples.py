@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fresh import run
+from fresh_process import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBER = re.compile(r"-?\d+\.\d+")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import thalweg
 from forks import Stop, told
-from later import Later
+from lazy_package import Later
 from thalweg.checkpoint.tensorflow import load, restore
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -565,12 +565,12 @@ def test_state_that_does_not_fit_is_refused(store: dict[str, Any], message: str)
 
 
 def test_importing_thalweg_imports_no_keras() -> None:
-    done = fresh.run("import sys, thalweg; sys.exit('keras' in sys.modules)")
+    done = fresh_process.run("import sys, thalweg; sys.exit('keras' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
 def test_other_backend_is_refused() -> None:
-    done = fresh.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
+    done = fresh_process.run("import thalweg.integrations.keras3", KERAS_BACKEND="jax")
     assert "FailedPreconditionError" in done.stderr
     assert "the backend is 'jax'. Set the environment variable KERAS_BACKEND=torch" in done.stderr
 
@@ -581,7 +581,7 @@ def test_missing_keras_is_said() -> None:
         "def fail(name, path=None, target=None):\n"
         " if name == 'keras': raise ModuleNotFoundError('no keras', name='keras')\n"
     )
-    done = fresh.run(f"{fail}{hide}\nimport thalweg.integrations.keras3")
+    done = fresh_process.run(f"{fail}{hide}\nimport thalweg.integrations.keras3")
     assert "needs Keras 3. Install it with: pip install 'thalweg[keras]'" in done.stderr
 
 

@@ -11,7 +11,7 @@ import torch
 
 from attack.states import same
 from files import through_a_file
-from later import Later
+from lazy_package import Later
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.keras.optimizers import schedules
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from attribute_access import assert_known, touching, watched
 from thalweg import optim
-from touched import assert_known, touching, watched
 from training import OPTIMIZERS, assert_same_training, data, trained
 
 # What Lightning 2.6 asks an optimizer for; `_own` for methods of ours that its wrapper inherits.

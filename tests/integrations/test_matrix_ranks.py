@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import distributed
 
-from fresh import Fresh
-from workers import shared_folder, told_once
+from fresh_process import Fresh
+from parallel_workers import shared_folder, told_once
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"

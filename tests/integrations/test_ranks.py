@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_workers import shared_folder, told_by_ranks, told_once
 from rank_cases import (
     DIAGNOSED,
     MAKERS,
@@ -21,7 +22,6 @@ from rank_cases import (
 )
 from thalweg import optim
 from training import assert_same_training, data, model, numbers
-from workers import shared_folder, told_by_ranks, told_once
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")
 Told = list[dict[str, Any]]

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from attribute_access import assert_known, touching, watched
 from thalweg import optim
 from torch_inputs import SCHEDULES
-from touched import assert_known, touching, watched
 from training import (
     OPTIMIZERS,
     assert_same_training,

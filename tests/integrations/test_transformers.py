@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attribute_access import assert_known, touching, watched
 from thalweg import optim, rules
-from touched import assert_known, touching, watched
 from training import OPTIMIZERS, assert_same_training, data, loss_of, model, schedule, trained
 
 # What transformers 5.23 asks an optimizer for, itself or through Accelerate 1.15.

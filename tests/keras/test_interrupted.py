@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg
-from fuse import NOT_TAKEN, Fuse, errors
+from failing_callable import NOT_TAKEN, Fuse, errors
 from keras_table import assert_same_bits, both_engines, gradients, pair, snapshot, train
 from thalweg.keras.optimizers import SGD, Adam, Optimizer, RuleOptimizer, schedules
 

@@ -45,7 +45,7 @@ def by_engine(cases: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("case_id", "engine"),
         [
-            slow_unless(golden_files.is_quick(id, engine), id, engine)
+            slow_unless(golden_files.is_replayed(id, engine), id, engine)
             for id in cases
             for engine in ("reference", "cpu")
         ],

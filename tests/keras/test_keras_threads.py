@@ -11,8 +11,8 @@ import torch
 
 import thalweg
 from keras_table import pair, train
+from parallel_workers import together
 from thalweg.keras.optimizers import SGD, Adam, Optimizer
-from workers import together
 
 STEPS = 150
 pytestmark = pytest.mark.usefixtures("threads_change_often")

@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from openseq2seq_replay import Writer
+from parallel_workers import told_by_ranks
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg.openseq2seq import optimizers as package
 from thalweg.openseq2seq.optimizers import get_regularization_loss, mp_wrapper, optimizers
@@ -29,7 +30,6 @@ from thalweg.openseq2seq.optimizers.optimizers import (
 )
 from thalweg.v1 import train
 from thalweg.v1.contrib.opt import AdamWOptimizer
-from workers import told_by_ranks
 
 INF, NAN = math.inf, math.nan
 LOSSES = _graph.GraphKeys.REGULARIZATION_LOSSES

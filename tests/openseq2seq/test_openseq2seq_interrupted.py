@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuse import NOT_TAKEN, Fuse, errors
-from interrupting import interrupted_at
+from failing_callable import NOT_TAKEN, Fuse, errors
+from interruptions import interrupted_at
 from openseq2seq_small import stepping
 from openseq2seq_steps import Training, differing, each_way, way
 from thalweg import Variable, _graph

@@ -15,7 +15,7 @@ from golden_files import Case
 from openseq2seq_goldens import by_case, float32
 from oracle_arrays import Array, Gradient, given, starts
 from thalweg import IndexedSlices, Variable, _graph
-from thalweg._core.plan_cache import Plans
+from thalweg._core.plan_cache import PlanCaches
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers import lr_policies
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -266,7 +266,7 @@ def test_repeated_steps_are_those_of_a_new_plan() -> None:
     for step in range(4):
         grad = torch.sin(torch.arange(50.0) + step)
         kept.apply_gradients([(grad, one)])
-        fresh._plans = Plans()
+        fresh._plans = PlanCaches()
         fresh.apply_gradients([(grad, other)])
         assert torch.equal(one, other)
 

@@ -18,7 +18,7 @@ from openseq2seq_goldens import assert_bits, by_case
 from openseq2seq_small import stepping
 from thalweg import IndexedSlices, Variable, _graph
 from thalweg._base.scalars import log, power
-from thalweg._core.section import run
+from thalweg._core.atomic_section import run
 from thalweg.errors import CheckpointMismatchError, FailedPreconditionError
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 

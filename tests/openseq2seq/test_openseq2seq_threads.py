@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from openseq2seq_replay import Writer
+from parallel_workers import together
 from thalweg import Variable, _graph
 from thalweg.openseq2seq.optimizers import optimize_loss
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.v1 import train
-from workers import together
 
 SIZE, RUNS = 70_001, 100
 RATE = 2.0**-10  # sums of it are exact in float16

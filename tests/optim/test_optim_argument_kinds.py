@@ -13,7 +13,7 @@ import torch
 
 from thalweg import optim
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
 CLASSES = [*((optim, name) for name in KINDS), *((tensorflow, name) for name in tensorflow.__all__)]

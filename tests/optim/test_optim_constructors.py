@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from thalweg import optim
-from thalweg.optim.constructors import notes_in
+from thalweg.optim.signatures import notes_in
 from thalweg.optim.step_options import KEYWORDS
 
 STUBS = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "stubs.py"))

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines import diagnostics
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.measuring import combine_leaves
+from thalweg._engines.reduction_order import combine_leaves
 from thalweg.errors import FailedPreconditionError, NotFoundError, NumericsWarning
 from thalweg.optim import tensorflow
 from thalweg.optim.diagnostics import COLUMNS, Diagnostics, JsonLines, TensorBoard, measuring, to
@@ -472,16 +472,16 @@ def test_lines_go_up_where_a_device_measures(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_between_are_one_native_call() -> None:
     params = params_of(shapes=((3,),))
     made = run(params, optim.AdamW(params, diagnostics=10), 9)
-    assert made._own.quick is not None
-    assert made._own.quick.taken == 7
+    assert made._own.replay is not None
+    assert made._own.replay.taken == 7
     assert made.diagnostics is None
     run(params, made, 1)
     assert made.diagnostics.step == 10
     assert made.last_step.count == 10
-    quick = made._own.quick
+    quick = made._own.replay
     for _ in range(5):  # which a measured step leaves as it is
         run(params, made, 10)
-    assert made._own.quick is quick
+    assert made._own.replay is quick
     assert quick.taken == 7 + 45
     plain = optim.AdamW(other := params_of(shapes=((3,),)))
     for steps in (9, 1, *[10] * 5):

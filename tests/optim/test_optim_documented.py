@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from many import many
+from case_batches import many
 from test_optim_options import OURS
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError, InvalidArgumentError, RuleError
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS_PAGE = (DOCS / "options.md").read_text()
@@ -121,12 +122,13 @@ def test_options_of_mixed_hold_for_all_groups_or_raise(name: str) -> None:
 
 def exceptions() -> dict[str, set[str]]:
     """Return for each option the classes that cannot have it, as the page lists them."""
-    table = OPTIONS_PAGE.partition("| option | not in |\n|---|---|\n")[2].partition("\n\n")[0]
+    head = "| option | classes that lack it |\n|---|---|\n"
+    table = OPTIONS_PAGE.partition(head)[2].partition("\n\n")[0]
     found: dict[str, set[str]] = {}
     for row in table.splitlines():
         options, classes = row.strip("|").split("|")
         names = {*re.findall(r"`([\w.]+)`", classes)}
-        if "all but" in classes:
+        if "every class except" in classes:
             names = {*ALL} - names
         found |= dict.fromkeys(re.findall(r"`(\w+)", options), names)
     return found
@@ -149,6 +151,24 @@ def test_all_classes_but_the_exceptions_have_an_option(option: str) -> None:
             raising.add(title)
     listed = exceptions()
     assert raising == listed.get("round" if option == "seed" else option, set())
+
+
+def test_options_that_exclude_each_other_are_listed() -> None:
+    """Compare the table of the page with the constructor of `AdamW`, for every pair of options."""
+    head = "| option | excludes |\n|---|---|\n"
+    table = OPTIONS_PAGE.partition(head)[2].partition("\n\n")[0]
+    listed: set[frozenset[str]] = set()
+    for row in table.splitlines():
+        first, *others = re.findall(r"`(\w+)`", row)
+        listed |= {frozenset((first, other)) for other in others}
+    raising: set[frozenset[str]] = set()
+    for pair in itertools.combinations([name for name in OURS if name not in BESIDE], 2):
+        options = {name: OURS[name] for name in pair}
+        try:
+            optim.AdamW([new_param(dtype=torch.bfloat16)], lr=0.1, **options)
+        except (InvalidArgumentError, RuleError):
+            raising.add(frozenset(pair))
+    assert raising == listed
 
 
 def laprop_decay() -> None:
@@ -186,11 +206,11 @@ def default_clipping() -> None:
 @pytest.mark.parametrize(
     ("row", "check"),
     [
-        ("| `ADOPT` | `clip_exp` is 0.25 |", default_clipping),
-        ("| `AdEMAMix` | `alpha` is 5,", default_alpha),
-        ("| `LaProp` | decay is times the rate,", laprop_decay),
-        ("| `MARS` | the first step takes the gradient as it is,", mars_first_step),
-        ("| `MARS` | parameters of two dimensions and more take MARS's", mars_first_step),
+        ("| `ADOPT` | The default of `clip_exp` is 0.25. |", default_clipping),
+        ("| `AdEMAMix` | The default of `alpha` is 5,", default_alpha),
+        ("| `LaProp` | The decay is multiplied by the learning rate,", laprop_decay),
+        ("| `MARS` | The first step uses the gradient without a correction,", mars_first_step),
+        ("| `MARS` | Parameters with two or more dimensions take MARS's", mars_first_step),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning
-from thalweg.optim import encoding, tensorflow
-from thalweg.optim.encoding import SHAPE
+from thalweg.optim import quantized_state, tensorflow
+from thalweg.optim.quantized_state import SHAPE
 
 WIDE, TALL = (64, 80), (80, 64)
 BIG, SMALL = [WIDE, (5121,)], (7,)
@@ -148,7 +148,7 @@ def test_files_have_shapes(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
     checkpoint.save(tmp_path / "new", optimizer=optimizer, variables=given[0])
     checkpoint.restore(tmp_path / "new", optimizer=other, variables=given[1])
     assert_same(tensors_in(other), tensors_in(optimizer))
-    monkeypatch.setattr(encoding, "_records_in", lambda *_: None)
+    monkeypatch.setattr(quantized_state, "_records_in", lambda *_: None)
     checkpoint.save(tmp_path / "old", optimizer=optimizer, variables=given[0])
     monkeypatch.undo()
     with pytest.warns(CheckpointWarning, match=r"does not have the shapes .*'a'"):

@@ -11,7 +11,7 @@ import torch
 from rulebook import assert_same
 from thalweg import optim
 from thalweg.optim import tensorflow
-from thalweg.optim.flat import FlatGradients
+from thalweg.optim.flat_gradients import FlatGradients
 
 MAKERS: dict[str, Any] = {
     "AdamW": lambda p, **o: optim.AdamW(p, lr=0.1, **o),

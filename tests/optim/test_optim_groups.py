@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from interrupting import interrupted_at
+from interruptions import interrupted_at
 from rulebook import assert_same
 from thalweg import optim
 from thalweg._engines.cpu import launch
@@ -94,7 +94,7 @@ def test_any_number_of_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> 
         give(params, step)
         ours.step()
     assert len(launched) == 2
-    assert len(ours._own.quick.launches.all) == 1  # the third step's
+    assert len(ours._own.replay.launches.all) == 1  # the third step's
     for step in range(3):
         give(alone, step)
         for other in others:
@@ -117,18 +117,23 @@ def everything(made: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_step_of_several_rules_is_whole(begun: bool) -> None:
+    def prepared() -> Any:
+        made = of_three_rules()
+        for count in range(1 + begun):
+            give([param for group in made.param_groups for param in group["params"]], count)
+            if count < begun:
+                made.step()
+        return made
+
+    twin = prepared()
+    before = everything(twin)
+    twin.step()
+    after = everything(twin)
     number, is_interrupted, outcomes = 0, True, set()
     while is_interrupted:
-        made, twin = of_three_rules(), of_three_rules()
-        for each in (made, twin):
-            for count in range(1 + begun):
-                give([param for group in each.param_groups for param in group["params"]], count)
-                if count < begun:
-                    each.step()
-        before = everything(made)
+        made = prepared()
         is_interrupted = interrupted_at(number, made.step)
-        twin.step()
-        after, found = everything(twin), everything(made)
+        found = everything(made)
         is_new = len(found) == len(after) and all(map(torch.equal, found, after))
         is_old = len(found) == len(before) and all(map(torch.equal, found, before))
         assert is_new or is_old, number

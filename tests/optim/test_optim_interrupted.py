@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attack.interruptions import TRAININGS
-from interrupting import outcome
+from interruptions import outcome
 from thalweg import optim
 from thalweg.errors import FailedPreconditionError
 

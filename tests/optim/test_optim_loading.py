@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from interrupting import interrupted_at
+from interruptions import interrupted_at
 from rulebook import assert_same
 from thalweg import checkpoint, optim
 from thalweg.errors import CheckpointMismatchError, CheckpointWarning

@@ -20,9 +20,9 @@ from thalweg.errors import (
     InvalidTypeError,
     NotFoundError,
 )
-from thalweg.optim import kinds
+from thalweg.optim import rule_names
 
-KINDS = [name for name in kinds.KINDS if name != "SparseAdam"]
+KINDS = [name for name in rule_names.KINDS if name != "SparseAdam"]
 RULES = {
     "0.weight": {"rule": "SGD", "lr": 0.1, "momentum": 0.9},
     1: {"rule": "AdamW", "lr": 3e-3},

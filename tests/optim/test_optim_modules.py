@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-import fresh
+import fresh_process
 from thalweg import optim
 from torch_inputs import CLASSES
 
@@ -85,7 +85,7 @@ for name in {names}:
 new = {{name for name in set(sys.modules) - before if not name.startswith("thalweg.optim.")}}
 assert new <= {{"torch.optim._multi_tensor"}}, new
 """
-    done = fresh.run(program)
+    done = fresh_process.run(program)
     assert done.returncode == 0, done.stderr
 
 

@@ -17,7 +17,7 @@ from rulebook import assert_same
 from thalweg import optim
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
 OTHER: dict[str, Any] = {

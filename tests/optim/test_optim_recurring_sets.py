@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
-from quick_twins import (
+from replay_twins import (
     SHAPES,
     differences,
     everything,
@@ -24,10 +24,10 @@ from quick_twins import (
     taken,
 )
 from thalweg import optim
-from thalweg._engines import probe
+from thalweg._engines import torch_layout_probe
 
 pytestmark = pytest.mark.skipif(
-    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 CLASSES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import thalweg
-from quick_twins import taken
+from replay_twins import taken
 from rulebook import assert_same, slow_unless
 from thalweg import checkpoint, optim
-from thalweg._core.options.rounding import Rounding
+from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg.errors import CheckpointMismatchError
 from thalweg.optim import tensorflow
-from thalweg.optim.drawing import places_of
-from thalweg.optim.kinds import HOMES, KINDS
+from thalweg.optim.rounding_streams import places_of
+from thalweg.optim.rule_names import HOMES, KINDS
 
 SEED = 7**15
 HOW: dict[str, Any] = {"round": "stochastic", "seed": SEED}
@@ -78,8 +78,8 @@ def steps(made: Any, count: int, first: int = 0, is_careful: bool = False) -> An
     for step in range(first, first + count):
         give(params(made), step)
         if is_careful:
-            made._own.forget_quick()
-            made._own.steady = None
+            made._own.forget_replay()
+            made._own.rebind_target = None
             for part in (*made._own.parts.values(),):
                 part.kept.last = None
         made.step()
@@ -203,7 +203,7 @@ def test_options_beside(home: str, options: dict[str, Any]) -> None:
                 else:
                     give(params(made), step)
                 if is_careful:
-                    made._own.forget_quick()
+                    made._own.forget_replay()
                 made.step()
                 if "gradients" in options:
                     made.zero_grad()

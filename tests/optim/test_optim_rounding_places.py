@@ -11,7 +11,7 @@ import torch
 from torch.nn import Parameter
 
 import thalweg
-from quick_twins import taken
+from replay_twins import taken
 from rulebook import assert_same, slow_unless
 from thalweg import optim
 from thalweg.optim import tensorflow
@@ -134,8 +134,8 @@ def step(made: Any, params: list[Parameter], number: int) -> None:
 
 
 def forget_plans(made: Any) -> None:
-    made._own.forget_quick()
-    made._own.steady = None
+    made._own.forget_replay()
+    made._own.rebind_target = None
     made._own.parts.clear()
     made._own.alone.clear()
 

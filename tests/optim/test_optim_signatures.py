@@ -16,7 +16,7 @@ import torch
 
 from thalweg import optim
 from thalweg.optim import tensorflow
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
 ROOT = Path(__file__).parents[2]

@@ -18,13 +18,13 @@ from rulebook import assert_same
 from thalweg import engine, optim
 from thalweg._engines import current, layout
 from thalweg._engines import offload as far
-from thalweg._engines.engine import Columns, Request
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow
-from thalweg.optim.loading import setting
+from thalweg.optim.load_state import setting
 from thalweg.rules.novograd import NOVOGRAD
 from thalweg.rules.torch import TORCH_SGD
 from torch_inputs import INPUTS, ROWS, SHAPES, Input, give, params_of
@@ -182,14 +182,14 @@ def test_rows(device: Device, name: str) -> None:
 def test_runs(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is updated and sent while the next is on its way; the bits are those of one."""
     sent: list[int] = []
-    real = far.Far.send_rows
+    real = far.OffloadLink.send_rows
 
-    def sending(self: far.Far, rows: Any) -> Any:
+    def sending(self: far.OffloadLink, rows: Any) -> Any:
         sent.append(len(sent))
         return real(self, rows)
 
     monkeypatch.setattr(far, "RUN", 128)
-    monkeypatch.setattr(far.Far, "send_rows", sending)
+    monkeypatch.setattr(far.OffloadLink, "send_rows", sending)
     pair = Pair(device, MAKERS["Adam"], [(20,)] * 7, clip_grad_norm=0.1).steps(2)
     pair.check()
     part = next(iter(pair.far._own.parts.values()))
@@ -452,8 +452,8 @@ def test_gradients_are_waited_for_before_they_are_read(monkeypatch: pytest.Monke
         def synchronize(self) -> None:
             on_its_way.fill_(1.0)
 
-    asked = Request(TORCH_SGD, (), [param], [on_its_way], [[]], ["w"], current())
-    part = far.FarPart(ReferencePart(asked), [], [Event()], [])
+    asked = StepRequest(TORCH_SGD, (), [param], [on_its_way], [[]], ["w"], current())
+    part = far.OffloadedPart(ReferencePart(asked), [], [Event()], [])
     monkeypatch.setattr(part, "_wait_calls", list)  # that of a GPU's events
     scalars = {"direction": 1.0, "weight_decay": 0.0, "step_size": -0.5}
     for call in part.make_calls(Columns({np.float32: scalars}, {})):
@@ -519,7 +519,7 @@ def test_parameters_of_the_cpu_are_as_without_it() -> None:
             each.step()
     for of in (params, slots):
         assert_same(*([each.detach() for each in of(one)] for one in made))
-    assert made[1]._own.steady is not None
+    assert made[1]._own.rebind_target is not None
 
 
 def test_complex_parameters_of_the_cpu_are_as_without_it() -> None:

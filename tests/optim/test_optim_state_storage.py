@@ -51,8 +51,8 @@ def adam(storage: Any = "8bit", sizes: Any = (LEAST + 1, 10), **options: Any) ->
 
 def forget(optimizer: Any) -> None:
     """Have the next step planned anew."""
-    optimizer._own.forget_quick()
-    optimizer._own.steady = None
+    optimizer._own.forget_replay()
+    optimizer._own.rebind_target = None
     optimizer._own.parts.clear()
 
 
@@ -104,7 +104,7 @@ def test_steps_in_one_call_are_those_of_the_reference(
             made.append(
                 trained((params, cls(params, lr=0.01, state_storage="8bit", **own)), 4, each=each)
             )
-    assert made[0][1]._own.quick is not None
+    assert made[0][1]._own.replay is not None
     assert_equal(made[0], made[1])
     assert_equal(made[0], made[2])
 
@@ -256,7 +256,7 @@ def test_sizes_do_not_decide_whether_there_are_slots(cls: Any, sizes: Any) -> No
 def test_the_option_that_dtensors_cannot_have_is_named(
     options: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thalweg.optim.encoding.any_on_mesh", lambda _: True)
+    monkeypatch.setattr("thalweg.optim.quantized_state.any_on_mesh", lambda _: True)
     with pytest.raises(NotImplementedError, match=f"'w' is a DTensor, .*{said}"):
         optim.Adadelta([("w", params_of(dtype=torch.bfloat16)[0])], **options)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from modern_inputs import BESIDE, TABLE, gradients_of, params_of, train
 from rulebook import assert_same
 from thalweg import optim

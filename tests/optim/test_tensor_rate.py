@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thalweg import optim
-from thalweg._engines import probe
-from thalweg.optim.hooks import TorchHooks
-from thalweg.optim.tensor_rate import TensorRate
+from thalweg._engines import torch_layout_probe
+from thalweg.optim.step_adapter import TorchStepAdapter
+from thalweg.optim.tensor_lr import TensorRate
 from thalweg.rules.torch.adam import prepare
 
 CLASSES: list[tuple[str, dict[str, Any]]] = [
@@ -100,7 +100,7 @@ def test_what_is_unusual_is_left_to_torch(tensor: Tensor) -> None:
 
 
 pytest_if_read = pytest.mark.skipif(
-    isinstance(probe.layout(), str), reason="torch's objects cannot be read here"
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 
 
@@ -116,13 +116,13 @@ def test_steps_have_the_bits_of_careful_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
-    made = TorchHooks._prepared
+    made = TorchStepAdapter._prepared
 
     def told(hooks: Any, key: Any) -> Any:
-        asked.append(is_quick)
+        asked.append(is_replayed)
         return made(hooks, key)
 
-    monkeypatch.setattr(TorchHooks, "_prepared", told)
+    monkeypatch.setattr(TorchStepAdapter, "_prepared", told)
     rate, dice = torch.tensor(0.1, dtype=dtype), torch.Generator().manual_seed(0)
     start = torch.randn(5, generator=dice, dtype=kind)
     own, other = Parameter(start.clone()), Parameter(start.clone())
@@ -130,16 +130,16 @@ def test_steps_have_the_bits_of_careful_ones(
     for step in range(STEPS):
         own.grad = torch.randn(5, generator=dice, dtype=kind)
         other.grad = own.grad.clone()
-        is_quick = step > 1
+        is_replayed = step > 1
         opt.step()
-        is_quick = False
-        twin._own.forget_quick()
+        is_replayed = False
+        twin._own.forget_replay()
         twin.step()
         assert torch.equal(own, other), step
         for one, another in zip(opt.state[own].values(), twin.state[other].values(), strict=True):
             assert torch.equal(one, another), step
         rate.mul_(0.77)
-    assert opt._own.quick.taken == STEPS - 2
+    assert opt._own.replay.taken == STEPS - 2
     assert any(asked) is (dtype == torch.bfloat16 or name in BY_TORCH)
 
 
@@ -155,6 +155,6 @@ def test_a_rate_may_become_of_another_kind() -> None:
         if step == 6:
             rate.fill_(0.0)
         opt.step()
-        twin._own.forget_quick()
+        twin._own.forget_replay()
         twin.step()
         assert torch.equal(own, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fresh
+import fresh_process
 import torch_inputs
 
 PROGRAM = """
@@ -18,7 +18,7 @@ print(torch_inputs.told(), end="")
 
 
 def test_they_are_those_of_the_whole_table() -> None:
-    done = fresh.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
+    done = fresh_process.run(PROGRAM, str(Path(torch_inputs.__file__).parent))
     assert done.returncode == 0, done.stderr
     assert len(torch_inputs.INPUTS) > 50
     assert done.stdout == torch_inputs.told()

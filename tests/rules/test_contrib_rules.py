@@ -15,8 +15,8 @@ import torch
 
 from rulebook import Engines
 from thalweg import IndexedSlices, Rule
-from thalweg._engines import Selection, prepared
-from thalweg._engines.engine import Request
+from thalweg._engines import Selection, apply_prepare
+from thalweg._engines.protocol import StepRequest
 from thalweg.rules import (
     ADAM_V1,
     ADAM_W,
@@ -168,8 +168,10 @@ def _take(rule: Rule, engines: Engines, engine: Any, names: list[str],
           h: dict[str, Any], separate: dict[str, Array]) -> None:  # fmt: skip
     variables, own = [x[name] for name in names], [slots[name] for name in names]
     gradients, selection = [grads[name] for name in names], Selection(engine, "flush")
-    asked = Request(rule, (), variables, gradients, own, names, selection)
-    engines.take(asked, lambda dtypes: {dtype: prepared(rule, h) for dtype in dtypes}, separate)
+    asked = StepRequest(rule, (), variables, gradients, own, names, selection)
+    engines.take(
+        asked, lambda dtypes: {dtype: apply_prepare(rule, h) for dtype in dtypes}, separate
+    )
 
 
 @each_engine

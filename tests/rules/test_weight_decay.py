@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rulebook
-from many import many
+from case_batches import many
 from rulebook import (
     CASES,
     DTYPES,
@@ -65,7 +65,7 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
     return take(case, problem, selection)
 
 
-def is_quick(engine: str, case: Case, dtype: Any, kind: str) -> bool:
+def is_replayed(engine: str, case: Case, dtype: Any, kind: str) -> bool:
     if engine == "reference":
         return dtype == torch.float32 or case.rule.name in KINDS
     return case.rule.name in KINDS and dtype == torch.float32 and kind != "single"
@@ -74,7 +74,7 @@ def is_quick(engine: str, case: Case, dtype: Any, kind: str) -> bool:
 @pytest.mark.parametrize(
     ("engine", "case", "dtype", "kind"),
     [
-        slow_unless(is_quick(*each), *each)
+        slow_unless(is_replayed(*each), *each)
         for each in itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS)
     ],
     ids=label,

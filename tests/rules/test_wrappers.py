@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg
-from many import many
+from case_batches import many
 from modern_inputs import gradients_of, params_of
 from rule_trainings import KINDS, ROWS, trained
 from rulebook import DTYPES, assert_same, label

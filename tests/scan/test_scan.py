@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 from thalweg._cli.main import main
 from thalweg._cli.scan import table
 from thalweg._cli.scan.facade import Reached, reached, verdict

@@ -47,7 +47,7 @@ def bound_of(bounds: dict[str, int], case_id: str) -> int | None:
     return next((bound for part, bound in bounds.items() if part in case_id), None)
 
 
-def is_quick(case_id: str, engine: str) -> bool:
+def is_replayed(case_id: str, engine: str) -> bool:
     """Whether a case is replayed by an engine without being asked for slow tests.
 
     All are by the reference, whose bits the kernels of every rule have (`test_engines.py`).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,11 @@ def train_in_groups(
 
 
 def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
+    return _computed_values(shape, seed, scale).clone()
+
+
+@cache
+def _computed_values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
     # Whole numbers of a linear congruence, the same with every version of every package.
     count = int(np.prod(shape, dtype=np.int64))
     mixed = (np.arange(count, dtype=np.uint64) + np.uint64(1000003 * (seed + 1))) * np.uint64(

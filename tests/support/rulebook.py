@@ -13,10 +13,10 @@ import torch
 
 from thalweg import IndexedSlices, Rule
 from thalweg._base import scalars
-from thalweg._core import section
-from thalweg._engines import Dispatcher, Selection, check_gradients, prepared
-from thalweg._engines.engine import Columns, Request
+from thalweg._core import atomic_section
+from thalweg._engines import Dispatcher, Selection, apply_prepare, check_gradients
 from thalweg._engines.layout import compute_dtype
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import FORMULAS
 from thalweg.rules import RULES
 
@@ -162,7 +162,7 @@ class Case:
             values[power] = scalars.power(values[hyper], dtype(step))
         values["t"], values["momentum_cache"] = dtype(step), dtype(0.7)
         values["trust_ratio"] = values["grad_scale"] = dtype(0.5)
-        return prepared(self.rule, values)
+        return apply_prepare(self.rule, values)
 
 
 def case(name: str, config: str = "default") -> Case:
@@ -310,7 +310,7 @@ class Engines:
     def __init__(self) -> None:
         self.gate, self.last = Dispatcher(), None
 
-    def plan_step(self, asked: Request) -> Any:
+    def plan_step(self, asked: StepRequest) -> Any:
         if self.last is None or not self.last.try_rebind(asked):
             narrow = asked.copies is not None
             check_gradients(asked.variables, asked.gradients, asked.titles, narrow=narrow)
@@ -319,11 +319,11 @@ class Engines:
             return made
         return self.last
 
-    def take(self, asked: Request, shared: Any, separate: Any = None) -> None:
+    def take(self, asked: StepRequest, shared: Any, separate: Any = None) -> None:
         ready = self.plan_step(asked)
         with torch.no_grad():
             for each in ready.make_rounds(Columns(shared(ready.dtypes), separate or {})):
-                section.run(each.calls)
+                atomic_section.run(each.calls)
         ready.release_gradients()
 
 
@@ -335,7 +335,7 @@ def take(
     """Take steps in place, as the public optimizer does; returns the problem."""
     engines = engines or Engines()
     names = [f"w{index}" for index in range(len(problem.variables))]
-    asked = Request(
+    asked = StepRequest(
         case.rule, stages, problem.variables, problem.gradients, problem.slots, names, selection,
         copies, from_copies,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from thalweg import optim
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 
 # What torch's table takes from these says which tests are skipped; they take seconds to import.
 UNUSED = [

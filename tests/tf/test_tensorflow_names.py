@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import thalweg
 import thalweg.tf as tf
 from thalweg._base.static_shape import Shape
@@ -249,7 +249,7 @@ def test_values_go_to_numpy() -> None:
 
 def test_optimizers_of_torchs_kind_bring_no_names() -> None:
     code = "import torch, thalweg.optim; raise SystemExit(hasattr(torch.float32, 'base_dtype'))"
-    told = fresh.run(code)
+    told = fresh_process.run(code)
     assert told.returncode == 0, told.stderr
 
 

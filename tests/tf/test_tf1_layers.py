@@ -12,7 +12,7 @@ import torch
 
 import thalweg
 import thalweg.tf.compat.v1 as tf
-from many import many
+from case_batches import many
 from thalweg import tf as newer
 
 IMAGES = np.random.RandomState(1).randn(2, 6, 6, 3).astype("f4")

@@ -12,7 +12,7 @@ import pytest
 
 import tf1_cases
 import thalweg.tf.compat.v1 as tf
-from many import many
+from case_batches import many
 
 RECORDED = json.loads((Path(__file__).parents[1] / "goldens/tf1_names.json").read_text())
 CASES = sorted(tf1_cases.CASES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fresh
+import fresh_process
 import thalweg.tf.compat.v1 as tf
 from thalweg import v1
 
@@ -210,7 +210,7 @@ def test_version_1_offers_the_layers_of_the_facade() -> None:
 
 
 def test_layers_of_version_1_load_the_facade_when_they_are_asked_for() -> None:
-    done = fresh.run(
+    done = fresh_process.run(
         "import sys\n"
         "from thalweg import v1\n"
         "v1.contrib.layers.l2_regularizer\n"
@@ -253,5 +253,5 @@ with tf.Session() as session:
 
 
 def test_a_script_of_version_1_trains_on_slices() -> None:
-    done = fresh.run(SCRIPT)
+    done = fresh_process.run(SCRIPT)
     assert done.stdout == "200 [2.0, 1.0]\n", done.stderr

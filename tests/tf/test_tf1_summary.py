@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg.tf as newer
 import thalweg.tf.compat.v1 as tf
 
@@ -158,7 +158,7 @@ print([(warning.category.__name__, str(warning.message)) for warning in caught])
 
 
 def test_without_tensorboard_graphs_run_and_one_warning_says_so(tmp_path: Path) -> None:
-    done = fresh.run(WITHOUT_TENSORBOARD, str(tmp_path))
+    done = fresh_process.run(WITHOUT_TENSORBOARD, str(tmp_path))
     lines = done.stdout.splitlines()
     assert lines[:2] == ["0 b''", "['a', 'b'] 3.0"], done.stderr
     assert lines[2:6] == ["0 0", "True simple_value", "0 1.0", "[2.0]"]

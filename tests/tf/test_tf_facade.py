@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import thalweg
 import thalweg.tf as tf
 from thalweg import tf as facade
@@ -611,7 +611,7 @@ def test_importing_the_facade_imports_no_keras() -> None:
         "import sys, thalweg.tf as tf; tf.keras.optimizers.Adam; hasattr(tf.keras, '_private');"
         " sys.exit('keras' in sys.modules)"
     )
-    done = fresh.run(code)
+    done = fresh_process.run(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.tf import install
@@ -86,7 +86,7 @@ SAID = [
 def test_a_script_of_version_2(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(VERSION_2)
-    done = fresh.run("-m thalweg.tf", str(script), "--rate", "0.1")
+    done = fresh_process.run("-m thalweg.tf", str(script), "--rate", "0.1")
     assert done.stdout.splitlines() == SAID, done.stderr
 
 
@@ -118,7 +118,7 @@ with tf.Session() as session:
 def test_a_script_of_version_1(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "script.py").write_text(VERSION_1)
     (tmp_path / "helper.py").write_text("import tensorflow as tf\nCONSTANT = tf.constant(1)\n")
-    done = fresh.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
+    done = fresh_process.run("-m thalweg.tf", *arguments, str(tmp_path / "script.py"))
     assert done.stdout == "[0.5 1. ] 1.15.0 True\n", done.stderr
 
 
@@ -161,12 +161,12 @@ OPENSEQ2SEQ_SAID = [
 def test_a_script_that_imports_openseq2seq(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OPENSEQ2SEQ)
-    done = fresh.run("-m thalweg.tf", str(script))
+    done = fresh_process.run("-m thalweg.tf", str(script))
     assert done.stdout.splitlines() == OPENSEQ2SEQ_SAID, done.stderr
     (tmp_path / "open_seq2seq").mkdir()
     (tmp_path / "open_seq2seq" / "__init__.py").write_text("WHERE = 'its own'\n")
     script.write_text("import tensorflow\nfrom open_seq2seq import WHERE\nprint(WHERE)\n")
-    done = fresh.run("-m thalweg.tf", str(script))
+    done = fresh_process.run("-m thalweg.tf", str(script))
     assert done.stdout == "its own\n", done.stderr
 
 
@@ -227,7 +227,7 @@ def test_packages_that_look_for_another_find_none() -> None:
         program += NEIGHBOURS_KERAS
         expected += ["torch False False"]
         expected += ["tensorflow.TypeSpec requires the tensorflow module.", "Sequential"]
-    done = fresh.run(program, KERAS_BACKEND="torch")
+    done = fresh_process.run(program, KERAS_BACKEND="torch")
     assert done.stdout.splitlines() == expected, done.stderr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import fresh
+import fresh_process
 import thalweg
 import thalweg.tf as tf2
 import thalweg.tf.compat.v1 as tf
@@ -116,7 +116,7 @@ def test_variables_before_the_first_placeholder_are_of_the_graph(beginning: None
 
 
 def test_a_program_that_only_imports_decides_nothing() -> None:
-    done = fresh.run(
+    done = fresh_process.run(
         "import thalweg.tf.compat.v1 as tf\n"
         "from thalweg._base.execution_context import process\n"
         "print(process.settled)\n"

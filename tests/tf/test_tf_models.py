@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from later import Later
+from lazy_package import Later
 
 keras: Any = Later("keras")
 keras3: Any = Later("thalweg.integrations.keras3")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 
 Pair = namedtuple("Pair", "first second")
 Twin = namedtuple("Pair", "first second")  # another class that is the same to TensorFlow

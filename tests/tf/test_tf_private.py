@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import fresh_process
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 from thalweg.tf import private_modules
 from thalweg.v1 import train
 
@@ -138,7 +137,5 @@ assert w.numpy().tolist() == [1.0, 2.0]
 print("done")
 """.replace("FOLDER", repr(str(tmp_path)))
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "thalweg.tf", str(script)], capture_output=True, text=True
-    )
+    done = fresh_process.run("-m thalweg.tf", str(script))
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import fresh
+import fresh_process
 import thalweg.tf as tf
 import thalweg.tf.compat.v1 as v1
-from logged import Logged
+from captured_log import Logged
 from thalweg.errors import NotFoundError
 
 SCRIPT = """
@@ -45,7 +45,7 @@ tf.app.run(main)
 
 def test_flags_are_parsed_when_one_is_read() -> None:
     switches = ("--name=x", "--fast", "--noloud", "--mode=test")
-    done = fresh.run(SCRIPT, *switches, "--steps", "5", "--layers", "a,b", "file")
+    done = fresh_process.run(SCRIPT, *switches, "--steps", "5", "--layers", "a,b", "file")
     assert done.stdout.splitlines() == [
         "x 6 0.1 True False test ['a', 'b']",
         "True 5 0.1",
@@ -61,7 +61,7 @@ def test_app_run_leaves_unknown_flags_to_main() -> None:
         "def main(rest): print(rest[1:])\n"
         "tf.app.run()\n"
     )  # fmt: skip
-    done = fresh.run(script, "--unknown=1", "file")
+    done = fresh_process.run(script, "--unknown=1", "file")
     assert (done.stdout, done.returncode) == ("['--unknown=1', 'file']\n", 0), done.stderr
 
 
@@ -119,7 +119,7 @@ def test_a_flag_replaces_one_of_absls(is_given: bool) -> None:
     names = [name for name in ABSL_FLAGS if is_given and name != "undefok"]
     given = {name: 7 if isinstance(ABSL_FLAGS[name], int) else "given" for name in names}
     script = REPLACING.format(values=ABSL_FLAGS)
-    done = fresh.run(script, *(f"--{name}={value}" for name, value in given.items()))
+    done = fresh_process.run(script, *(f"--{name}={value}" for name, value in given.items()))
     expected = f"{ABSL_FLAGS | given}\ndefined twice\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
     assert "to stderr" in done.stderr

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import thalweg.v1 as tf
-from many import many
+from case_batches import many
 from sessions import initialized
 from thalweg import Variable
 from thalweg.v1.train.moving_averages import assign_moving_average, weighted_moving_average

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import thalweg.v1 as tf
+from captured_log import Logged
 from graph_training import bits
-from logged import Logged
 from sessions import initialized
 from thalweg._formats import container
 from thalweg._formats.stored_tensor import of_tensor

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import distributed
 
+from parallel_workers import told_by_ranks
 from thalweg import Variable
 from thalweg.v1 import train
-from workers import told_by_ranks
 
 RANK = """
 import json, sys

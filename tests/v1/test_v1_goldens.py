@@ -86,7 +86,7 @@ def every_run_of(cases: list[str]) -> Any:
     ]
     return pytest.mark.parametrize(
         ("case_id", "face", "engine"),
-        [slow_unless(golden_files.is_quick(run[0], run[2]), *run) for run in runs],
+        [slow_unless(golden_files.is_replayed(run[0], run[2]), *run) for run in runs],
     )
 
 

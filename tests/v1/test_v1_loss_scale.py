@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 from thalweg import Variable
 from thalweg._base.execution_context import eagerly
 from thalweg.v1 import train

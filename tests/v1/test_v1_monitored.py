@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import thalweg.v1 as tf
+from captured_log import Logged
 from graph_training import Training, bits
-from logged import Logged
 from thalweg.errors import NotFoundError
 from thalweg.v1 import train
 from thalweg.v1.train.queues import FIFOQueue

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thalweg.v1 as tf
-from many import many
+from case_batches import many
 from thalweg import Variable
 from thalweg.v1 import train
 from thalweg.v1.train import optimizer as base

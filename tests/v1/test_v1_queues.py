@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import thalweg.tf as tf
+from parallel_workers import together
 from sessions import initialized
 from thalweg import CancelledError, InvalidArgumentError
 from thalweg.v1 import training_ops
-from workers import together
 
 v1 = tf.compat.v1
 OutOfRangeError = tf.errors.OutOfRangeError

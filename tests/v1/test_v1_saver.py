@@ -15,8 +15,8 @@ import torch
 
 import thalweg
 import thalweg.v1 as tf
+from captured_log import Logged
 from graph_training import EVERY, Training, bits
-from logged import Logged
 from sessions import initialized
 from thalweg._formats import bundle, container
 from thalweg._formats.stored_tensor import of_tensor

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import thalweg.v1 as tf
-from many import many
+from case_batches import many
 from thalweg import Variable
 from thalweg.v1.train import slot_creator
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import thalweg.tf as tf
-from many import many
+from case_batches import many
 from thalweg import Variable
 from thalweg import v1 as base
 from thalweg.v1 import contrib, train

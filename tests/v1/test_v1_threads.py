@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_workers import together
 from thalweg import IndexedSlices, Variable, v1
 from thalweg.v1 import train
-from workers import together
 
 SIZE, UPDATES = 1_000_000, 400
 STEP = 2.0**-12  # sums of it are exact in float32
 each_size = pytest.mark.parametrize(
-    "size", [SIZE // 10, pytest.param(SIZE, marks=pytest.mark.slow)], ids=["quick", "long"]
+    "size", [SIZE // 10, pytest.param(SIZE, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 
 

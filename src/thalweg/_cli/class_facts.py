@@ -52,7 +52,7 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
         rule: The rule.
         cls: The class.
     """
-    from thalweg.optim.constructors import notes_in
+    from thalweg.optim.signatures import notes_in
 
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
@@ -73,7 +73,7 @@ def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
     """Return the argument for a hyperparameter and its default, or None if there is no argument."""
-    from thalweg.optim.groups import PAIRS, members_of
+    from thalweg.optim.group_options import PAIRS, members_of
 
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
@@ -150,7 +150,7 @@ def _words_of(rule: Rule) -> str:
 
 def _changing_outside(rule: Rule) -> set[str]:
     """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
-    from thalweg._engines.transcribe import transcribe
+    from thalweg._engines.formula_parser import transcribe
 
     if rule.update_untouched is None:
         return set()
@@ -161,7 +161,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 def _exception_of_decay(rule: Rule) -> str:
     """Return which rows lack the weight decay that they have in a dense step, or ""."""
-    from thalweg._engines.transcribe import transcribe
+    from thalweg._engines.formula_parser import transcribe
 
     if rule.passes or rule.is_whole or "weight_decay" not in transcribe(rule.update).scalars:
         return ""

@@ -20,7 +20,7 @@ def load_rule(name: str) -> Rule:
     """
     from thalweg._cli.race.entry import load
     from thalweg._cli.race.errors import RaceError
-    from thalweg._engines.check import check_rule
+    from thalweg._engines.rule_check import check_rule
     from thalweg.formula import Rule
 
     try:

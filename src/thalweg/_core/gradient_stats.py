@@ -14,8 +14,7 @@ from torch import Tensor
 from thalweg import _engines
 from thalweg._base.lazy import lazy
 from thalweg._core import norms, vectors
-from thalweg._core.checks import check_memories, check_readable
-from thalweg._core.common_factor import (
+from thalweg._core.clip_factor import (
     FURTHER,
     HIGHEST,
     LOWEST,
@@ -27,10 +26,11 @@ from thalweg._core.common_factor import (
     parts_of,
 )
 from thalweg._core.gradient_transforms import Decision, GradientTransforms, Measures, all_dense
-from thalweg._core.pairs import Pair
+from thalweg._core.grads_and_vars import Pair
+from thalweg._core.validation import check_memories, check_readable
 from thalweg._engines import compute_dtype
-from thalweg._engines.arrays import Array
-from thalweg._engines.engine import Columns, Dtype, Formulas
+from thalweg._engines.array_types import Array
+from thalweg._engines.protocol import Columns, Dtype, Formulas
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.variable import titles_of

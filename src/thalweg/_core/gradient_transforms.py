@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from torch import Tensor
 
 from thalweg._base.lazy import lazy
-from thalweg._core.pairs import Pair
-from thalweg._core.section import Call
-from thalweg._engines.arrays import Float64
-from thalweg._engines.engine import Columns, Dtype, Formulas, Stages
+from thalweg._core.atomic_section import Call
+from thalweg._core.grads_and_vars import Pair
+from thalweg._engines.array_types import Float64
+from thalweg._engines.protocol import Columns, Dtype, Formulas, Stages
 from thalweg.formula import Formula, gradient_squares, variable_squares
 from thalweg.indexed_slices import IndexedSlices, whole, with_values
 from thalweg.rules import clipping
 
 if TYPE_CHECKING:
-    from thalweg._core.common_factor import Factor
+    from thalweg._core.clip_factor import Factor
 
 _STAGES: dict[str, Formula] = {
     "unscaling": clipping.unscale,

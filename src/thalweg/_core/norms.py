@@ -13,8 +13,8 @@ import numpy as np
 
 from thalweg._core.vectors import Device, functions_of, place_of
 from thalweg._engines import cuda, current
-from thalweg._engines.cuda.available import takes_device
-from thalweg._engines.measuring import Tree, combine_few
+from thalweg._engines.cuda.availability import takes_device
+from thalweg._engines.reduction_order import Tree, combine_few
 
 _FEW = 256  # numbers that Python adds faster than NumPy
 HIGHEST = float(np.finfo(np.float32).max)  # sum of squares that float32 holds

@@ -12,12 +12,12 @@ from thalweg._base.context_managers import ContextSetting
 from thalweg._base.execution_context import current_session, thread
 from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
-from thalweg._engines.engine import Ready, Request
+from thalweg._engines.protocol import StepPlan, StepRequest
 
 _SPARE = 16  # variables of earlier steps, updated on their own, whose plans may be kept
 
 
-class Planned(NamedTuple):
+class CachedPlan(NamedTuple):
     """A step that is ready.
 
     Attributes:
@@ -28,8 +28,8 @@ class Planned(NamedTuple):
         shaped_slots: For each variable its slots with a shape of their own.
     """
 
-    request: Request
-    ready: Ready
+    request: StepRequest
+    ready: StepPlan
     scalar_slots: Sequence[Sequence[Tensor]]
     narrow: bool
     shaped_slots: Sequence[Sequence[Tensor]] = ()
@@ -42,10 +42,10 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.gate = Dispatcher()
-        self.last: Planned | None = None  # the step that may be repeated
-        self.quick: Any = None  # what takes it in one call
+        self.last: CachedPlan | None = None  # the step that may be repeated
+        self.replay: Any = None  # what takes it in one call
         # Whether attributes of the optimizer stayed the same objects between such steps.
-        self.has_steady_attributes = True
+        self.has_constant_attributes = True
         self._waits, self._patience = 0, 1  # repeated steps before the next one of those
         self._alone: dict[int, PlanCache] = {}
 
@@ -68,7 +68,7 @@ class PlanCache:
             self._alone = {key: each for key, each in self._alone.items() if key in own}
 
 
-class Plans:
+class PlanCaches:
     """What an optimizer keeps: for eager mode, and for each session.
 
     Plans hold addresses, so a copy begins anew.
@@ -94,8 +94,8 @@ class Plans:
         """
         return one_step_at_a_time(self, title, [self._eager, *self._sessions.values()])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Plans:
-        return Plans()
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlanCaches:
+        return PlanCaches()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plans, ()
+        return PlanCaches, ()

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from thalweg._base.context_managers import ContextSetting
-from thalweg._core.section import Call, drain
+from thalweg._core.atomic_section import Call, drain
 from thalweg.errors import FailedPreconditionError
 
 
@@ -38,7 +38,7 @@ def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Co
     Args:
         owner: Its attribute `stepping` is set to a weak reference to a `Stepping`.
         title: The name of the optimizer.
-        caches: What takes steps in one call, as their `quick`, which they lack in the block.
+        caches: What takes steps in one call, as their `replay`, which they lack in the block.
 
     Raises:
         FailedPreconditionError: When the block is entered: the thread is in such a block already.
@@ -66,18 +66,18 @@ def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call]
     check_no_step(owner, title, "A step")
     hidden = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.
-    quick: list[Any] = []
+    replay: list[Any] = []
     nothing = [None] * len(hidden)
-    name = ["quick"] * len(hidden)
+    name = ["replay"] * len(hidden)
     stepping = Stepping()
     opening = [
         partial(setattr, owner, "stepping", ref(stepping)),
-        partial(quick.extend, map(getattr, hidden, name)),
+        partial(replay.extend, map(getattr, hidden, name)),
         partial(drain, map(setattr, hidden, name, nothing)),
     ]
     # What the step itself has planned for the next one stays.
     lacking = map(is_, map(getattr, hidden, name), nothing)
-    pairs = compress(zip(hidden, name, quick, strict=False), lacking)
+    pairs = compress(zip(hidden, name, replay, strict=False), lacking)
     closing = [
         partial(drain, starmap(setattr, pairs)),
         partial(setattr, owner, "stepping", None),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from thalweg._core.one_update import apply_as_one_update
+from thalweg._core.graph_update import apply_as_one_update
 from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import Selection, check_name, current
-from thalweg._engines.selection import EngineName
+from thalweg._engines.engine_selection import EngineName
 
 
 class SlotOptimizer(TrackableSlots):

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from thalweg._base.execution_context import SymbolicVariable, handle_of, resolve
 from thalweg._base.locks import importing
-from thalweg._core.blocks import laid_out
-from thalweg._core.checks import check_memories
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.state_allocation import laid_out
+from thalweg._core.validation import check_memories
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.formula import Slot
 from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
@@ -202,7 +202,7 @@ class SlotStore:
             InvalidArgumentError: A variable is of a graph, and has no shape yet.
         """
         with importing:
-            from thalweg._engines.matrices import shaped_like
+            from thalweg._engines.matrix_shapes import shaped_like
         made: list[Variable] = []
         for var, title in zip(variables, titles, strict=True):
             if isinstance(var, SymbolicVariable):

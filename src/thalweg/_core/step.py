@@ -1,11 +1,11 @@
-"""One step, told once.
+"""One step of an optimizer, for all front ends.
 
-    repeat, or check > state > prepare > transform > plan; then
+    try_rebind, or check > state > prepare > transform > plan; then
     measure > decide > passes of the rule > write > constrain > finish > count
 
-A face says what it has to by `Hooks`, and `take` does the rest. Whatever may fail does so before
-the first write. The writes are one section that no interruption can split; what follows them is
-done to its end, too, but for the one function of the user's that failed or was interrupted.
+A front end passes a `StepAdapter` to `run_step`. All errors come before the first write. The writes
+are one section that no interruption can split. The user's callbacks follow; one that fails or is
+interrupted does not keep the others from running.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from torch import Tensor
 from thalweg import _engines
 from thalweg._base.context_managers import writable
 from thalweg._base.locks import importing
-from thalweg._core.checks import check_memories, check_numerics, sparse_and_constrained
-from thalweg._core.columns import columns_of, processed
-from thalweg._core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
-from thalweg._core.hooks import Hooks
-from thalweg._core.moved import Memory
-from thalweg._core.outcome import (
+from thalweg._core.atomic_section import Call, calls, drain, unless_resized
+from thalweg._core.commit import (
     LEFT,
     SKIPPED,
-    After,
-    Outcome,
+    PostUpdateCall,
+    StepResult,
+    add_note,
     constrained,
     constraint_of,
-    following,
-    not_taken,
+    copy_writes,
+    note_not_applied,
     putting_back,
-    say,
     write_step,
 )
-from thalweg._core.pairs import Pair, distinct, has_rows
-from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.section import Call, calls, drain, unless_resized
-from thalweg._core.there import columns_there
+from thalweg._core.device_scalars import device_columns
+from thalweg._core.gradient_transforms import NOTHING, Decision, GradientTransforms, all_dense
+from thalweg._core.grads_and_vars import Pair, distinct, has_rows
+from thalweg._core.memory_guard import MemoryGuard
+from thalweg._core.plan_cache import CachedPlan, PlanCache
+from thalweg._core.step_adapter import StepAdapter
+from thalweg._core.step_scalars import columns_of, processed
+from thalweg._core.validation import check_memories, check_numerics, sparse_and_constrained
 from thalweg._core.vectors import is_host
 from thalweg._engines import check_scalars
-from thalweg._engines.engine import Copies, Ready, Request, Round
+from thalweg._engines.protocol import Copies, StepPlan, StepRequest, WriteRound
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 if TYPE_CHECKING:
-    from thalweg._engines.staged import StagedStep
+    from thalweg._engines.staged_step import StagedStep
 
 
-def take(
-    hooks: Hooks,
+def run_step(
+    hooks: StepAdapter,
     kept: PlanCache,
     given: Sequence[tuple[Any, Any]],
     how: GradientTransforms = NOTHING,
@@ -60,7 +60,7 @@ def take(
     *,
     is_last: bool = True,
     tries: bool = True,
-) -> Outcome:
+) -> StepResult:
     """Take a step, or what comes of one variable in it.
 
     Args:
@@ -78,23 +78,23 @@ def take(
     Raises:
         Whatever a check or a function of the user's raises, with a note that nothing has changed.
     """
-    again = repeat(hooks, kept, given, how, copies, is_last=is_last) if tries else None
+    again = try_rebind(hooks, kept, given, how, copies, is_last=is_last) if tries else None
     if again is not None:
         return again
     # Slots made in inference mode could not be updated outside it.
-    with not_taken(hooks.begun), writable():
+    with note_not_applied(hooks.begun), writable():
         return _plan_step(hooks, kept, given, how, copies, is_last)
 
 
-def repeat(
-    hooks: Hooks,
+def try_rebind(
+    hooks: StepAdapter,
     kept: PlanCache,
     given: Sequence[tuple[object, object]],
     how: GradientTransforms = NOTHING,
     copies: Copies = None,
     *,
     is_last: bool = True,
-) -> Outcome | None:
+) -> StepResult | None:
     """Take a step if it is the one before with other gradients.
 
     Args:
@@ -106,16 +106,16 @@ def repeat(
     if kept.last is None:
         return None
     try:
-        planned = _again(hooks, kept, given, how, copies)
+        planned = _try_rebind_plan(hooks, kept, given, how, copies)
         if planned is None:
             return None
         return _execute_step(hooks, planned, how, is_last, _is_checked(hooks, how))
     except BaseException as error:
-        say(error, hooks.begun)
+        add_note(error, hooks.begun)
         raise
 
 
-def finish(hooks: Hooks) -> list[BaseException]:
+def finish(hooks: StepAdapter) -> list[BaseException]:
     """End a step whose variables were updated one after the other, each with `is_last=False`.
 
     Returns:
@@ -124,13 +124,13 @@ def finish(hooks: Hooks) -> list[BaseException]:
     return write_step([], hooks.finishing_calls(), [*hooks.counting_calls({}), *hooks.ending])
 
 
-def _again(
-    hooks: Hooks,
+def _try_rebind_plan(
+    hooks: StepAdapter,
     kept: PlanCache,
     given: Sequence[tuple[Any, Any]],
     how: GradientTransforms,
     copies: Copies,
-) -> Planned | None:
+) -> CachedPlan | None:
     """The step, if it is the one before with other gradients."""
     rule = hooks.step_rule()
     if kept.last is None or rule is None or not hooks.repeats:
@@ -141,27 +141,27 @@ def _again(
     except (TypeError, ValueError):
         return None
     beside = last.slots, last.titles, hooks.selection, copies, hooks.from_copies
-    asked = Request(rule, how.stages, variables, gradients, *beside)
+    asked = StepRequest(rule, how.stages, variables, gradients, *beside)
     asked = asked._replace(places=hooks.places_of(variables))
-    if how.narrow != narrow or not ready.try_rebind(_own(hooks, asked)):
+    if how.narrow != narrow or not ready.try_rebind(_local_request(hooks, asked)):
         return None
     try:
         _prepare(hooks, variables)
     except BaseException:
         ready.release_gradients()
         raise
-    if hooks.calls and not ready.try_rebind(_own(hooks, asked)):
+    if hooks.calls and not ready.try_rebind(_local_request(hooks, asked)):
         ready.release_gradients()
         return None
-    return Planned(asked, ready, scalar_slots, narrow, shaped_slots)
+    return CachedPlan(asked, ready, scalar_slots, narrow, shaped_slots)
 
 
-def _check(hooks: Hooks, pairs: Sequence[Pair], how: GradientTransforms) -> None:
+def _check(hooks: StepAdapter, pairs: Sequence[Pair], how: GradientTransforms) -> None:
     sharing = hooks.sharing
     hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
 
 
-def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
+def _check_matrices(hooks: StepAdapter, rule: Rule, pairs: Sequence[Pair]) -> None:
     """Refuse what a rule with passes does not take.
 
     Raises:
@@ -169,7 +169,7 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
         InvalidArgumentError, InvalidTypeError: As `check_step` of the engines.
     """
     with importing:
-        from thalweg._engines.matrices import check_step
+        from thalweg._engines.matrix_shapes import check_step
     variables = [var for _, var in pairs]
     titles = hooks.names_of(variables)
     if hooks.sharing is not None:
@@ -177,25 +177,25 @@ def _check_matrices(hooks: Hooks, rule: Rule, pairs: Sequence[Pair]) -> None:
     check_step(rule, variables, [grad for grad, _ in pairs], titles)
 
 
-def _own(hooks: Hooks, asked: Request) -> Request:
+def _local_request(hooks: StepAdapter, asked: StepRequest) -> StepRequest:
     """What this process does of the step."""
     return asked if hooks.sharing is None else hooks.sharing.share_out(asked)
 
 
-def _prepare(hooks: Hooks, variables: Sequence[Tensor]) -> None:
+def _prepare(hooks: StepAdapter, variables: Sequence[Tensor]) -> None:
     if not hooks.is_prepared:
         hooks.read_hypers(variables)
         hooks.is_prepared = True
 
 
 def _plan_step(
-    hooks: Hooks,
+    hooks: StepAdapter,
     kept: PlanCache,
     given: Sequence[tuple[object, object]],
     how: GradientTransforms,
     copies: Copies,
     is_last: bool,
-) -> Outcome:
+) -> StepResult:
     """The careful way: everything is looked at, and planned anew where that is needed."""
     kept.last = None
     pairs = hooks.convert_pairs(given)
@@ -211,7 +211,7 @@ def _plan_step(
             _check_numerics(hooks, pairs)
         if is_last:
             kept.forget_others([var for _, var in pairs])
-        return _by_hooks(hooks, pairs, how, copies, is_last)
+        return _run_user_updates(hooks, pairs, how, copies, is_last)
     if rule.whole and how and how.trust is None and _has_rows(pairs):
         # Rows are processed as they come, before the rule has them added up.
         if is_checked:
@@ -231,7 +231,7 @@ def _plan_step(
 
 
 def plan(
-    hooks: Hooks,
+    hooks: StepAdapter,
     kept: PlanCache,
     given: Sequence[tuple[object, object]],
     how: GradientTransforms,
@@ -263,7 +263,7 @@ def plan(
     return planned.ready.is_single
 
 
-def _with_state(hooks: Hooks, pairs: list[Pair]) -> list[Pair]:
+def _with_state(hooks: StepAdapter, pairs: list[Pair]) -> list[Pair]:
     """Make the state of variables and read hyperparameters; return the pairs transformed."""
     hooks.create_state(distinct([var for _, var in pairs]))
     _prepare(hooks, [var for _, var in pairs])
@@ -271,31 +271,31 @@ def _with_state(hooks: Hooks, pairs: list[Pair]) -> list[Pair]:
 
 
 def _planned(
-    hooks: Hooks, kept: PlanCache, pairs: list[Pair], how: GradientTransforms, copies: Copies
-) -> Planned:
+    hooks: StepAdapter, kept: PlanCache, pairs: list[Pair], how: GradientTransforms, copies: Copies
+) -> CachedPlan:
     """Have the engines plan the update of variables whose state is there."""
     rule: Any = hooks.step_rule()
     variables = [var for _, var in pairs]
     slots = [hooks.slots_of(var) for var in variables]
-    own, scalar_slots, shaped_slots = _divided(rule, slots)
+    own, scalar_slots, shaped_slots = _split_slots(rule, slots)
     beside = own, hooks.names_of(variables), hooks.selection, copies, hooks.from_copies
     gradients = [grad for grad, _ in pairs]
-    asked = Request(rule, how.stages, variables, gradients, *beside)
+    asked = StepRequest(rule, how.stages, variables, gradients, *beside)
     asked = asked._replace(places=hooks.places_of(variables))
     if hooks.calls:
         _check(hooks, pairs, how)
-    ready = kept.gate.plan_step(_own(hooks, asked))
-    return Planned(asked, ready, scalar_slots, how.narrow, shaped_slots)
+    ready = kept.gate.plan_step(_local_request(hooks, asked))
+    return CachedPlan(asked, ready, scalar_slots, how.narrow, shaped_slots)
 
 
 def _execute_step(
-    hooks: Hooks,
-    planned: Planned,
+    hooks: StepAdapter,
+    planned: CachedPlan,
     how: GradientTransforms,
     is_last: bool,
     is_checked: bool,
     is_new: bool = False,
-) -> Outcome:
+) -> StepResult:
     """Measure, decide, run passes, write, constrain, finish, count.
 
     Args:
@@ -306,7 +306,7 @@ def _execute_step(
     rule = asked.rule
     memory = None
     if rule.calls_users:
-        memory = Memory(_own(hooks, asked), scalar_slots, shaped_slots)
+        memory = MemoryGuard(_local_request(hooks, asked), scalar_slots, shaped_slots)
     measures = ready if hooks.sharing is None else hooks.sharing.measure_whole(ready, asked)
     try:
         if is_checked:
@@ -316,14 +316,14 @@ def _execute_step(
         if hooks.there is None:
             columns = columns_of(*each)
         else:
-            columns = columns_there(*each, hooks.there)._replace(taken=hooks.taken)
+            columns = device_columns(*each, hooks.there)._replace(taken=hooks.taken)
         decision, moved, known = Decision(True, []), list[Call](), None
         formulas = tuple(rule.measures.values())
         if how or formulas or rule.levels or rule.per_optimizer is not None:
             # A user's own function is promised arrays.
             numbers = rule.calls_users or rule.per_optimizer is not None
             if how.decide is not None:
-                numbers = numbers or not (is_last and _may_leave(hooks, asked, ready))
+                numbers = numbers or not (is_last and _can_decide_on_device(hooks, asked, ready))
             now = () if rule.passes else formulas
             with importing:
                 from thalweg._core.gradient_stats import known_of
@@ -334,7 +334,7 @@ def _execute_step(
                 hooks.taken = decision.taken
                 columns = columns._replace(taken=decision.taken)
             elif not decision.taken:
-                return Outcome(
+                return StepResult(
                     False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}.")
                 )
         if rule.passes:
@@ -343,7 +343,7 @@ def _execute_step(
             known.want(formulas)  # of what they made, too
         if known is not None and rule.per_optimizer is not None:
             with importing:
-                from thalweg._core.in_common import per_optimizer
+                from thalweg._core.optimizer_reductions import per_optimizer
             if not hooks.sees_all:
                 raise FailedPreconditionError(
                     f"Rule {rule.name!r} adds up over all variables of a step, and cannot update"
@@ -354,14 +354,14 @@ def _execute_step(
             moved += written
         if known is not None and rule.all_levels:
             with importing:
-                from thalweg._core.levels import per_variable
+                from thalweg._core.variable_reductions import per_variable
             columns, written = per_variable(asked, scalar_slots, columns, known)
             moved += written
         if is_new:
             for values in columns.shared.values():
                 check_scalars(rule, {**values, **columns.separate})
         counts = [*moved, *decision.calls, *hooks.ending]
-        then: list[After] = []
+        then: list[PostUpdateCall] = []
         if is_last:
             counts += hooks.counting_calls(columns.shared)
             then += hooks.finishing_calls()
@@ -370,9 +370,9 @@ def _execute_step(
         rounds = ready.make_rounds(columns)
         if hooks.watch is not None:
             rounds = hooks.watch.begin(hooks, asked, ready, columns, how, known, rounds)
-        write = _at_once if ready.is_single else _in_rounds
+        write = _commit_single_round if ready.is_single else _commit_rounds
         errors = write(hooks, asked, rounds, then, counts)
-        return Outcome(decision.taken, errors)
+        return StepResult(decision.taken, errors)
     finally:
         if hooks.gathered is None:
             ready.release_gradients()
@@ -380,7 +380,7 @@ def _execute_step(
             hooks.gathered.hold(ready)
 
 
-def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
+def _can_decide_on_device(hooks: StepAdapter, asked: StepRequest, ready: StepPlan) -> bool:
     """Whether a device may decide on the step: nothing that the host does follows from it."""
     is_alone = hooks.sharing is None and hooks.gathered is None and ready.is_single
     if not (hooks.may_leave and is_alone) or all(map(is_host, asked.variables)):
@@ -390,7 +390,7 @@ def _may_leave(hooks: Hooks, asked: Request, ready: Ready) -> bool:
     return not (hooks.constrains and _constrained(asked))
 
 
-def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
+def _check_numerics(hooks: StepAdapter, pairs: Sequence[Pair]) -> None:
     """Refuse gradients that are not finite, of a step that is not planned as a whole."""
     variables = [var for _, var in pairs]
     values = [values_of(grad) for grad, _ in pairs]
@@ -398,14 +398,18 @@ def _check_numerics(hooks: Hooks, pairs: Sequence[Pair]) -> None:
     check_numerics(max_abs, hooks.names_of(variables))
 
 
-def _is_checked(hooks: Hooks, how: GradientTransforms) -> bool:
+def _is_checked(hooks: StepAdapter, how: GradientTransforms) -> bool:
     """Whether gradients that are not finite are refused; a loss scaler has its own answer."""
     decides = how.decide is not None or hooks.taken is not None
     return hooks.selection.check_numerics and not decides
 
 
-def _at_once(
-    hooks: Hooks, asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+def _commit_single_round(
+    hooks: StepAdapter,
+    asked: StepRequest,
+    rounds: Iterator[WriteRound],
+    then: list[PostUpdateCall],
+    counts: list[Call],
 ) -> list[BaseException]:
     """Write a step in which no variable comes twice."""
     (own,) = rounds
@@ -426,7 +430,7 @@ def _at_once(
     return write_step(own.calls, then, counts, hooks.begun)
 
 
-def _owners(asked: Request) -> Sequence[Tensor]:
+def _owners(asked: StepRequest) -> Sequence[Tensor]:
     """What may have a constraint: a variable, or the copy that stands for it outside."""
     if asked.copies is None:
         return asked.variables
@@ -437,7 +441,7 @@ def _owners(asked: Request) -> Sequence[Tensor]:
     ]
 
 
-def _constrained(asked: Request) -> list[int]:
+def _constrained(asked: StepRequest) -> list[int]:
     """Positions of the variables that have a constraint, which may have been given just now."""
     found = [getattr(var, "constraint", None) for var in _owners(asked)]
     if found.count(None) == len(found):
@@ -449,8 +453,12 @@ def _constrained(asked: Request) -> list[int]:
     return places
 
 
-def _in_rounds(
-    hooks: Hooks, asked: Request, rounds: Iterator[Round], then: list[After], counts: list[Call]
+def _commit_rounds(
+    hooks: StepAdapter,
+    asked: StepRequest,
+    rounds: Iterator[WriteRound],
+    then: list[PostUpdateCall],
+    counts: list[Call],
 ) -> list[BaseException]:
     """Write a step in which variables come twice; what interrupts it has it put back."""
     tensors = [*asked.variables, *(slot for each in asked.slots for slot in each)]
@@ -460,7 +468,7 @@ def _in_rounds(
     if hooks.sharing is not None:
         hooks.sharing.begin_writing()
     undo = calls(putting_back(distinct(tensors)))
-    memory = Memory(asked) if hooks.constrains and _constrained(asked) else None
+    memory = MemoryGuard(asked) if hooks.constrains and _constrained(asked) else None
     try:
         for own in rounds:
             if memory is not None:
@@ -475,9 +483,9 @@ def _in_rounds(
         raise
 
 
-def _by_hooks(
-    hooks: Hooks, pairs: list[Pair], how: GradientTransforms, copies: Copies, is_last: bool
-) -> Outcome:
+def _run_user_updates(
+    hooks: StepAdapter, pairs: list[Pair], how: GradientTransforms, copies: Copies, is_last: bool
+) -> StepResult:
     """Have the user's own functions update each variable; what they write is put back if one fails.
 
     A constraint follows its variable's update.
@@ -501,11 +509,11 @@ def _by_hooks(
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, title)
         check_memories(undone)
-        writes = following(copies, variables) if copies else []
+        writes = copy_writes(copies, variables) if copies else []
         counts = [*decision.calls, *hooks.ending, *(hooks.counting_calls({}) if is_last else ())]
         then = hooks.finishing_calls() if is_last else []
         counts = list(map(unless_resized, counts))
-        return Outcome(True, errors + write_step(writes, then, counts, hooks.begun))
+        return StepResult(True, errors + write_step(writes, then, counts, hooks.begun))
     except BaseException:
         if not hooks.begun:
             drain(undo)
@@ -522,15 +530,15 @@ def _materialise(
     return materialised(pairs, how, flush)
 
 
-def _skipped(hooks: Hooks, decision: Decision) -> Outcome:
-    return Outcome(False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
+def _skipped(hooks: StepAdapter, decision: Decision) -> StepResult:
+    return StepResult(False, write_step(decision.calls, begun=hooks.begun, said=f"{SKIPPED}."))
 
 
 def _has_rows(pairs: Sequence[Pair]) -> bool:
     return any(isinstance(grad, IndexedSlices) for grad, _ in pairs)
 
 
-def _divided(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
+def _split_slots(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
     """Slots of elements, those of shape () beside `numbers`, and those with another shape."""
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]

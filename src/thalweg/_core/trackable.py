@@ -21,7 +21,7 @@ from thalweg._base.execution_context import (
     is_symbolic,
 )
 from thalweg._base.locks import Guard
-from thalweg._core.plan_cache import Plans
+from thalweg._core.plan_cache import PlanCaches
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, mismatch
 from thalweg.errors import InvalidArgumentError
@@ -206,7 +206,7 @@ class TrackableSlots(Trackable):
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = ("_lock", "_plans")
     _lock: Guard
-    _plans: Plans
+    _plans: PlanCaches
     _slots: SlotStore
     _waiting: SlotStore  # of places in checkpoints
 
@@ -218,7 +218,7 @@ class TrackableSlots(Trackable):
     def _set_up(self) -> None:
         """Make what is not copied."""
         # Steps of several threads, and looks at the state, come one after the other.
-        vars(self).update(_lock=Guard(self, type(self)._forget_step), _plans=Plans())
+        vars(self).update(_lock=Guard(self, type(self)._forget_step), _plans=PlanCaches())
 
     def _locked(self) -> Guard:
         return self._lock

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from thalweg._base import scalars
-from thalweg._engines.cuda.available import is_interpreted
-from thalweg._engines.engine import Dtype
-from thalweg._engines.engine import pick_members as pick_members
+from thalweg._engines.cuda.availability import is_interpreted
+from thalweg._engines.protocol import Dtype
+from thalweg._engines.protocol import pick_members as pick_members
 
 Device = torch.device | None
 _INTERPRETS = is_interpreted()  # then tensors of the CPU are those of a GPU

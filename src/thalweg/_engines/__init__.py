@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thalweg._base.lazy import offered
-from thalweg._engines.copies import resumed, saturated
 from thalweg._engines.dispatcher import Dispatcher, check_gradients
-from thalweg._engines.given import check_scalars, given_to, prepared
+from thalweg._engines.engine_selection import Selection, check_name, current, engine
+from thalweg._engines.formula_arguments import apply_prepare, bind_arguments, check_scalars
 from thalweg._engines.layout import compute_dtype
-from thalweg._engines.selection import Selection, check_name, current, engine
+from thalweg._engines.low_precision_copies import resumed, saturated
 
 if TYPE_CHECKING:
-    from thalweg._engines.check import check_rule
     from thalweg._engines.reference import transform
-    from thalweg._engines.tensors import Tensors
+    from thalweg._engines.rule_check import check_rule
+    from thalweg._engines.tensor_reductions import Tensors
 
 __all__ = [
     "Dispatcher",
     "Selection",
     "Tensors",
+    "apply_prepare",
+    "bind_arguments",
     "check_gradients",
     "check_name",
     "check_rule",
@@ -27,14 +29,12 @@ __all__ = [
     "compute_dtype",
     "current",
     "engine",
-    "given_to",
-    "prepared",
     "resumed",
     "saturated",
     "transform",
 ]
 
-_HOMES = {"Tensors": "tensors", "check_rule": "check", "transform": "reference"}
+_HOMES = {"Tensors": "tensor_reductions", "check_rule": "rule_check", "transform": "reference"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg._engines.given import check_given
-from thalweg._engines.transcribe import Transcript, count_of, place_of
+from thalweg._engines.formula_arguments import check_given
+from thalweg._engines.formula_parser import Transcript, count_of, place_of
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 

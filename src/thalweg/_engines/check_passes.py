@@ -12,11 +12,17 @@ import torch
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._base.showing import show_value
-from thalweg._engines.batches import asked_by, check_asked, check_found, cut_into, sizes_beside
 from thalweg._engines.check_formula import check_numbers, check_order, check_sides, check_taken
+from thalweg._engines.formula_parser import place_of, transcribe
 from thalweg._engines.fused_stage import SIZES, read_stage
-from thalweg._engines.matrices import shape_beside
-from thalweg._engines.transcribe import place_of, transcribe
+from thalweg._engines.matrix_batches import (
+    asked_by,
+    check_asked,
+    check_found,
+    cut_into,
+    sizes_beside,
+)
+from thalweg._engines.matrix_shapes import shape_beside
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, Slot
 

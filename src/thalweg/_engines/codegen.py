@@ -7,8 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from thalweg._engines.draws import SCALARS
-from thalweg._engines.transcribe import (
+from thalweg._engines.formula_parser import (
     FUNCTION_PREFIX,
     HELPER_PREFIX,
     LOCAL_PREFIX,
@@ -16,6 +15,7 @@ from thalweg._engines.transcribe import (
     check_counts,
     transcribe,
 )
+from thalweg._engines.random_bits import SCALARS
 from thalweg.formula import Formula
 
 # The largest number of each type that a copy of a variable may have; beyond it copies saturate.

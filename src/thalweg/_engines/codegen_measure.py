@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thalweg._engines.codegen import NONE, name_scalars, name_vectors
-from thalweg._engines.transcribe import Transcript, count_of, place_of, transcribe
+from thalweg._engines.formula_parser import Transcript, count_of, place_of, transcribe
 from thalweg.errors import RuleError
 from thalweg.formula import Formula, is_like_update
 

@@ -9,8 +9,16 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.arrays import Float64, Int64
-from thalweg._engines.engine import Call, Columns, Dtype, Formulas, Request, Round, Stages
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.protocol import (
+    Call,
+    Columns,
+    Dtype,
+    Formulas,
+    Stages,
+    StepRequest,
+    WriteRound,
+)
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
@@ -26,7 +34,7 @@ class Part(Protocol):
     @property
     def written(self) -> Sequence[Tensor]: ...
 
-    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
         """As `Ready.try_rebind`; no gradient may lie in memory with these bounds."""
         ...
 
@@ -63,7 +71,7 @@ class CompositeStep:
         parts: Those of all rounds.
     """
 
-    def __init__(self, asked: Request, rounds: Sequence[Parts]) -> None:
+    def __init__(self, asked: StepRequest, rounds: Sequence[Parts]) -> None:
         self._count = len(asked.variables)
         self._rounds = rounds
         self.parts = [part for parts in rounds for part in parts]
@@ -73,7 +81,7 @@ class CompositeStep:
         )
         self._bounds = layout.runs_of([each for _, part in self.parts for each in part.written])
 
-    def try_rebind(self, asked: Request) -> bool:
+    def try_rebind(self, asked: StepRequest) -> bool:
         """See `Ready`."""
         if not self.is_single or len(asked.variables) != self._count:
             return False
@@ -127,14 +135,14 @@ class CompositeStep:
     def max_abs_on_device(self, wanted: Tensor) -> None:
         """See `Ready`."""
 
-    def make_rounds(self, columns: Columns) -> Iterator[Round]:
+    def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `Ready`."""
         for parts in self._rounds:
             members = [index for own, _ in parts for index in own]
             calls = [
                 call for own, part in parts for call in part.make_calls(columns.of_members(own))
             ]
-            yield Round(members, calls)
+            yield WriteRound(members, calls)
 
     def release_gradients(self) -> None:
         """See `Ready`."""
@@ -142,7 +150,7 @@ class CompositeStep:
             part.release_gradients()
 
 
-def share_of(asked: Request, members: Sequence[int]) -> Request:
+def share_of(asked: StepRequest, members: Sequence[int]) -> StepRequest:
     """The share of some of the variables in a step."""
 
     def pick_members(each: Sequence[object]) -> list[Any]:
@@ -167,11 +175,11 @@ class Staying:
         asked: The step.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         self.asked = asked
         self.runs: dict[int, int] = {}
 
-    def take_share(self, asked: Request, own: Sequence[int]) -> Request:
+    def take_share(self, asked: StepRequest, own: Sequence[int]) -> StepRequest:
         """The share of some variables in the step."""
         return share_of(asked, own)
 

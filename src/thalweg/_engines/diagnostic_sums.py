@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 
 ROWS, COLUMNS = 16, 32  # what is kept of a block fits in the nearest cache beside the streams
 BLOCK = ROWS * COLUMNS

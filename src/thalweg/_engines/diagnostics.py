@@ -24,11 +24,11 @@ from thalweg._base.context_managers import no_grad
 from thalweg._engines import layout, reference
 from thalweg._engines.codecs.checks import codecs_of
 from thalweg._engines.codecs.records import decode_tensor
-from thalweg._engines.copies import resumed
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.diagnostic_sums import sums_of_products
-from thalweg._engines.engine import Columns, Request, Stages
-from thalweg._engines.measuring import LEAF, Tree, leaf_counts
+from thalweg._engines.low_precision_copies import resumed
+from thalweg._engines.protocol import Columns, Stages, StepRequest
+from thalweg._engines.reduction_order import LEAF, Tree, leaf_counts
 from thalweg.formula import Rule
 from thalweg.variable import numpy_copy
 
@@ -67,7 +67,7 @@ class VariableDiagnostics:
         stages: What the gradient goes through before it is measured.
     """
 
-    def __init__(self, asked: Request, index: int, columns: Columns, stages: Stages) -> None:
+    def __init__(self, asked: StepRequest, index: int, columns: Columns, stages: Stages) -> None:
         self._var, self._slots = asked.variables[index], asked.slots[index]
         self._codecs = codecs_of(asked.rule.codecs, self._slots)
         self._copy = asked.copies[index] if asked.copies and asked.from_copies else None
@@ -101,7 +101,7 @@ class VariableDiagnostics:
         flat = reference.flatten_like(var, self._var).to(self._kind)
         return flat.clone() if is_before and flat.dtype == var.dtype else flat
 
-    def _momentum(self, asked: Request) -> Tensor | None:
+    def _momentum(self, asked: StepRequest) -> Tensor | None:
         """The momentum, in the type of the arithmetic."""
         place, sign = momentum_of(asked.rule)
         if place is None:
@@ -112,7 +112,7 @@ class VariableDiagnostics:
         return own if sign > 0 else -own
 
     def _measure_gradient(
-        self, grad: Tensor, stages: Stages, scalars: dict[str, Any], asked: Request
+        self, grad: Tensor, stages: Stages, scalars: dict[str, Any], asked: StepRequest
     ) -> None:
         grad = grad.to(self._var.device)
         staged = reference.transform(stages, grad, scalars, self._flush, self._kind)

@@ -12,18 +12,18 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._engines import cpu, cuda, layout
 from thalweg._engines.composite import CompositeStep, Part, Parts, Staying
-from thalweg._engines.cpu.work import ENTRIES
-from thalweg._engines.cuda.available import takes_device
-from thalweg._engines.engine import Gradient, Ready, Request, in_rounds
-from thalweg._engines.plan import DensePlan
-from thalweg._engines.protected import check_writable
-from thalweg._engines.selection import EngineName
+from thalweg._engines.cpu.work_table import ENTRIES
+from thalweg._engines.cuda.availability import takes_device
+from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.engine_selection import EngineName
+from thalweg._engines.memory_protection import check_writable
+from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, in_rounds
 from thalweg.indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
-    from thalweg._engines.cpu.rows_plan import RowsPlan
-    from thalweg._engines.offload import Far, OffloadTransfers
-    from thalweg._engines.staged import StagedStep
+    from thalweg._engines.cpu.sparse_plan import RowsPlan
+    from thalweg._engines.offload import OffloadLink, OffloadTransfers
+    from thalweg._engines.staged_step import StagedStep
     from thalweg.formula import Rule
 
 Home = Literal["cpu", "cuda", "reference"]
@@ -84,11 +84,11 @@ class Dispatcher:
         # The last ones, for steps with other gradients, too.
         self._dense: dict[tuple[Home, int], DensePlan] = {}  # by engine and run
         self._sparse: dict[tuple[Home, int, int], RowsPlan] = {}  # by engine, variable and round
-        self._far: dict[int, Far] = {}  # by `id` of variables
+        self._far: dict[int, OffloadLink] = {}  # by `id` of variables
         self._warned: set[int] = set()
         self._passes: dict[Rule, list[Dispatcher]] = {}  # those of their passes
 
-    def plan_step(self, asked: Request) -> Ready:
+    def plan_step(self, asked: StepRequest) -> StepPlan:
         """A step that `check_gradients` accepted, ready to be measured and taken.
 
         Raises:
@@ -121,10 +121,10 @@ class Dispatcher:
             return made[0][0][1]
         return CompositeStep(asked, made)
 
-    def _plan_passes(self, asked: Request) -> StagedStep:
+    def _plan_passes(self, asked: StepRequest) -> StagedStep:
         """A step of a rule with passes, each of which has plans of its own."""
         with importing:
-            from thalweg._engines.staged import StagedStep
+            from thalweg._engines.staged_step import StagedStep
         count = 1 + len(asked.rule.passes)
         own = self._passes.setdefault(asked.rule, [Dispatcher() for _ in range(count)])
         if asked.rule.is_of_lines:
@@ -132,7 +132,7 @@ class Dispatcher:
             asked = asked._replace(short=cpu.find_short(asked, homes))
         return StagedStep(asked, [each.plan_step for each in own])
 
-    def _plan_transfers(self, asked: Request) -> OffloadTransfers | Staying:
+    def _plan_transfers(self, asked: StepRequest) -> OffloadTransfers | Staying:
         """What crosses between devices, if anything does."""
         crossing: OffloadTransfers | Staying = Staying(asked)
         pairs = zip(asked.variables, asked.copies or (), strict=False)
@@ -145,7 +145,7 @@ class Dispatcher:
             self._far = {key: each for key, each in self._far.items() if key in here}
         return crossing
 
-    def _engines_of(self, asked: Request, repeats: bool) -> list[Home]:
+    def _engines_of(self, asked: StepRequest, repeats: bool) -> list[Home]:
         """The engine of each variable; one that repeats has one engine."""
         homes: list[Home] = [self._engine_of(asked, index) for index in range(len(asked.variables))]
         if repeats and "reference" in homes:
@@ -156,13 +156,13 @@ class Dispatcher:
                     homes[index] = "reference"
         return homes
 
-    def _engine_of(self, asked: Request, index: int) -> Home:
+    def _engine_of(self, asked: StepRequest, index: int) -> Home:
         home = engine_of(asked.variables[index].device, asked.selection.name)
         if home == "cuda" and asked.vectors and max(asked.variables[index].shape[-2:]) > SIDE:
             return "reference"
         return home if home == "reference" or self._fits_or_warns(asked, index) else "reference"
 
-    def _fits_or_warns(self, asked: Request, index: int) -> bool:
+    def _fits_or_warns(self, asked: StepRequest, index: int) -> bool:
         """Whether a variable's memory is fit for an engine that goes by addresses."""
         var, grad = asked.variables[index], asked.gradients[index]
         copy = None if asked.copies is None else asked.copies[index]
@@ -185,7 +185,7 @@ class Dispatcher:
 
     def _plan_round(
         self,
-        asked: Request,
+        asked: StepRequest,
         number: int,
         members: Sequence[int],
         homes: Sequence[Home],
@@ -211,7 +211,7 @@ class Dispatcher:
         ]
         return [(own, crossing.wrap_part(own, part)) for own, part in (*plans, *parts)]
 
-    def _sparse_plan(self, asked: Request, home: Home, number: int) -> RowsPlan:
+    def _sparse_plan(self, asked: StepRequest, home: Home, number: int) -> RowsPlan:
         # A plan is aimed at one gradient, so repeats of a variable need plans of their own.
         key = (home, id(asked.variables[0]), number)
         plan = self._sparse.get(key)
@@ -220,7 +220,7 @@ class Dispatcher:
         plan.point_at(asked.gradients[0])
         return plan
 
-    def _dense_plan(self, asked: Request, key: tuple[Home, int]) -> DensePlan:
+    def _dense_plan(self, asked: StepRequest, key: tuple[Home, int]) -> DensePlan:
         # A plan points at one step's gradients, so repeats of a variable need plans of their own.
         fitting = map(layout.with_strides_of, asked.gradients, asked.variables)
         asked = asked._replace(gradients=list(fitting))
@@ -233,7 +233,7 @@ class Dispatcher:
         return plan
 
 
-def _group_on_cpu(asked: Request, members: list[int]) -> cpu.Group:
+def _group_on_cpu(asked: StepRequest, members: list[int]) -> cpu.Group:
     is_short = bool(asked.short) and asked.short[members[0]]
     return (cpu.ShortGroup if is_short else cpu.Group)(asked, members)
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from thalweg import formula
 from thalweg._base.fused_stage import FusedStage, mean_over_columns, mean_over_rows
-from thalweg._engines.layout import compute_dtype
-from thalweg._engines.numpy_functions import NUMPY, square
-from thalweg._engines.transcribe import (
+from thalweg._engines.formula_parser import (
     FUNCTION_PREFIX,
     LITERAL,
     LOCAL_PREFIX,
@@ -25,6 +23,8 @@ from thalweg._engines.transcribe import (
     place_of,
     transcribe_once,
 )
+from thalweg._engines.layout import compute_dtype
+from thalweg._engines.numpy_functions import NUMPY, square
 from thalweg.errors import RuleError
 from thalweg.formula import Rule
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 
-from thalweg._engines.arrays import Int64
+from thalweg._engines.array_types import Int64
 from thalweg.errors import (
     InvalidArgumentError,
     InvalidTypeError,

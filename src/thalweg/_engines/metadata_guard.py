@@ -13,7 +13,7 @@ except ImportError:
     TensorGuards = None
 
 
-class Likeness:
+class MetadataGuard:
     """Tensors as they were: their types, dtypes, devices, layouts, shapes and strides.
 
     One call into torch compares them all, in a fifth of the time that asking each tensor for each

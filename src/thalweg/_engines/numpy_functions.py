@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from thalweg._engines import libm
-from thalweg._engines.arrays import Array
-from thalweg._engines.transcribe import bind_formula
+from thalweg._engines.array_types import Array
+from thalweg._engines.formula_parser import bind_formula
 from thalweg.formula import Formula, narrow, wide
 
 

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines import layout
-from thalweg._engines.arrays import Float64, Int64
+from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.composite import Part, share_of
-from thalweg._engines.engine import Call, Columns, Formulas, Request, Stages
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
 from thalweg._engines.reference import ReferencePart
 from thalweg.indexed_slices import IndexedSlices, values_of
 
 RUN = 1 << 25  # bytes of the variables that are updated in one go
 
 
-class Far:
+class OffloadLink:
     """The memory beside a variable for what crosses.
 
     Args:
@@ -91,9 +91,9 @@ class OffloadTransfers:
         runs: The run of a variable with a dense gradient, by its position in the step.
     """
 
-    def __init__(self, asked: Request, known: dict[int, Far]) -> None:
+    def __init__(self, asked: StepRequest, known: dict[int, OffloadLink]) -> None:
         self.asked = asked
-        self._far: dict[int, Far] = {}
+        self._far: dict[int, OffloadLink] = {}
         self.runs: dict[int, int] = {}
         self._rows: dict[int, Tensor] = {}  # those that change, where others do not
         self._events: dict[int, list[Any]] = {}  # by run
@@ -105,7 +105,7 @@ class OffloadTransfers:
                 continue
             far = known.get(id(var))
             if far is None or not far.is_of(var, copy):
-                far = known[id(var)] = Far(var, copy)
+                far = known[id(var)] = OffloadLink(var, copy)
             self._far[index], copies[index] = far, far.near
             if not isinstance(gradients[index], IndexedSlices):
                 self.runs[index] = size // RUN
@@ -129,7 +129,7 @@ class OffloadTransfers:
                 events = [stream.record_event() for stream in streams.values()]
                 self._events[self.runs[index]] = events
 
-    def take_share(self, asked: Request, own: Sequence[int]) -> Request:
+    def take_share(self, asked: StepRequest, own: Sequence[int]) -> StepRequest:
         """The share of some variables in the step; of copies elsewhere nothing is read."""
         found = share_of(asked, own)
         return found._replace(from_copies=False) if own[0] in self._far else found
@@ -142,7 +142,7 @@ class OffloadTransfers:
             call for index in own for call in self._far[index].send_rows(self._rows.get(index))
         ]
         copies = [self._far[index].copy for index in own]
-        return FarPart(part, copies, self._events.get(self.runs.get(own[0], -1), []), sends)
+        return OffloadedPart(part, copies, self._events.get(self.runs.get(own[0], -1), []), sends)
 
 
 @cache
@@ -150,7 +150,7 @@ def _transfer_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-class FarPart:
+class OffloadedPart:
     """A `Part` of variables that stand for tensors of another device.
 
     Args:
@@ -170,7 +170,7 @@ class FarPart:
         """See `Part`."""
         return [*self._inner.written, *self._copies]
 
-    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.draws import GROUP, SCALARS
+from thalweg._engines.random_bits import GROUP, SCALARS
 
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

@@ -19,27 +19,27 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.locks import importing
 from thalweg._engines import layout
-from thalweg._engines.arrays import Array, Float64, Int64
-from thalweg._engines.copies import resumed, saturated
+from thalweg._engines.array_types import Array, Float64, Int64
 from thalweg._engines.denormals import set_denormals
-from thalweg._engines.engine import (
+from thalweg._engines.formula_parser import bind_formula, transcribe
+from thalweg._engines.layout import compute_dtype
+from thalweg._engines.low_precision_copies import resumed, saturated
+from thalweg._engines.numpy_functions import NUMPY as NUMPY
+from thalweg._engines.numpy_functions import numpy_formula as numpy_formula
+from thalweg._engines.numpy_functions import square
+from thalweg._engines.protocol import (
     Call,
     Columns,
     Dtype,
     Formulas,
     Gradient,
-    Request,
     Scalars,
     Stages,
+    StepRequest,
     formula_of_rows,
 )
-from thalweg._engines.layout import compute_dtype
-from thalweg._engines.lines import reduce_lines, view_of
-from thalweg._engines.measuring import combine_leaves, leaves_of
-from thalweg._engines.numpy_functions import NUMPY as NUMPY
-from thalweg._engines.numpy_functions import numpy_formula as numpy_formula
-from thalweg._engines.numpy_functions import square
-from thalweg._engines.transcribe import bind_formula, transcribe
+from thalweg._engines.reduction_order import combine_leaves, leaves_of
+from thalweg._engines.row_column_reductions import reduce_lines, view_of
 from thalweg.formula import Formula, Rule, is_like_update, narrow, variable_squares, wide
 from thalweg.indexed_slices import IndexedSlices, values_of
 from thalweg.variable import REDUCED, numpy_copy
@@ -222,7 +222,7 @@ class ReferencePart:
         asked: The step, of one variable.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
         self._rule, self._stages = asked.rule, asked.stages
         self._tensors = [var, *slots]
@@ -279,8 +279,8 @@ class ReferencePart:
         """The upper or lower part of a number, see `split8`."""
         with importing:
             from thalweg._engines.codecs.records import split_tensor
-            from thalweg._engines.draws import SCALARS
             from thalweg._engines.philox import draw_bits
+            from thalweg._engines.random_bits import SCALARS
         bits = None
         if self._place is not None:
             step, *key = (int(scalars[name]) for name in SCALARS)
@@ -294,7 +294,7 @@ class ReferencePart:
         var = self._tensors[0]
         return var if self._copy is None or not self._from_copy else resumed(var, self._copy)
 
-    def try_rebind(self, asked: Request, bounds: Int64) -> bool:
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
         """See `Part`: each step is looked at anew."""
         return False
 
@@ -436,7 +436,7 @@ def _decode(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
 def _encode(codec: Codec, values: Tensor, scalars: Scalars) -> Tensor:
     with importing:
         from thalweg._engines.codecs.records import encode_tensor
-        from thalweg._engines.draws import SCALARS, UNCOUNTED
+        from thalweg._engines.random_bits import SCALARS, UNCOUNTED
     return encode_tensor(codec, values, int({**UNCOUNTED, **scalars}[SCALARS[0]]))
 
 

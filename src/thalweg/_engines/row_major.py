@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._engines.engine import Formulas, Request
-from thalweg._engines.transcribe import transcribe
+from thalweg._engines.formula_parser import transcribe
+from thalweg._engines.protocol import Formulas, StepRequest
 
 _VAR, _GRADIENT, _COPY = 0, 1, -1
 
@@ -28,7 +28,9 @@ class RowMajorGroups:
         make_group: Makes a `plan.Group` of a request and the positions of its members.
     """
 
-    def __init__(self, request: Request, make_group: Callable[[Request, list[int]], Any]) -> None:
+    def __init__(
+        self, request: StepRequest, make_group: Callable[[StepRequest, list[int]], Any]
+    ) -> None:
         self._request, self._make_group = request, make_group
         self._read: set[int] = set()
         self._copies: dict[tuple[int, int], Tensor] = {}  # by variable and stream
@@ -58,7 +60,7 @@ class RowMajorGroups:
             group.point_at(addresses[group.members])
         return self._groups
 
-    def _with_copies(self, request: Request) -> Request:
+    def _with_copies(self, request: StepRequest) -> StepRequest:
         """Return the step with copies that have the present values."""
         slots = [
             [self._packed(index, 2 + k, slot) for k, slot in enumerate(own)]

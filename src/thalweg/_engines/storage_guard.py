@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from thalweg._engines.metadata_guard import Likeness
+from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg.variable import StateVariable
 
 
@@ -41,7 +41,7 @@ class StorageGuard:
         ]
         self._watched = [self._slots[place] for place in self._places]
         self._watched_at = [self._addresses[place] for place in self._places]
-        self._seen = Likeness()
+        self._seen = MetadataGuard()
 
     def confirm_places(self) -> bool:
         """Whether they all lie where they lay, and as they did.
@@ -60,7 +60,7 @@ class StorageGuard:
         if not self._seen.holds(self._watched):
             if list(map(_layout_of, self._watched)) != [self._layouts[k] for k in self._places]:
                 return False
-            self._seen = Likeness(self._watched)
+            self._seen = MetadataGuard(self._watched)
         return True
 
 

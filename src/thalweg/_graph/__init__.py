@@ -15,7 +15,7 @@ from thalweg._base.execution_context import (
 )
 from thalweg._base.static_shape import Dimension, Shape
 from thalweg._core.graph_mode import register
-from thalweg._core.one_update import apply_as_one_update
+from thalweg._core.graph_update import apply_as_one_update
 from thalweg._graph import graph_mode_backend
 from thalweg._graph.arguments import by_reference
 from thalweg._graph.assertions import must_hold

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 
 from thalweg._base.execution_context import SessionVariable
+from thalweg._core.atomic_section import Call, calls, drain
+from thalweg._core.commit import add_note
 from thalweg._core.nest import leaves_of
-from thalweg._core.outcome import say
-from thalweg._core.section import Call, calls, drain
 from thalweg._graph.gradients import as_differentiable
 from thalweg._graph.nodes import SymbolicTensor
 from thalweg._graph.plan import RunPlan, Step
@@ -144,7 +144,7 @@ class Frame(dict[SymbolicTensor, Any]):
         while self.undo:
             drain(self.undo[next(reversed(self.undo))])
             self.undo.popitem()
-        say(error, [])
+        add_note(error, [])
 
     def _store_results(
         self, step: Step, value: Any, results: list[object], export: Callable[[Any], object]

@@ -15,7 +15,7 @@ from thalweg._base.execution_context import SessionVariable, thread
 from thalweg._base.exports import exported_from
 from thalweg._base.locks import Lock, excuse, on_fork
 from thalweg._base.tracing import untraced
-from thalweg._core import section
+from thalweg._core import atomic_section
 from thalweg._core.nest import leaves_of, packed
 from thalweg._graph.default_graph import get_default_graph
 from thalweg._graph.feeds_and_fetches import convert_feeds, copy_to_cpu, exported, fetched_element
@@ -234,7 +234,7 @@ class Session:
             self._check_open()
             raise
 
-    def putting_back(self, variables: Sequence[GraphVariable]) -> list[section.Call]:
+    def putting_back(self, variables: Sequence[GraphVariable]) -> list[atomic_section.Call]:
         """Return calls of C functions that restore the present values of variables."""
         return self.values.putting_back(variables)
 
@@ -292,7 +292,7 @@ class Session:
         def load_values() -> None:
             with writable():
                 self._check_open()
-                section.run(self.values.calls_to_load(values))
+                atomic_section.run(self.values.calls_to_load(values))
 
         self._run_exclusively(load_values)
 

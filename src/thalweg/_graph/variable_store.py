@@ -11,8 +11,8 @@ import torch
 from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import SessionVariable
 from thalweg._base.static_shape import UNKNOWN
-from thalweg._core.outcome import putting_back
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import putting_back
 from thalweg._core.state import readable
 from thalweg._graph.variables import GraphVariable
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError

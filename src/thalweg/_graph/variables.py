@@ -18,7 +18,7 @@ from thalweg._base.execution_context import (
 )
 from thalweg._base.scatter import scatter
 from thalweg._base.static_shape import UNKNOWN, Shape, UnknownShape
-from thalweg._core.checks import sparse_and_constrained
+from thalweg._core.validation import sparse_and_constrained
 from thalweg._graph.add_operation import add
 from thalweg._graph.arguments import Reference, Target, densify
 from thalweg._graph.collections import GraphKeys

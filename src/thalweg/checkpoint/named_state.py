@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from thalweg._core.described import Described
-from thalweg._core.meshes import is_on_mesh
-from thalweg._core.pairs import distinct, flatten
+from thalweg._core.config_registry import Configurable
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.grads_and_vars import distinct, flatten
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg._core.state import distinct as distinct_names
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.optim.sharded import entry_of, locals_of
+from thalweg.optim.dtensor_params import entry_of, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
@@ -105,7 +105,7 @@ def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchOptimizerAdapter(optimizer)
-    if not isinstance(optimizer, Described):
+    if not isinstance(optimizer, Configurable):
         raise InvalidTypeError(
             "optimizer must be one of thalweg.keras, thalweg.v1, thalweg.optim or torch.optim, or"
             f" a step of optimize_loss, not a {type(optimizer).__name__}."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg import schedules
-from thalweg._core.described import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_argument
+from thalweg._core.config_registry import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_argument
 from thalweg._core.hyperparameters import is_function, is_number
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.json_encoding import SCALAR, JsonReader, Writer

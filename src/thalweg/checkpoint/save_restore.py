@@ -15,7 +15,7 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.tracing import untraced
 from thalweg._core import state
-from thalweg._core.meshes import any_on_mesh
+from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.slots import SlotStore
 from thalweg._formats import container
 from thalweg._formats.format_detection import TRAINING, reader_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from thalweg._core.described import Described, is_argument
+from thalweg._core.config_registry import Configurable, is_argument
 from thalweg._core.state import Loading, differences, mismatch
 from thalweg.schedules import LearningRateSchedule
 

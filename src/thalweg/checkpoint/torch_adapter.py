@@ -15,22 +15,22 @@ from torch import Tensor
 from thalweg._base.context_managers import writable
 from thalweg._base.locks import importing
 from thalweg._core import state
-from thalweg._core.groups import Group
-from thalweg._core.options.masters import Masters
-from thalweg._core.options.rounding import Rounding
-from thalweg._core.options.split import SplitWeights
+from thalweg._core.atomic_section import Call
+from thalweg._core.options.master_weights import Masters
+from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.update_targets import PLAIN
-from thalweg._core.section import Call
+from thalweg._core.param_groups import Group
 from thalweg._core.state import Item, Names, keys_of
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.formula import Slot
 from thalweg.optim import RuleOptimizer
-from thalweg.optim.class_of import class_named, is_named
-from thalweg.optim.differing import is_before_steps, is_number, unmatched
+from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, hypers_of
-from thalweg.optim.loading import fit_slots, fitted, setting, taken_apart, warn_of
+from thalweg.optim.group_options import HOW, hypers_of
+from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
+from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")

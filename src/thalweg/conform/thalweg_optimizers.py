@@ -68,8 +68,8 @@ def find_like(title: str) -> Candidate:
 def _load_rule(name: str) -> Candidate:
     from thalweg._cli.race.entry import load
     from thalweg._cli.race.errors import EntryError, RaceError
-    from thalweg._core.columns import defaults_of
-    from thalweg.optim.groups import as_options
+    from thalweg._core.step_scalars import defaults_of
+    from thalweg.optim.group_options import as_options
     from thalweg.optim.rule_optimizer import RuleOptimizer
 
     try:

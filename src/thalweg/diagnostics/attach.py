@@ -14,11 +14,11 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
 from thalweg._base.showing import show_value
-from thalweg._core.outcome import TAKEN
-from thalweg._core.pairs import distinct
+from thalweg._core.commit import TAKEN
+from thalweg._core.grads_and_vars import distinct
 from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg.diagnostics.config import Diagnostics, SinkLike
 from thalweg.diagnostics.recorder import TableRecorder, apart
 from thalweg.diagnostics.step_watch import StepWatch
@@ -150,7 +150,7 @@ def _find_optimizer(given: Any) -> Any:
 class _Watch(StepWatch):
     """What is measured in a step over variables; those of 16 bits stand for their masters."""
 
-    def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
+    def owners_of(self, hooks: Any, asked: StepRequest) -> list[Tensor]:
         copies = asked.copies or [None] * len(asked.variables)
         pairs = zip(asked.variables, copies, strict=True)
         return [var if copy is None else copy for var, copy in pairs]
@@ -272,7 +272,7 @@ class Between:
     def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
         """Take it, if it is not to be measured and everything is as it was."""
         if optimizer._recorder is not self._recorder:
-            kept.quick = None
+            kept.replay = None
             return False
         if self._recorder.is_due():
             return False

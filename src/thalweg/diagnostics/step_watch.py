@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thalweg._base.async_fetch import brought
 from thalweg._base.locks import importing
+from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.gradient_transforms import GradientTransforms, before_norms
-from thalweg._core.meshes import any_on_mesh
-from thalweg._engines.cpu.group import Group as CpuGroup
+from thalweg._engines.cpu.kernel_group import Group as CpuGroup
+from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.diagnostics import MEASURED, VariableDiagnostics, combined
-from thalweg._engines.engine import Columns, Ready, Request, Round, Stages
-from thalweg._engines.plan import DensePlan
+from thalweg._engines.protocol import Columns, Stages, StepPlan, StepRequest, WriteRound
 from thalweg.diagnostics.table import Flags, Parameters, Table, columns_of, flags_of
 
 if TYPE_CHECKING:
@@ -77,20 +77,20 @@ class StepWatch:
         """True if the numbers are on a device."""
         return any(not param.is_cpu for each in self._shares for param in each.params)
 
-    def owners_of(self, hooks: Any, asked: Request) -> list[Tensor]:
+    def owners_of(self, hooks: Any, asked: StepRequest) -> list[Tensor]:
         """Return the parameters that a table is to have in place of a step's variables."""
         return hooks.owners_of(asked.variables)
 
     def begin(
         self,
         hooks: Any,
-        asked: Request,
-        ready: Ready,
+        asked: StepRequest,
+        ready: StepPlan,
         columns: Columns,
         how: GradientTransforms,
         known: GradientStats | None,
-        rounds: Iterator[Round],
-    ) -> Iterator[Round]:
+        rounds: Iterator[WriteRound],
+    ) -> Iterator[WriteRound]:
         """Measure what is there before the writes of a rule; nothing is written yet.
 
         Args:
@@ -122,7 +122,7 @@ class StepWatch:
             writers = [diagnosed.get(id(group), group) for group in ready.groups]
             if diagnosed:
                 calls = [call for each in writers for call in each.make_calls(columns)]
-                rounds = iter([Round(range(len(owners)), [*calls, ready.mark_written])])
+                rounds = iter([WriteRound(range(len(owners)), [*calls, ready.mark_written])])
         if left:
             parts = [VariableDiagnostics(asked, index, columns, stages) for index in left]
             params = [owners[index] for index in left]
@@ -157,7 +157,7 @@ class StepWatch:
 _kept: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpdate]]] = WeakKeyDictionary()
 
 
-def _updates_of(plan: DensePlan, asked: Request, stages: Stages) -> dict[int, DiagnosedUpdate]:
+def _updates_of(plan: DensePlan, asked: StepRequest, stages: Stages) -> dict[int, DiagnosedUpdate]:
     """The updates that measure what they write, by `id` of the groups whose place they take."""
     with importing:
         from thalweg._engines.cpu.diagnostics import diagnosed_updates

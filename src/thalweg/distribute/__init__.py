@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thalweg._base.lazy import offered
-from thalweg._core.meshes import is_on_mesh
+from thalweg._core.dtensor import is_on_mesh
 
 if TYPE_CHECKING:
     from thalweg.distribute.aggregation import (

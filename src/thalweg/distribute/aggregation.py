@@ -11,9 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from thalweg._base.execution_context import executing_eagerly, is_deferred
-from thalweg._core.checks import check_memories, check_readable
-from thalweg._core.meshes import is_on_mesh
-from thalweg._core.pairs import as_gradient, check_variables
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.grads_and_vars import as_gradient, check_variables
+from thalweg._core.validation import check_memories, check_readable
 from thalweg._engines.layout import check_shape
 from thalweg.distribute.all_reduce_gradients import fill_missing, match_kinds
 from thalweg.distribute.consistency_check import Agreement, StepFingerprint

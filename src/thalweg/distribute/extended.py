@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._core.grads_and_vars import flatten
 from thalweg._core.nest import leaves_of
-from thalweg._core.pairs import flatten
 from thalweg.distribute.consistency_check import Agreement, StepFingerprint
 from thalweg.distribute.context import Replicas, enter_cross_replica, enter_replica
 from thalweg.distribute.handshake import PendingCollective, report_error

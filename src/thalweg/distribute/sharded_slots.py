@@ -10,10 +10,10 @@ from itertools import chain
 from typing import Any
 
 from thalweg._base.execution_context import current_session, is_deferred
+from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Hooks
-from thalweg._core.meshes import is_imported, is_on_mesh
-from thalweg._core.pairs import as_pairs
+from thalweg._core.grads_and_vars import as_pairs
+from thalweg._core.step_adapter import StepAdapter
 from thalweg.distribute.aggregation import Pairs, convert_pairs
 from thalweg.distribute.consistency_check import StepFingerprint
 from thalweg.distribute.context import has_strategy
@@ -64,7 +64,7 @@ def sum_for_shards(
     strategy: Strategy,
     given: Pairs,
     said: StepFingerprint,
-    hooks: Hooks,
+    hooks: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
     """Return the pairs of a step over slots that are shared out, which they are from now on.
@@ -93,7 +93,7 @@ def sum_for_shards(
 def share_summed_step(
     owner: Any,
     given: Any,
-    hooks: Hooks,
+    hooks: StepAdapter,
     how: GradientTransforms = NOTHING,
     said: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
@@ -132,7 +132,7 @@ def share_summed_step(
 
 
 def _team_of(
-    pairs: Pairs, hooks: Hooks, how: GradientTransforms, said: StepFingerprint | None
+    pairs: Pairs, hooks: StepAdapter, how: GradientTransforms, said: StepFingerprint | None
 ) -> MatrixProcessGroup | None:
     """Return the ranks that measure DTensors together in a step; None for none."""
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
@@ -150,7 +150,7 @@ def _team_of(
     return MatrixProcessGroup([var for _, var in on_mesh], describe)
 
 
-def _shared_slots(owner: Any, given: Pairs, hooks: Hooks) -> Sequence[Slot]:
+def _shared_slots(owner: Any, given: Pairs, hooks: StepAdapter) -> Sequence[Slot]:
     """The kinds of slot that are shared out: those of the variables' shapes.
 
     Raises:

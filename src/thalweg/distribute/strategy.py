@@ -11,9 +11,9 @@ import torch
 
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._base.showing import show_value
+from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import is_number
-from thalweg._core.pairs import check_variables, flatten
 from thalweg.autodiff import Gradient, GradientTape
 from thalweg.distribute.buckets import SIZE, Sending
 from thalweg.distribute.compression import DTYPES

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from thalweg._base.tracing import untraced
-from thalweg._core.described import OPTIMIZERS, Described
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.config_registry import OPTIMIZERS, Configurable
 from thalweg._core.state import Entry, Loading, Names, keys_of, restore
 from thalweg.openseq2seq.optimizers.optimizers import TrainingStep
 
@@ -43,7 +43,7 @@ class MicroBatches:
         return [partial(setattr, self, "count", self.count + 1)]
 
 
-class MicroBatchStep(Described):
+class MicroBatchStep(Configurable):
     """A `TrainingStep` that takes one of several batches each time it is called.
 
     It has the attributes of the `TrainingStep`, too.

@@ -32,16 +32,16 @@ from thalweg.optim.classes import (
     Rprop,
     SparseAdam,
 )
-from thalweg.optim.kinds import HOMES
-from thalweg.optim.selecting import groups
+from thalweg.optim.param_groups import groups
+from thalweg.optim.rule_names import HOMES
 
 if TYPE_CHECKING:
     from torch.optim import LBFGS, Optimizer, lr_scheduler, swa_utils
 
     from thalweg.optim import diagnostics, tensorflow
     from thalweg.optim.adafactor import Adafactor
-    from thalweg.optim.hidden import hidden_matrices
     from thalweg.optim.lion import Lion
+    from thalweg.optim.matrix_selection import hidden_matrices
     from thalweg.optim.mixed import Mixed
     from thalweg.optim.modern.adamw import (
         AdamWCautiousDecay,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         NAdamW,
         StableAdamW,
     )
-    from thalweg.optim.modern.further import (
+    from thalweg.optim.modern.adaptive import (
         ADOPT,
         LAMB,
         SM3,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         LaProp,
     )
     from thalweg.optim.modern.mars import MARS
-    from thalweg.optim.modern.matrices import (
+    from thalweg.optim.modern.matrix_rules import (
         KLSOAP,
         SOAP,
         Muon,
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
         ScheduleFreeAdamW,
         ScheduleFreeSGD,
     )
+    from thalweg.optim.precision_conversion import full_precision
     from thalweg.optim.rule_optimizer import RuleOptimizer
-    from thalweg.optim.widening import full_precision
 
 __all__ = [
     "ADOPT",
@@ -130,9 +130,9 @@ __all__ = [
 _HOMES = {
     **HOMES,
     "Mixed": "mixed",
-    "full_precision": "widening",
+    "full_precision": "precision_conversion",
     "RuleOptimizer": "rule_optimizer",
-    "hidden_matrices": "hidden",
+    "hidden_matrices": "matrix_selection",
 }
 # Names that a release of torch has beyond these.
 __all__ += [n for n in dir(torch.optim) if not (n.startswith("_") or n in __all__)]  # pyright: ignore

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from thalweg.optim.modern.matrices import Muon
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.modern.matrix_rules import Muon
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["Muon"]
 

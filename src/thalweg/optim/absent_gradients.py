@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad, writable
-from thalweg._core.section import run
-from thalweg._core.steady import ERRORS, may_hold_lock
+from thalweg._core.atomic_section import run
+from thalweg._core.replay import ERRORS, may_hold_lock
 from thalweg._core.step import plan
-from thalweg.optim.hooks import Repeated
 from thalweg.optim.scalars_in_call import has_step_counts_alone
+from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.replay import ReplayedStep
 
 _KNOWN = (Tensor, torch.nn.Parameter)
 
 
-def plan_with_absent(optimizer: Any, kind: type[SteadyStep]) -> SteadyStep | None:
+def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
     """Return a step that may lack gradients, or None if it cannot be replayed so.
 
     Args:
@@ -71,7 +71,7 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
     }
 
 
-def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]:
+def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedSubStep]:
     """Plan a step over all parameters that have a gradient or a stand-in.
 
     Returns:
@@ -84,7 +84,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
         return ()
     if not optimizer._are_ours(steps):
         return ()
-    repeated: list[Repeated] = []
+    repeated: list[RepeatedSubStep] = []
     for share, part, hooks in steps:
         how = gradient_transforms(
             optimizer._around,
@@ -100,5 +100,5 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[Repeated]
         run(part.publishing())
         hooks.settle()
         hooks.detach()
-        repeated.append(Repeated(part, hooks, share.places))
+        repeated.append(RepeatedSubStep(part, hooks, share.places))
     return repeated

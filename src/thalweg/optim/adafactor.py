@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.groups import Group
-from thalweg._core.meshes import is_on_mesh
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch.optim.adam import adam
 
 from thalweg.optim.classes import Adam
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["Adam", "adam"]
 

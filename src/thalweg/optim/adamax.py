@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch.optim.adamax import adamax
 
 from thalweg.optim.classes import Adamax
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["Adamax", "adamax"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg._core.groups import Group, titles_in
-from thalweg._core.rows import is_misplaced
+from thalweg._core.param_groups import Group, parameter_names
+from thalweg._core.sparse_gradients import is_misplaced
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
@@ -78,7 +78,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         super()._check_memories()
         for group in self.param_groups:
             given = [param for param in group["params"] if param.grad is not None]
-            for param, title in zip(given, titles_in(self.param_groups, given), strict=True):
+            for param, title in zip(given, parameter_names(self.param_groups, given), strict=True):
                 own = self.state.get(param) or {}
                 kept = own.get("momentum_buffer")
                 if group["momentum"] == 0 or not isinstance(kept, Tensor):

@@ -20,6 +20,8 @@ from thalweg._base.lazy import lazy
 from thalweg._base.locks import Guard, importing
 from thalweg._base.showing import Describing, show_value
 from thalweg._base.tracing import untraced, without_dynamo
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import LEFT, TAKEN, add_note, raise_first, says_taken
 from thalweg._core.flat_buffers import (
     AddedParams,
     check_reductions,
@@ -27,7 +29,6 @@ from thalweg._core.flat_buffers import (
     is_reducing,
 )
 from thalweg._core.gradient_transforms import NOTHING
-from thalweg._core.groups import Group, titles_in
 from thalweg._core.options.accumulation import (
     Accumulation,
     add_to_sums,
@@ -35,30 +36,30 @@ from thalweg._core.options.accumulation import (
     set_aside,
     sums_of,
 )
-from thalweg._core.options.average import Average
 from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat import Flat
+from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.rounding import Rounding
 from thalweg._core.options.state_storage import StateCodec
-from thalweg._core.outcome import LEFT, TAKEN, raise_first, say, says_taken
+from thalweg._core.options.stochastic_rounding import Rounding
+from thalweg._core.options.weight_averaging import Average
+from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.reentrance import Stepping, check_no_step, one_step_at_a_time
-from thalweg._core.rows import is_sparse, summed
-from thalweg._core.section import Call, run
+from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.state.entries import is_cut
-from thalweg._core.step import repeat
+from thalweg._core.step import try_rebind
 from thalweg._engines.guards import is_recorded
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from thalweg.formula import Rule
-from thalweg.optim.columns import STEP, Blocks
-from thalweg.optim.constructors import OfConstructor
-from thalweg.optim.differing import of_options, of_strange, told
-from thalweg.optim.groups import check_options_held, tensors_in
-from thalweg.optim.hooks import GroupHooks, Repeated
-from thalweg.optim.operation import Operands, forget_gradients, put_in_graph
+from thalweg.optim.custom_op import Operands, forget_gradients, put_in_graph
+from thalweg.optim.dtensor_params import guard_ranks
+from thalweg.optim.grad_scaler import GradScalerMixin, said_once
+from thalweg.optim.group_options import check_options_held, tensors_in
+from thalweg.optim.param_scalars import STEP, Blocks
 from thalweg.optim.param_state import ParamState
-from thalweg.optim.scaled import Scaled, said_once
-from thalweg.optim.sharded import guard_ranks
+from thalweg.optim.profiler_hooks import has_hooks
+from thalweg.optim.signatures import OfConstructor
+from thalweg.optim.state_mismatch import of_options, of_strange, told
+from thalweg.optim.step_adapter import ParamGroupAdapter, RepeatedSubStep
 from thalweg.optim.step_options import (
     FOUND_INF,
     KEYWORDS,
@@ -69,16 +70,15 @@ from thalweg.optim.step_options import (
     apart,
     gradient_transforms,
 )
-from thalweg.optim.watched import has_hooks
 from thalweg.variable import check_held, name_of, titles_of
 
 if TYPE_CHECKING:
     from thalweg.diagnostics.table import Table
     from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
-    from thalweg.optim.common_norm import CommonNorm
     from thalweg.optim.diagnostics.measuring import Diagnosing, StepWatch
-    from thalweg.optim.flat import FlatGradients
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.flat_gradients import FlatGradients
+    from thalweg.optim.global_norm import CommonNorm
+    from thalweg.optim.replay import ReplayedStep
 
 _NOT_IN_GRAPHS = (
     "a step of thalweg is no operation of a graph if it is given a closure, if the optimizer has"
@@ -158,9 +158,9 @@ class StepCache:
         self.flat: FlatGradients | None = None
         self.kinds_of_torch: Any = None  # of the last step that torch took, where they were unusual
         # What may be repeated: a step over all parameters, with the places of their groups.
-        self.steady: tuple[ParamState, list[int]] | None = None
-        self.quick: SteadyStep | None = None  # the same in one call
-        self.due: Sequence[Repeated] = ()  # of which it may be made
+        self.rebind_target: tuple[ParamState, list[int]] | None = None
+        self.replay: ReplayedStep | None = None  # the same in one call
+        self.due: Sequence[RepeatedSubStep] = ()  # of which it may be made
         self.changes = SetChanges()
         self.diagnosing: Diagnosing | None = None  # what records some steps
         self.watch: StepWatch | None = None  # of the one under way
@@ -174,34 +174,34 @@ class StepCache:
     @property
     def total(self) -> int:
         """Number of steps taken, including those taken in one call."""
-        return self.count + (0 if self.quick is None else self.quick.taken - self.quick.told)
+        return self.count + (0 if self.replay is None else self.replay.taken - self.replay.told)
 
     def settle(self) -> None:
         """Count the steps that were taken in one call each."""
         with self._lock:
-            if self.quick is not None and self.quick.told < self.quick.taken:
+            if self.replay is not None and self.replay.told < self.replay.taken:
                 self.last, self.decided = LastStep(True, "", self.total), None
-                self.seen, self.applied = self.quick.seen, False
-                self.count, self.quick.told = self.total, self.quick.taken  # last: it is done
+                self.seen, self.applied = self.replay.seen, False
+                self.count, self.replay.told = self.total, self.replay.taken  # last: it is done
 
-    def forget_quick(self) -> None:
+    def forget_replay(self) -> None:
         """Drop the step that is taken in one call, so that the next step checks everything."""
         self.settle()
-        if self.quick is not None:
-            self.changes.note_end(self.quick.taken)
-        self.quick, self.due = None, ()
+        if self.replay is not None:
+            self.changes.note_end(self.replay.taken)
+        self.replay, self.due = None, ()
 
-    def _is_quick(self, shares: Sequence[Repeated]) -> bool:
-        """Return whether `quick` repeats exactly the plans that the parts in `shares` ran last."""
-        plans = [] if self.quick is None else [each.planned for each in self.quick.shares]
+    def _is_replayed(self, shares: Sequence[RepeatedSubStep]) -> bool:
+        """Return whether `replay` repeats exactly the plans that the parts in `shares` ran last."""
+        plans = [] if self.replay is None else [each.planned for each in self.replay.shares]
         now = [each.part.kept.last for each in shares]
         return len(plans) == len(now) and all(map(is_, plans, now))
 
-    def note_repeated(self, *shares: Repeated) -> None:
+    def note_repeated(self, *shares: RepeatedSubStep) -> None:
         """A step was repeated: the next one may be taken in one call."""
-        if self.watch is not None and self._is_quick(shares):
+        if self.watch is not None and self._is_replayed(shares):
             return  # this one was not taken in one call because it is measured; the next may be
-        self.forget_quick()
+        self.forget_replay()
         if shares[0].part.kept.count_repeated():
             for _, hooks, _ in shares:
                 hooks.detach()
@@ -211,11 +211,11 @@ class StepCache:
     def norm(self) -> CommonNorm:
         """Common norm of the gradients of several rules."""
         with importing:
-            from thalweg.optim.common_norm import CommonNorm
+            from thalweg.optim.global_norm import CommonNorm
         return CommonNorm()
 
 
-class FusedOptimizer(Scaled):
+class FusedOptimizer(GradScalerMixin):
     """Base class that takes the steps of a subclass of `torch.optim.Optimizer`, which does the
     rest.
 
@@ -316,11 +316,11 @@ class FusedOptimizer(Scaled):
         bits are drawn, where they are to be."""
         if self._around.of(Rounding).round is not None:
             with importing:
-                from thalweg.optim.drawing import check_group
+                from thalweg.optim.rounding_streams import check_group
             check_group(self, group)
         if self._encodes_group(group):
             with importing:
-                from thalweg.optim.encoding import check_params
+                from thalweg.optim.quantized_state import check_params
             check_params(self, group)
 
     def _check_effect(self, rules: Mapping[str, Rule]) -> None:
@@ -329,7 +329,7 @@ class FusedOptimizer(Scaled):
         if not isinstance(storage, str):  # off, or said slot by slot
             return
         with importing:
-            from thalweg.optim.encoding import check_effect
+            from thalweg.optim.quantized_state import check_effect
         with self._dropping_hooks():
             check_effect(storage, rules)
 
@@ -356,11 +356,11 @@ class FusedOptimizer(Scaled):
             NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
-            from thalweg._engines.matrices import check_matrices
+            from thalweg._engines.matrix_shapes import check_matrices
         params = self.param_groups[place]["params"]
-        titles = titles_in(self.param_groups, params)
+        titles = parameter_names(self.param_groups, params)
         if any(param.dim() < 2 for param in params) and (flat := find_marked(params)):
-            (title,) = titles_in(self.param_groups, [flat.param])
+            (title,) = parameter_names(self.param_groups, [flat.param])
             check_reductions(flat, title, rule, NOTHING)
         check_matrices(rule, rule_title, params, titles)
         for param, title in zip(params, titles, strict=True):
@@ -391,7 +391,7 @@ class FusedOptimizer(Scaled):
         params = self._params()
         flat = find_marked(params) or self._own.added.find_replacement(params)
         if flat is not None:
-            (title,) = titles_in(self.param_groups, [flat.param])
+            (title,) = parameter_names(self.param_groups, [flat.param])
             for rule, is_by_shape in rules.items():
                 check_reductions(flat, title, rule, transforms, is_by_shape=is_by_shape)
 
@@ -405,8 +405,8 @@ class FusedOptimizer(Scaled):
         without = [kind._without or self._around.without for kind in kinds]
         if any(without):
             with importing:
-                from thalweg.optim.zeros import tell_of_zeros
-            tell_of_zeros(self, zip(params, map(without.__getitem__, places), strict=True))
+                from thalweg.optim.zero_params import warn_zero_params
+            warn_zero_params(self, zip(params, map(without.__getitem__, places), strict=True))
 
     @contextmanager
     def _added_whole(self) -> Generator[None]:
@@ -528,7 +528,7 @@ class FusedOptimizer(Scaled):
         """Have parameters updated as soon as their gradients are complete, if that is asked for."""
         if self._around.in_backward:
             with importing:
-                from thalweg.optim.in_backward import listen
+                from thalweg.optim.step_in_backward import listen
             listen(self)
 
     def _check_not_swapped(self, message: str) -> None:
@@ -569,11 +569,11 @@ class FusedOptimizer(Scaled):
         made = without_dynamo(super().state_dict)()  # pyright: ignore
         if self._around.of(Rounding).round is not None:
             with importing:
-                from thalweg.optim.drawn_states import tell_rounding
-            tell_rounding(self, made["param_groups"])
+                from thalweg.optim.rounding_state import record_rounding
+            record_rounding(self, made["param_groups"])
         if self._encodes():
             with importing:
-                from thalweg.optim.encoding import add_storage
+                from thalweg.optim.quantized_state import add_storage
             add_storage(self, made["param_groups"], made["state"])
         return made
 
@@ -596,8 +596,8 @@ class FusedOptimizer(Scaled):
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._told_step(closure)
         # As `_eager_step`, a call of which would be a twentieth of such a step.
-        quick = self._own.quick if closure is None else None
-        if quick is not None and quick.take(self, False, has_own_step):
+        replay = self._own.replay if closure is None else None
+        if replay is not None and replay.take(self, False, has_own_step):
             return None
         return self._told_step(closure) if has_own_step and is_recorded() else self._step(closure)
 
@@ -611,8 +611,8 @@ class FusedOptimizer(Scaled):
         return self._eager_step(closure)
 
     def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
-        quick = self._own.quick if closure is None else None
-        if quick is not None and quick.take(self):
+        replay = self._own.replay if closure is None else None
+        if replay is not None and replay.take(self):
             return None
         return self._step(closure)
 
@@ -633,7 +633,7 @@ class FusedOptimizer(Scaled):
             own.diagnosing.note_loss(loss)
         with own._lock:
             is_due = closure is not None or bool(own.due) or own.changes.is_due
-            if is_due and self._around.accumulate == 1 and self._try_quick_step():
+            if is_due and self._around.accumulate == 1 and self._try_replay():
                 return loss
             own.settle()
             with one_step_at_a_time(own, type(self).__name__), guard_ranks(self):
@@ -651,8 +651,8 @@ class FusedOptimizer(Scaled):
         if self._accumulate_gradients():
             told = nullcontext() if own.diagnosing is None else own.diagnosing.around(self)
             with told:
-                is_quick = own.sums is not None and self._try_quick_step(has_sums=True)
-                if not (is_quick or self._try_steady_step()):
+                is_replayed = own.sums is not None and self._try_replay(has_sums=True)
+                if not (is_replayed or self._try_rebind()):
                     self._check_options_held()
                     self._take_step(own.parts)
                 if own.applied:
@@ -690,41 +690,43 @@ class FusedOptimizer(Scaled):
     def _flatten(self) -> None:
         """Have the gradients of all parameters that are not frozen lie in a few buffers."""
         with importing:
-            from thalweg.optim.flat import FlatGradients
+            from thalweg.optim.flat_gradients import FlatGradients
         self._own.flat = FlatGradients(self._params())
-        self._own.steady = None
+        self._own.rebind_target = None
 
-    def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> GroupHooks:
+    def _hooks_for(
+        self, part: ParamState, params: list[Tensor], places: list[int]
+    ) -> ParamGroupAdapter:
         """The hooks of a step over all parameters."""
         raise NotImplementedError
 
-    def _try_quick_step(self, has_sums: bool = False) -> bool:
+    def _try_replay(self, has_sums: bool = False) -> bool:
         """Take the step before again in one call, as soon as it is planned; False if it cannot."""
         own = self._own
         if own.due or own.changes.is_due:
             due, own.due = own.due, ()
             with importing:
-                from thalweg.optim.steady import SteadyStep
-            kind = SteadyStep if own.diagnosing is None else own.diagnosing.step_between()
+                from thalweg.optim.replay import ReplayedStep
+            kind = ReplayedStep if own.diagnosing is None else own.diagnosing.step_between()
             made = self._plan_with_absent(kind) if own.changes.is_due else None
             own.changes.is_due = False
-            own.quick = kind.of(self, due) if made is None and due else made
-        return own.quick is not None and own.quick.take(self, has_sums)
+            own.replay = kind.of(self, due) if made is None and due else made
+        return own.replay is not None and own.replay.take(self, has_sums)
 
     def _is_torchs_group(self, group: Group) -> bool:
         """Return whether options of a group leave the step to torch."""
         return False
 
-    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+    def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         """Return a step that may lack the gradients of some parameters, or None."""
         return None
 
-    def _try_steady_step(self) -> bool:
+    def _try_rebind(self) -> bool:
         """Take the step before again, with other gradients or changed rates; False if it cannot."""
         own = self._own
-        if own.steady is None:
+        if own.rebind_target is None:
             return False
-        part, places = own.steady
+        part, places = own.rebind_target
         groups = self.param_groups
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
@@ -748,12 +750,12 @@ class FusedOptimizer(Scaled):
         pairs = list(zip(gradients, params, strict=True))
         if self._around.clips and any(map(is_sparse, gradients)):
             pairs = hooks.seen(pairs)
-        outcome = repeat(hooks, part.kept, pairs, how)
+        outcome = try_rebind(hooks, part.kept, pairs, how)
         if outcome is None:
             return False
         hooks.settle()
         raise_first(outcome.errors)
-        own.note_repeated(Repeated(part, hooks, places))
+        own.note_repeated(RepeatedSubStep(part, hooks, places))
         return True
 
     def _rules(self) -> set[Rule]:
@@ -764,14 +766,14 @@ class FusedOptimizer(Scaled):
         """Return whether a part still updates all groups, given these gradients."""
         return True
 
-    def _keep_steady(self, part: ParamState, places: Sequence[int]) -> None:
+    def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
         """A step was taken of these places of groups, which may be repeated."""
         own, around = self._own, self._around
         count = sum(len(group["params"]) for group in self.param_groups)
-        own.steady = None
+        own.rebind_target = None
         is_plain = not around.kinds.sums and not around.kinds.masters and part.locals is None
         if len(places) == count and is_plain:
-            own.steady = (part, list(places))
+            own.rebind_target = (part, list(places))
 
     def _check_alone(self) -> None:
         count = replicas()
@@ -839,7 +841,7 @@ class FusedOptimizer(Scaled):
         if self._around.of(Average).ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
         with importing:
-            from thalweg.optim.swapping import swapped
+            from thalweg.optim.swap_averages import swapped
         return swapped(self)
 
     def _accumulate_gradients(self) -> bool:
@@ -890,11 +892,11 @@ class FusedOptimizer(Scaled):
         """Say of a step that fails what has become of it, and what stays."""
         own = self._own
         if own.begun:
-            say(error, own.begun)
+            add_note(error, own.begun)
         elif own.applied:
-            say(error, [_APPLIED])
+            add_note(error, [_APPLIED])
         elif not says_taken(error):
-            say(error, ())
+            add_note(error, ())
             if own.sums is not None:
                 error.add_note(_WAITING)
             elif own.is_folded:

@@ -15,34 +15,40 @@ from thalweg._base.context_managers import host_allocations, no_grad, writable
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import without_dynamo
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import WriteBatch, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.groups import Group, titles_in
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.options.wrappers import Wrapper
-from thalweg._core.outcome import Gathered, raise_first
+from thalweg._core.param_groups import Group, parameter_names
 from thalweg._core.reentrance import check_no_step
-from thalweg._core.rows import is_sparse
-from thalweg._core.section import run
-from thalweg._core.step import repeat, take
+from thalweg._core.sparse_gradients import is_sparse
+from thalweg._core.step import run_step, try_rebind
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
-from thalweg.optim.columns import CPU, STEP
-from thalweg.optim.constructors import publish, with_options
-from thalweg.optim.differing import REAL_DTYPES, Want, are_numbers, of_state, sum_of
-from thalweg.optim.fitting import device_of, fits, in_common, is_host
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import HOW, PAIRS, Options, check_options_held, number
-from thalweg.optim.hooks import Aimed, Repeated, TorchHooks
-from thalweg.optim.kinds import KINDS
-from thalweg.optim.loading import as_torch, load
-from thalweg.optim.param_state import Number, Own, ParamState
-from thalweg.optim.scaled import Homes
+from thalweg.optim.grad_scaler import Homes
+from thalweg.optim.group_options import HOW, PAIRS, Options, check_options_held, number
+from thalweg.optim.load_state import as_torch, load
+from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar, is_host
+from thalweg.optim.param_scalars import CPU, STEP
+from thalweg.optim.param_state import Own, ParamState, ScalarSpec
+from thalweg.optim.rule_names import KINDS
+from thalweg.optim.signatures import publish, with_options
+from thalweg.optim.state_mismatch import (
+    REAL_DTYPES,
+    StateEntrySpec,
+    are_numbers,
+    state_mismatches,
+    sum_of,
+)
+from thalweg.optim.step_adapter import Aimed, RepeatedSubStep, TorchStepAdapter
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.replay import ReplayedStep
 
 NO_GRADIENTS: Mapping[int, Tensor] = MappingProxyType({})
 
@@ -59,7 +65,7 @@ class _SubStep(NamedTuple):
 
     share: _Share
     part: ParamState
-    hooks: TorchHooks
+    hooks: TorchStepAdapter
 
 
 class FusedTorchOptimizer(FusedOptimizer):
@@ -139,7 +145,7 @@ class FusedTorchOptimizer(FusedOptimizer):
                     start = starts.get(slot.name, slot.initial)  # which its dtype may have rounded
                     if made is not None and slot.storage is not None:
                         with importing:
-                            from thalweg._core.encoded import make_slots
+                            from thalweg._core.quantized_slots import make_slots
                         (own[slot.name],) = make_slots(slot, [param], [start])
                         continue
                     if made is None or made.is_complex() or made.dtype == kinds.of(slot, param):
@@ -157,7 +163,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             self._check_matrices(self._choose_rule(group), kind.__name__, place)
         if self._around.wrapping:
             params = group["params"]
-            for param, title in zip(params, titles_in(self.param_groups, params), strict=True):
+            for param, title in zip(
+                params, parameter_names(self.param_groups, params), strict=True
+            ):
                 for option in self._around.wrapping:
                     option.check_param(param, title)
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self._around.wrapping):
@@ -292,10 +300,10 @@ class FusedTorchOptimizer(FusedOptimizer):
         raise_first(errors)
         if only is None:
             if len(steps) == 1:
-                self._keep_steady(last.part, last.share.places)
+                self._keep_rebind_target(last.part, last.share.places)
             if are_repeated:
                 self._own.note_repeated(
-                    *(Repeated(each.part, each.hooks, each.share.places) for each in steps)
+                    *(RepeatedSubStep(each.part, each.hooks, each.share.places) for each in steps)
                 )
             else:
                 trainable = sum(param.requires_grad for param in self._params())
@@ -315,7 +323,9 @@ class FusedTorchOptimizer(FusedOptimizer):
             parts[rule] = ParamState(rule, numbers, own._plain, kinds, blocks)
         part = parts[rule]
         return _SubStep(
-            share, part, TorchHooks(self, part, [param for _, param in share.pairs], share.places)
+            share,
+            part,
+            TorchStepAdapter(self, part, [param for _, param in share.pairs], share.places),
         )
 
     def _are_ours(self, steps: Sequence[_SubStep]) -> bool:
@@ -338,7 +348,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             What was raised after the writes, and whether the step is the one before with other
             gradients; None if the step is torch's after all, and nothing was written.
         """
-        gathered = Gathered() if len(steps) > 1 else None
+        gathered = WriteBatch() if len(steps) > 1 else None
         errors: list[BaseException] = []
         are_repeated = True
         try:
@@ -348,13 +358,13 @@ class FusedTorchOptimizer(FusedOptimizer):
                     hooks.gathered, hooks.begun = gathered, gathered.begun
                 outcome = None
                 if self._may_repeat(own.part, [grad for grad, _ in pairs]):
-                    outcome = repeat(hooks, kept, pairs, how, copies)
+                    outcome = try_rebind(hooks, kept, pairs, how, copies)
                 if outcome is None:
                     are_repeated = False
                     # A step that is not the one before is looked at as a first one is.
                     if hooks.repeats and not self._fits(own.share):
                         return None
-                    outcome = take(hooks, kept, pairs, how, copies, tries=False)
+                    outcome = run_step(hooks, kept, pairs, how, copies, tries=False)
                 errors += outcome.errors
             if gathered is not None:
                 shared = (each.hooks.sharing for each in steps)
@@ -367,7 +377,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             if gathered is not None:
                 gathered.release_gradients()
 
-    def _plan_with_absent(self, kind: type[SteadyStep]) -> SteadyStep | None:
+    def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
         around = self._around
         if around.accumulate > 1 or around.in_backward or around.kinds.device is not None:
             return None
@@ -377,8 +387,10 @@ class FusedTorchOptimizer(FusedOptimizer):
             from thalweg.optim.absent_gradients import plan_with_absent
         return plan_with_absent(self, kind)
 
-    def _hooks_for(self, part: ParamState, params: list[Tensor], places: list[int]) -> TorchHooks:
-        return TorchHooks(self, part, params, places)
+    def _hooks_for(
+        self, part: ParamState, params: list[Tensor], places: list[int]
+    ) -> TorchStepAdapter:
+        return TorchStepAdapter(self, part, params, places)
 
     def _rules(self) -> set[Rule]:
         return {rule for group in self.param_groups for rule in self._rules_around(group)}
@@ -466,7 +478,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         rule = around.rule(self._own_rule(self.param_groups[place], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
-        return fits(share.pairs, self.state, names, wide, away, coded)
+        return engines_support(share.pairs, self.state, names, wide, away, coded)
 
     def _counts_in_common(self, steps: Sequence[_SubStep]) -> bool:
         """Return whether parameters have a number in one tensor, which torch counts in turn.
@@ -476,9 +488,9 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         scalars = {slot.name for each in steps for slot in each.part.rule.scalar_slots}
         params = [param for each in steps for _, param in each.share.pairs]
-        found = in_common(params, self.state, {STEP, *scalars})
+        found = find_shared_scalar(params, self.state, {STEP, *scalars})
         if found is not None and self._around:
-            one, other = titles_in(self.param_groups, found[1])
+            one, other = parameter_names(self.param_groups, found[1])
             raise NotImplementedError(
                 f"{found[0]!r} of '{one}' and of '{other}' is one tensor, which"
                 f" {type(self).__name__} with {self._around.named()} would count for both at once:"
@@ -540,15 +552,15 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _share_of(self, param: Tensor) -> dict[Rule, _Share]:
         """Return the share of one parameter, by its rule."""
         with importing:
-            from thalweg.optim.in_backward import place_of
+            from thalweg.optim.step_in_backward import place_of
         place = cast("int", place_of(self, param))
         rule = self._around.rule(self._own_rule(self.param_groups[place], param))
         return {rule: _Share([(cast("Tensor", param.grad), param)], [place])}
 
-    def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, Number]:
+    def _numbers(self, rule: Rule, kind: type[FusedTorchOptimizer]) -> dict[str, ScalarSpec]:
         """The numbers that each parameter has of its own, in groups of a class."""
         own = {
-            slot.name: Number(
+            slot.name: ScalarSpec(
                 slot.initial,
                 slot.dtype or kind._number_dtype,
                 is_rounded=slot.name in kind._as_tensors,
@@ -556,7 +568,7 @@ class FusedTorchOptimizer(FusedOptimizer):
             for slot in rule.numbers
         }
         start = 0 if kind._plain else 0.0
-        step = {STEP: Number(start, may_lack=not kind._counts)}
+        step = {STEP: ScalarSpec(start, may_lack=not kind._counts)}
         return {**step, **own} if self._keeps_step(kind) else own
 
     def _keeps_step(self, kind: type[FusedTorchOptimizer]) -> bool:
@@ -621,39 +633,39 @@ class FusedTorchOptimizer(FusedOptimizer):
         """
         wanted = {SUM: sum_of(param)}
         if isinstance(own, Mapping) and own.keys() <= {SUM}:  # there was none
-            return of_state(own, wanted, title)
+            return state_mismatches(own, wanted, title)
         kind, rule = self._kind_of(group), self._own_rule(group, param)
         slots = rule.slots
         beside = [*kind._optional, *self._around.keys(param)]
         others = [*(s.name for s in slots if not (s.scalar or s.is_shaped)), *beside]
         if self._keeps_step(kind):
-            wanted[STEP] = Want(is_optional=not kind._counts)
-        wanted |= {slot.name: Want(dtypes=REAL_DTYPES) for slot in rule.numbers}
-        wanted |= {n: Want(param, (), n in kind._rowwise, n in beside) for n in others}
+            wanted[STEP] = StateEntrySpec(is_optional=not kind._counts)
+        wanted |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
+        wanted |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in beside) for n in others}
         around = self._around.rule(rule)
         # Those that a wrapper adds are made where they are missing.
         for slot in (*around.measured_slots, *around.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
-            wanted[slot.name] = Want(number, is_optional=slot not in slots)
+            wanted[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
         for slot in slots:
             if slot.is_shaped:
                 with importing:
-                    from thalweg._engines.matrices import shaped_like
-                wanted[slot.name] = Want(shaped_like(param, slot))
+                    from thalweg._engines.matrix_shapes import shaped_like
+                wanted[slot.name] = StateEntrySpec(shaped_like(param, slot))
         for slot in around.element_slots:
             if slot.storage is not None:
                 with importing:
-                    from thalweg._core.encoded import codec_of, likeness_of
+                    from thalweg._core.quantized_slots import codec_of, likeness_of
                 codec = codec_of(slot, param)
                 if codec is not None:
-                    like, found = likeness_of(codec, param), wanted.get(slot.name, Want())
+                    like, found = likeness_of(codec, param), wanted.get(slot.name, StateEntrySpec())
                     wanted[slot.name] = found._replace(like=like, dtypes=(like.dtype,))
         if MASTER in beside:
-            wanted[MASTER] = Want(param, (torch.float32,), is_optional=True)
+            wanted[MASTER] = StateEntrySpec(param, (torch.float32,), is_optional=True)
         if makes:
             made = {slot.name for slot in slots if slot not in rule.numbers}
             wanted |= {n: wanted[n]._replace(is_optional=True) for n in made & wanted.keys()}
-        return of_state(own, wanted, title)
+        return state_mismatches(own, wanted, title)
 
     def _unfit_numbers(
         self, group: Group, own: Mapping[str, Any], param: Tensor, title: object, seen: set[object]
@@ -707,8 +719,9 @@ class FusedTorchOptimizer(FusedOptimizer):
                 )
             pairs = zip(self._gradients(self._params()), self._params(), strict=True)
             if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
+                name = parameter_names(self.param_groups, rows)[0]
                 raise NotImplementedError(
-                    f"The gradient of '{titles_in(self.param_groups, rows)[0]}' is sparse, and"
+                    f"The gradient of '{name}' is sparse, and"
                     f" {type(self).__name__} with {self._around.named()} takes dense ones: leave"
                     " out one of them, or update it with an optimizer of its own."
                 )
@@ -727,7 +740,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         # The hooks around a step of torch are around this one already.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with importing:
-            from thalweg.optim.torchs_step import whole
+            from thalweg.optim.torch_fallback import whole
         with whole(self), host_allocations():
             step(self)
         run(self._ending(GradientReport()))
@@ -740,5 +753,5 @@ class FusedTorchOptimizer(FusedOptimizer):
             InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
         """
         with importing:
-            from thalweg.optim.torchs_step import check_memories
+            from thalweg.optim.torch_fallback import check_memories
         check_memories(self)

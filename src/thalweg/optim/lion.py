@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.groups import Group, Params
+from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
-from thalweg.optim.differing import are_numbers
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
+from thalweg.optim.state_mismatch import are_numbers
 from thalweg.rules import torch as rules
 
 _SPARSE = "Lion does not support sparse gradients"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from thalweg._core.groups import Params
+from thalweg._core.param_groups import Params
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 
 class PlainLion(torch.optim.Optimizer):

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from thalweg._base.showing import show_value
-from thalweg._core.groups import Group
+from thalweg._core.param_groups import Group
 from thalweg._core.state import shown
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.optim.class_of import class_named, kind_of
+from thalweg.optim.class_lookup import class_named, kind_of
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.optim.groups import title_of
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.group_options import title_of
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
 from thalweg.optim.param_state import Own
+from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch.optim.nadam import nadam
 
 from thalweg.optim.classes import NAdam
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["NAdam", "nadam"]
 

@@ -11,18 +11,18 @@ from typing import Any as Any
 import torch as torch
 
 from thalweg._core.options.accumulation import Accumulation
-from thalweg._core.options.average import Average
 from thalweg._core.options.clipping import Clipping
 from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat import Flat
-from thalweg._core.options.in_backward import InBackward
+from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.lookahead import Lookahead
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.masters import Masters, Offload, StateDtype
-from thalweg._core.options.rounding import Rounding
-from thalweg._core.options.split import SplitWeights
+from thalweg._core.options.master_weights import Masters, Offload, StateDtype
+from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
 from thalweg._core.options.state_storage import Storage as Storage
+from thalweg._core.options.step_in_backward import InBackward
+from thalweg._core.options.stochastic_rounding import Rounding
+from thalweg._core.options.weight_averaging import Average
 from thalweg._core.options.wrappers import (
     Cautious,
     CautiousDecay,

@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.blocks import laid_out
-from thalweg._core.groups import Group
-from thalweg._core.meshes import beside, check_whole, filled_beside, local
+from thalweg._core.atomic_section import Call
+from thalweg._core.dtensor import beside, check_whole, filled_beside, local
+from thalweg._core.grads_and_vars import as_real
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.update_targets import MASTER, PLAIN, StateStorage, UpdateTargets
-from thalweg._core.pairs import as_real
+from thalweg._core.param_groups import Group
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.section import Call
+from thalweg._core.state_allocation import laid_out
 from thalweg._engines import resumed
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
-from thalweg.optim.columns import (
+from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.group_options import Options
+from thalweg.optim.param_scalars import (
     CPU,
     Blocks,
     Column,
@@ -32,18 +34,16 @@ from thalweg.optim.columns import (
     PlainColumn,
     scalar_dtype,
 )
-from thalweg.optim.groups import Options
-from thalweg.optim.sharded import locals_of
 from thalweg.variable import name_of
 
 if TYPE_CHECKING:
-    from thalweg.optim.columns_there import DeviceColumn
+    from thalweg.optim.device_param_scalars import DeviceColumn
 
 Own = dict[str, Any]  # the state of one parameter
 AnyColumn: TypeAlias = "Column | ForeignColumn | DeviceColumn | PlainColumn"
 
 
-class Number(NamedTuple):
+class ScalarSpec(NamedTuple):
     """A number that each parameter has of its own.
 
     Attributes:
@@ -103,7 +103,7 @@ class ParamState:
     def __init__(
         self,
         rule: Rule,
-        numbers: Mapping[str, Number],
+        numbers: Mapping[str, ScalarSpec],
         plain: bool = False,
         kinds: StateStorage = PLAIN,
         blocks: Blocks | None = None,
@@ -201,7 +201,7 @@ class ParamState:
             return
         if slot.is_shaped:
             with importing:
-                from thalweg._engines.matrices import shape_beside
+                from thalweg._engines.matrix_shapes import shape_beside
             for param in lacking:
                 shape, dtype = shape_beside(slot, param.shape), self._kinds.of(slot, param)
                 made = filled_beside(shape, start, param, dtype)
@@ -228,7 +228,7 @@ class ParamState:
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Own]
     ) -> None:
         with importing:
-            from thalweg._core.encoded import make_slots
+            from thalweg._core.quantized_slots import make_slots
         begun = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
         for param, made in zip(lacking, make_slots(slot, lacking, begun), strict=True):
             self._fresh[id(param)][slot.name] = made
@@ -243,7 +243,7 @@ class ParamState:
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
-    def _column(self, name: str, kind: Number, starts: Mapping[int, Own]) -> AnyColumn:
+    def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> AnyColumn:
         found = self._numbers_called(name, kind, starts)
         if self._plain:
             for param, number in zip(self._params, found, strict=True):
@@ -273,7 +273,7 @@ class ParamState:
             found, block = self._in_a_block(name, found, kind.dtype)
         return Column(name, found, block)
 
-    def _numbers_called(self, name: str, kind: Number, starts: Mapping[int, Own]) -> list[Any]:
+    def _numbers_called(self, name: str, kind: ScalarSpec, starts: Mapping[int, Own]) -> list[Any]:
         """Return the value of one number for each parameter: of its state, or else of its start.
 
         Args:
@@ -308,7 +308,7 @@ class ParamState:
         if self.homes[0] is None:
             return ForeignColumn(name, views)
         with importing:
-            from thalweg.optim.columns_there import ForeignThere
+            from thalweg.optim.device_param_scalars import ForeignThere
         return ForeignThere(name, views)
 
     def _column_there(
@@ -325,7 +325,7 @@ class ParamState:
         for param, view in zip(self._params, views, strict=True):
             self._fresh[id(param)][name] = view
         with importing:
-            from thalweg.optim.columns_there import DeviceColumn
+            from thalweg.optim.device_param_scalars import DeviceColumn
         return DeviceColumn(name, views, block)
 
     def _in_a_block(

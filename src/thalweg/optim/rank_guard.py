@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from thalweg._core.groups import titles_in
-from thalweg._core.meshes import any_on_mesh, is_on_mesh
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.options.diagnostics import Diagnosed
+from thalweg._core.param_groups import parameter_names
 from thalweg._engines import current
 from thalweg.distribute.sharding.dtensor_step import are_misplaced
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
@@ -72,7 +72,7 @@ def _describe_step(optimizer: Any) -> list[str]:
         names = [*optimizer._wanted_options(group), "rule"]
         lines += [f"{n} of group {place}: {_words(group[n])}" for n in names if n in group]
     params: list[Tensor] = list(filter(is_on_mesh, optimizer._params()))
-    titles = titles_in(optimizer.param_groups, params)
+    titles = parameter_names(optimizer.param_groups, params)
     lines += describe_dtensors(params, titles, [param.grad for param in params])
     states = [optimizer.state.get(param, {}) for param in params]
     pairs = zip(titles, map(_words_of_state, states), strict=True)

@@ -11,33 +11,41 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad, writable
 from thalweg._base.showing import show_value
-from thalweg._core.columns import defaults_of
-from thalweg._core.groups import Group, Params
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import raise_first
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.outcome import raise_first
+from thalweg._core.param_groups import Group, Params
 from thalweg._core.reentrance import check_no_step
-from thalweg._core.section import run
 from thalweg._core.state import shown as told
-from thalweg._core.step import finish, repeat, take
+from thalweg._core.step import finish, run_step, try_rebind
+from thalweg._core.step_scalars import defaults_of
 from thalweg._engines import check_rule
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.optim.columns import STEP
-from thalweg.optim.constructors import publish, with_options
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.groups import PAIRS, as_options, hypers_of, members_of, named, number, title_of
-from thalweg.optim.hooks import Repeated
-from thalweg.optim.loading import in_place, load
-from thalweg.optim.param_state import Number, Own, ParamState, check_number
+from thalweg.optim.group_options import (
+    PAIRS,
+    as_options,
+    hypers_of,
+    members_of,
+    named,
+    number,
+    title_of,
+)
+from thalweg.optim.load_state import in_place, load
+from thalweg.optim.param_scalars import STEP
+from thalweg.optim.param_state import Own, ParamState, ScalarSpec, check_number
+from thalweg.optim.signatures import publish, with_options
+from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import (
     KEYWORDS,
     GradientReport,
     check_hypers,
     gradient_transforms,
 )
-from thalweg.optim.tensorflow_hooks import TensorFlowHooks
+from thalweg.optim.tensorflow_hooks import TensorFlowStepAdapter
 
 # What users of torch.optim give groups, and what no rule may ignore.
 _OF_OTHERS = (
@@ -171,15 +179,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
         return parts[rule], params, places
 
-    def _numbers(self) -> dict[str, Number]:
+    def _numbers(self) -> dict[str, ScalarSpec]:
         """The numbers that each parameter has of its own."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
-        found = {STEP: Number(0, torch.int64)}
-        found |= {name: Number(1.0, torch.float32) for name in self._products}
+        found = {STEP: ScalarSpec(0, torch.int64)}
+        found |= {name: ScalarSpec(1.0, torch.float32) for name in self._products}
         kind = self._around.kinds.updated_dtype(first)
-        found |= {name: Number(start, kind) for name, start in self._extra.items()}
+        found |= {name: ScalarSpec(start, kind) for name, start in self._extra.items()}
         return found | {
-            slot.name: Number(slot.initial, slot.dtype or torch.float32) for slot in rule.numbers
+            slot.name: ScalarSpec(slot.initial, slot.dtype or torch.float32)
+            for slot in rule.numbers
         }
 
     def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
@@ -211,13 +220,13 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         if only is None:
             members = [index for index, grad in enumerate(found) if grad is not None]
-            hooks, kept = TensorFlowHooks(self, part, params, places, members), part.kept
+            hooks, kept = TensorFlowStepAdapter(self, part, params, places, members), part.kept
         else:
             members = [next(k for k, other in enumerate(params) if other is only)]
-            hooks = TensorFlowHooks(self, part, params, places, members)
+            hooks = TensorFlowStepAdapter(self, part, params, places, members)
             if not hooks.repeats:  # what a step makes is published by its last update alone
                 self._make()
-                hooks = TensorFlowHooks(self, part, params, places, members)
+                hooks = TensorFlowStepAdapter(self, part, params, places, members)
             kept = part.kept.alone(only)
         seen = GradientReport()
         how = gradient_transforms(
@@ -227,21 +236,21 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         hooks.ending = self._ending(seen) if only is None else self._ending_alone(only)
         with no_grad():
             pairs, copies = hooks.aim(pairs)
-        outcome = repeat(hooks, kept, pairs, how, copies, is_last=is_last)
+        outcome = try_rebind(hooks, kept, pairs, how, copies, is_last=is_last)
         is_repeated = outcome is not None
-        outcome = outcome or take(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
+        outcome = outcome or run_step(hooks, kept, pairs, how, copies, is_last=is_last, tries=False)
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:
-            self._keep_steady(part, places if len(members) == len(params) else [])
+            self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if is_repeated:
                 own_places = [places[member] for member in members]
-                self._own.note_repeated(Repeated(part, hooks, own_places))
+                self._own.note_repeated(RepeatedSubStep(part, hooks, own_places))
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
-    ) -> TensorFlowHooks:
-        return TensorFlowHooks(self, part, params, places, range(len(params)))
+    ) -> TensorFlowStepAdapter:
+        return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
 
     def _rules(self) -> set[Rule]:
         return {self._around.rule(self.rule)}
@@ -311,7 +320,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _end_step(self) -> None:
         part, params, places = self._whole()
-        hooks = TensorFlowHooks(self, part, params, places, [])
+        hooks = TensorFlowStepAdapter(self, part, params, places, [])
         hooks.read_hypers(params)
         hooks.ending = self._ending(GradientReport())
         errors = finish(hooks)

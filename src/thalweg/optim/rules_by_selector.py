@@ -9,10 +9,10 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
-from thalweg._core.groups import Group
+from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
-from thalweg.optim.class_of import kind_of
+from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.selectors import LOOKED_UP, ModuleParams
 
 _REST = 10**6  # comes last
@@ -143,7 +143,7 @@ class RulesBySelector:
             )
         if param.dim() == 3 and self._needs_layout(place):
             with importing:
-                from thalweg._engines.matrices import stack_message
+                from thalweg._engines.matrix_shapes import stack_message
             raise InvalidArgumentError(
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from thalweg._core.steady import KINDS, Launch, Launches, Member, Snapshot
-from thalweg._engines.arrays import Float64
-from thalweg.optim.columns import STEP, Column
-from thalweg.optim.groups import Options
-from thalweg.optim.steady_scalars import RATE, TorchScalars
+from thalweg._core.replay import KINDS, GuardTable, Launch, Launches, Member
+from thalweg._engines.array_types import Float64
+from thalweg.optim.group_options import Options
+from thalweg.optim.param_scalars import STEP, Column
+from thalweg.optim.replay_scalars import RATE, TorchScalars
 
 if TYPE_CHECKING:
-    from thalweg._core.groups import Group
-    from thalweg._core.symbols import Program
+    from thalweg._core.param_groups import Group
+    from thalweg._core.scalar_tracing import Program
     from thalweg.optim.param_state import ParamState
-    from thalweg.optim.steady_share import SteadyShare
+    from thalweg.optim.replay_substep import ReplayedSubStep
 
 _FLOAT64 = KINDS[torch.float64]
 
@@ -42,7 +42,7 @@ class ScalarsInCall:
         TypeError: The scalars of a rule cannot be made in the call.
     """
 
-    def __init__(self, shares: Sequence[SteadyShare], groups: Sequence[Group]) -> None:
+    def __init__(self, shares: Sequence[ReplayedSubStep], groups: Sequence[Group]) -> None:
         self._shares, self._groups = shares, groups
         self.keys: list[Hashable] = [place for share in shares for place in share.places]
         self._scalars: list[dict[int, TorchScalars]] = []
@@ -59,7 +59,7 @@ class ScalarsInCall:
         self._numbers: list[dict[str, Float64]] = []  # of each group, which the call writes
         self._addresses: list[dict[str, tuple[int, int]]] = []  # by hyperparameter
 
-    def hold_groups(self, snapshot: Snapshot, other_options: Mapping[int, Options]) -> None:
+    def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
         """Have the call compare and read the options of all groups.
 
         Args:
@@ -136,7 +136,7 @@ class ScalarsInCall:
         return launch.place_program(at, program, inputs)
 
 
-def _step_counts_of(share: SteadyShare) -> list[Member]:
+def _step_counts_of(share: ReplayedSubStep) -> list[Member]:
     """Return a record for each parameter of a rule that has nothing but its step count."""
     if not share.columns:
         return [Member(0, 0, 0, 0, 0, ())] * len(share.owners)
@@ -144,7 +144,7 @@ def _step_counts_of(share: SteadyShare) -> list[Member]:
     return [Member(address, KINDS[column.dtype], 0, 0, 0, ()) for address in column.pointers]
 
 
-def _check_share(share: SteadyShare) -> None:
+def _check_share(share: ReplayedSubStep) -> None:
     """Raise TypeError unless the parameters of a rule have no scalar state but step counts."""
     are_counts = all(type(column) is Column for column in share.columns)
     if not (share.is_torchs and are_counts and has_step_counts_alone(share.part)):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch.optim.sgd import sgd
 
 from thalweg.optim.classes import SGD
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["SGD", "sgd"]
 

@@ -10,7 +10,7 @@ from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.update_targets import MASTER
 from thalweg._core.state.entries import has_storage
 from thalweg._engines.layout import byte_span, may_overlap
-from thalweg.optim.fitting import has_plain_dispatch
+from thalweg.optim.native_support import has_plain_dispatch
 
 # The device and the bytes of a tensor, with the state that has it; None for parameters.
 Span = tuple[str, int, int, dict[str, Any] | None, str]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from thalweg.optim.classes import SparseAdam
-from thalweg.optim.torchs_modules import standing_for
+from thalweg.optim.torch_module_aliases import standing_for
 
 __all__ = ["SparseAdam"]
 

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.options.accumulation import Accumulation
-from thalweg._core.options.average import Average
+from thalweg._core.options.base import Option
 from thalweg._core.options.clipping import Clipping
 from thalweg._core.options.diagnostics import Diagnosed
-from thalweg._core.options.flat import Flat
-from thalweg._core.options.in_backward import InBackward
+from thalweg._core.options.flat_gradients import Flat
 from thalweg._core.options.lookahead import Lookahead
 from thalweg._core.options.loss_scale import Unscaling
-from thalweg._core.options.masters import Masters, Offload, StateDtype
-from thalweg._core.options.option import Option
-from thalweg._core.options.rounding import Rounding
-from thalweg._core.options.split import SplitWeights
+from thalweg._core.options.master_weights import Masters, Offload, StateDtype
+from thalweg._core.options.split_weights import SplitWeights
 from thalweg._core.options.state_storage import StateCodec
+from thalweg._core.options.step_in_backward import InBackward
+from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.update_targets import StateStorage
+from thalweg._core.options.weight_averaging import Average
 from thalweg._core.options.wrappers import (
     Cautious,
     CautiousDecay,
@@ -39,7 +39,7 @@ from thalweg.formula import Rule
 from thalweg.variable import check_held
 
 if TYPE_CHECKING:
-    from thalweg._core.common_factor import Factor
+    from thalweg._core.clip_factor import Factor
     from thalweg._core.gradient_stats import GradientStats
 
 FOUND_INF = "GradScaler found a gradient that is not finite"

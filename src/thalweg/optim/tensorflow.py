@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from thalweg import rules
-from thalweg._core.groups import Params
 from thalweg._core.hyperparameters import as_number, check_fraction
+from thalweg._core.param_groups import Params
 from thalweg.optim.rule_optimizer import RuleOptimizer
 
 _POWERS = {"beta1_power": "beta1", "beta2_power": "beta2"}

@@ -11,28 +11,28 @@ from torch import Tensor
 
 from thalweg._base.locks import importing
 from thalweg._base.scalars import product
-from thalweg._core.columns import derived
-from thalweg._core.hooks import Dtype
+from thalweg._core.device_scalars import device_derived_scalars
+from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import as_hyper, as_number, as_step_scalar
-from thalweg._core.pairs import Pair
-from thalweg._core.there import derived_there
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import derived
 from thalweg._core.vectors import TORCH, pick_members, without_denormals
 from thalweg._engines import compute_dtype
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.columns import STEP
-from thalweg.optim.groups import title_of
-from thalweg.optim.hooks import GroupHooks
+from thalweg.optim.group_options import title_of
+from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
+from thalweg.optim.step_adapter import ParamGroupAdapter
 
 
-class TensorFlowHooks(GroupHooks):
+class TensorFlowStepAdapter(ParamGroupAdapter):
     """Adapter of one step of a `RuleOptimizer`.
 
     TensorFlow counts the steps of an optimizer and not those of a variable: the numbers of all
     parameters move, also of those that have no gradient.
 
     Args:
-        optimizer, part, params, places: As in `GroupHooks`, for all parameters.
+        optimizer, part, params, places: As in `ParamGroupAdapter`, for all parameters.
         members: Positions of the parameters that have a gradient.
     """
 
@@ -53,7 +53,7 @@ class TensorFlowHooks(GroupHooks):
         unreal = [(grad, var) for grad, var in own if var.is_complex()]
         if unreal and not self._part.rule.linear:
             with importing:
-                from thalweg._core.complexes import not_defined
+                from thalweg._core.complex_variables import not_defined
             var = unreal[0][1]
             raise not_defined(self._part.rule, var, self.names_of([var])[0])
         super().check_pairs(pairs, narrow)
@@ -89,7 +89,7 @@ class TensorFlowHooks(GroupHooks):
             values[name] = each.to(TORCH[dtype]) if isinstance(each, Tensor) else dtype(each)
         values |= {name: dtype(each) for name, each in self.in_common.items()}
         if self.there is not None:
-            return derived_there(rule, values, dtype, step + 1, self.there)
+            return device_derived_scalars(rule, values, dtype, step + 1, self.there)
         return derived(rule, values, dtype, step + 1)
 
     def hypers(self, dtype: Dtype, place: int) -> dict[str, Any]:

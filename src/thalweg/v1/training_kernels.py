@@ -19,11 +19,11 @@ from thalweg._base.execution_context import is_deferred
 from thalweg._base.locks import Lock
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core.one_rule import OneRule
-from thalweg._core.outcome import raise_first
-from thalweg._core.pairs import as_gradient
+from thalweg._core.commit import raise_first
+from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.step import take
+from thalweg._core.single_rule_step import OneRule
+from thalweg._core.step import run_step
 from thalweg._graph import (
     GraphVariable,
     Output,
@@ -178,7 +178,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments, sparse: bool)
     rule = kernel.choose(arguments)
     if sparse:
         rule = _one_after_the_other(rule)
-    raise_first(take(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
+    raise_first(run_step(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
 
 
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:

@@ -10,7 +10,7 @@ from torch import optim
 
 from thalweg._cli.registry import OPTIM, TORCH, RegistryEntry, by_class, by_rule, named, spelled
 from thalweg._cli.registry import V1 as PREFIX
-from thalweg._engines.spread import count_read_streams
+from thalweg._engines.pass_updates import count_read_streams
 from thalweg.formula import Rule
 from thalweg.rules import KERAS_RULES
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._core.section import run
-from thalweg._engines.cpu.group import Group
-from thalweg._engines.engine import Columns, Request
-from thalweg._engines.plan import DensePlan
-from thalweg._engines.selection import DEFAULT
+from thalweg._core.atomic_section import run
+from thalweg._engines.cpu.kernel_group import Group
+from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.engine_selection import DEFAULT
+from thalweg._engines.protocol import Columns, StepRequest
 from thalweg.formula import Rule, Slot
 
 
@@ -87,7 +87,7 @@ def roofline(
     """
     made = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
     names = [""] * len(variables)
-    asked = Request(
+    asked = StepRequest(
         RULES[slots], (), variables, gradients, made, names, DEFAULT, list(copies) or None
     )
     plan = DensePlan(asked, Group)

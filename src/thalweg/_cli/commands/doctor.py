@@ -22,7 +22,7 @@ from thalweg.errors import InvalidArgumentError
 if TYPE_CHECKING:
     import torch
 
-    from thalweg._engines.selection import EngineName
+    from thalweg._engines.engine_selection import EngineName
 
 _PACKAGES = ("torch", "numpy", "llvmlite", "safetensors", "triton")
 _VARIABLES = re.compile("THALWEG_|TRITON_|NUMBA_(CPU|OPT|ENABLE_AVX)|OMP_|MKL_NUM|KMP_|GOMP_")
@@ -74,8 +74,8 @@ def _examine_machine() -> dict[str, Any]:
     import torch
 
     from thalweg._cli.options import usable_cores
-    from thalweg._engines.cpu import snapshot
-    from thalweg._engines.cuda.available import why_unavailable
+    from thalweg._engines.cpu import guard_table
+    from thalweg._engines.cuda.availability import why_unavailable
     from thalweg.version import __version__
 
     own = {"thalweg": __version__, "python": platform.python_version()}
@@ -83,7 +83,7 @@ def _examine_machine() -> dict[str, Any]:
         "versions": {**own, **{name: _version_of(name) for name in _PACKAGES}},
         "system": _describe_system(),
         "engines": {"reference": "", "cpu": _try_step(), "cuda": why_unavailable()},
-        "native_look": snapshot.trouble(),
+        "native_look": guard_table.trouble(),
         "threads": torch.get_num_threads(),
         "cores": usable_cores(),
         "threads_of_a_step": _threads_of_a_step(),
@@ -126,13 +126,13 @@ def _try_step() -> str:
 
 def _threads_of_a_step() -> dict[str, object]:
     """How many threads a step on the CPU has, and why it is one where torch has several."""
-    from thalweg._engines.cpu import team
+    from thalweg._engines.cpu import openmp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is told here
-        is_there = team.gomp_parallel() is not None
-    if is_there or team.team_size() == 1:
-        return {"number": team.team_size(), "trouble": ""}
+        is_there = openmp.gomp_parallel() is not None
+    if is_there or openmp.team_size() == 1:
+        return {"number": openmp.team_size(), "trouble": ""}
     return {"number": 1, "trouble": "the OpenMP library of torch has no GOMP_parallel"}
 
 
@@ -176,18 +176,18 @@ def _kernels_folder() -> dict[str, object]:
     """The folder of compiled kernels with their number, and why none can be kept; empty if they
     can.
     """
-    from thalweg._engines.cpu import private, store
+    from thalweg._engines.cpu import kernel_cache, private_directory
 
-    folder, trouble = str(store.kernels_folder()), ""
-    if not private.AVAILABLE:
+    folder, trouble = str(kernel_cache.kernels_folder()), ""
+    if not private_directory.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"
     else:
         with warnings.catch_warnings(record=True) as said, ExitStack() as stack:
             warnings.simplefilter("always")
             try:
-                kept = private.open_folder(stack, folder)
+                kept = private_directory.open_folder(stack, folder)
                 name = f"doctor.{os.urandom(8).hex()}"
-                private.write_file(kept, name, b"")
+                private_directory.write_file(kept, name, b"")
                 os.unlink(name, dir_fd=kept)
             except OSError as error:
                 trouble = str(error)

@@ -113,7 +113,7 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 def sweep_words(rule: Rule) -> str:
     """Return a description of the sweeps of a step over memory, with the purpose of each."""
-    from thalweg._engines.spread import sweeps_in_order
+    from thalweg._engines.pass_updates import sweeps_in_order
 
     *before, _ = sweeps_in_order(rule)
     parts = [f"{' and '.join(filter(None, (', '.join(own[:-1]), own[-1])))}" for own in before]
@@ -208,7 +208,7 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
     """Return a rule as JSON has it, with the defaults of a class that runs it."""
-    from thalweg._engines.spread import sweeps_in_order
+    from thalweg._engines.pass_updates import sweeps_in_order
 
     return {
         "name": rule.name,

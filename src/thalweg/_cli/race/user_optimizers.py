@@ -15,7 +15,7 @@ from thalweg._cli.race.contestant import Contestant, Optimizer
 from thalweg._cli.race.entry import RATES, RaceEntry
 from thalweg._cli.race.errors import EntryError, RaceError
 from thalweg._cli.registry.apply_gradients_adapter import ApplyGradientsAdapter
-from thalweg._engines.check import check_rule
+from thalweg._engines.rule_check import check_rule
 from thalweg.formula import Rule
 from thalweg.keras.optimizers import RuleOptimizer
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg._cli.registry.apply_gradients_adapter import by_pairs
-from thalweg._core.described import OPTIMIZERS
+from thalweg._core.config_registry import OPTIMIZERS
 from thalweg.errors import NotFoundError
 from thalweg.formula import Rule
 from thalweg.keras.optimizers import RuleOptimizer

@@ -17,11 +17,11 @@ from torch import Tensor
 from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._base.storage_use_count import count_holders
-from thalweg._core.groups import Group, states_of, titles_in
-from thalweg._core.meshes import check_whole
-from thalweg._core.options.option import Option
-from thalweg._core.rows import check_inside
-from thalweg._core.section import Call, run
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.dtensor import check_whole
+from thalweg._core.options.base import Option
+from thalweg._core.param_groups import Group, parameter_names, states_of
+from thalweg._core.sparse_gradients import check_inside
 from thalweg._core.state import shown
 from thalweg._engines import layout
 from thalweg._engines.layout import all_have_memory, check_disjoint, check_parts
@@ -66,7 +66,7 @@ def add_to_sums(
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
     given = [param.grad for param in params]
-    _check_all(given, sums_before, partial(titles_in, groups, params))
+    _check_all(given, sums_before, partial(parameter_names, groups, params))
     del given  # one more holder of each gradient
     count = _count_passes(groups) + 1
     calls: list[Call] = []
@@ -91,7 +91,7 @@ def add_to_sums(
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
-        gradients = _copy_shared(params, sums_before, gradients, partial(titles_in, groups))
+        gradients = _copy_shared(params, sums_before, gradients, partial(parameter_names, groups))
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import as_number
-from thalweg._core.options.option import Option
+from thalweg._core.options.base import Option
 from thalweg.errors import InvalidArgumentError
 
 

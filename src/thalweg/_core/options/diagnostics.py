@@ -7,8 +7,8 @@ from typing import Any
 
 from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
-from thalweg._core.options.in_backward import InBackward
-from thalweg._core.options.option import Option, Others
+from thalweg._core.options.base import Option, Others
+from thalweg._core.options.step_in_backward import InBackward
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 

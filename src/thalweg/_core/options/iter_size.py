@@ -12,8 +12,8 @@ from functools import partial
 from torch import Tensor
 
 from thalweg._base.scalars import reciprocal
-from thalweg._core.checks import check_memories, check_pairs
-from thalweg._core.section import Call, run
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.validation import check_memories, check_pairs
 from thalweg._engines.layout import check_slots
 from thalweg.indexed_slices import Gradient, IndexedSlices, values_of
 from thalweg.variable import titles_of

@@ -18,7 +18,7 @@ from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import as_number
-from thalweg._core.options.option import Option
+from thalweg._core.options.base import Option
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule, where
 
@@ -36,7 +36,7 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
 def with_slow_weights(rule: Rule) -> Rule:
     """The rule with slow weights as a last slot."""
     with importing:
-        from thalweg._core.options.following import follow_rule
+        from thalweg._core.options.post_update import follow_rule
     return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
 
 

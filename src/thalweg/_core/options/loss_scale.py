@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg._base.exports import exported_from
-from thalweg._core.options.option import Option
+from thalweg._core.options.base import Option
 
 
 @exported_from("thalweg.optim.options")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.scalars import ScalarType, as_scalar, power, scalar_type
-from thalweg._core.one_rule import OneRule
-from thalweg._core.outcome import raise_first
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import raise_first
 from thalweg._core.plan_cache import PlanCache
-from thalweg._core.section import Call, run
-from thalweg._core.step import take
+from thalweg._core.single_rule_step import OneRule
+from thalweg._core.step import run_step
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Hyper, Rule
 from thalweg.variable import check_held, name_of
@@ -65,7 +65,7 @@ def move(
         hooks.begun = hooks.begun if begun is None else begun
         hooks.constrains = True  # whoever was handed an average may have given it a constraint
         pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-        raise_first(take(hooks, kept, pairs).errors)
+        raise_first(run_step(hooks, kept, pairs).errors)
 
 
 def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object) -> list[Call]:

@@ -10,8 +10,8 @@ from typing import Any, cast
 from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
 from thalweg._base.showing import show_value
-from thalweg._core.options.masters import Offload, StateDtype
-from thalweg._core.options.option import Option, Others
+from thalweg._core.options.base import Option, Others
+from thalweg._core.options.master_weights import Offload, StateDtype
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule, Slot
 

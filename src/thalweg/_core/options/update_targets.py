@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from thalweg._core.blocks import laid_out
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.slots import dtype_of
+from thalweg._core.state_allocation import laid_out
 from thalweg._engines import layout, resumed
 from thalweg.formula import Slot
 from thalweg.variable import REDUCED, name_of, variable_constraint

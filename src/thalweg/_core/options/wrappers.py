@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
-from thalweg._core.options.option import Option, Others
+from thalweg._core.options.base import Option, Others
 from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 
@@ -54,7 +54,7 @@ class Wrapper(Option):
 @lru_cache(None)
 def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
     with importing:
-        from thalweg._engines.transcribe import transcribe
+        from thalweg._engines.formula_parser import transcribe
         from thalweg.rules import wrappers
     found = getattr(wrappers, name)(rule, *given)
     try:

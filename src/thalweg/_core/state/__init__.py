@@ -5,7 +5,6 @@ looked for, values are converted, and then all is written at once.
 """
 
 from thalweg._core.state.aliases import alike
-from thalweg._core.state.copies import Copied, Staged, making, published, staged, whole
 from thalweg._core.state.entries import (
     Entry,
     Item,
@@ -40,6 +39,7 @@ from thalweg._core.state.names import (
     positioned,
     positioned_keys_of,
 )
+from thalweg._core.state.staging import Copied, Staged, making, published, staged, whole
 
 __all__ = [
     "LISTED",

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from thalweg._base.context_managers import writable
 from thalweg._base.execution_context import is_symbolic
-from thalweg._core import section
+from thalweg._core import atomic_section
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.slots import SlotStore
 from thalweg._core.state.aliases import conflicts
-from thalweg._core.state.copies import Copied, published, staged
 from thalweg._core.state.entries import Call, Compared, Entry, Item, has_storage, is_writable, shown
 from thalweg._core.state.names import Names, keys_of
-from thalweg._engines.protected import check_writable
+from thalweg._core.state.staging import Copied, published, staged
+from thalweg._engines.memory_protection import check_writable
 from thalweg.errors import (
     LISTED,
     CheckpointMismatchError,
@@ -152,7 +152,7 @@ def restore(*loadings: Loading) -> None:
             each.check_memory()
         calls = [call for each in loadings for call in each.calls()]
         _check_aliases(loadings)
-        section.run(calls)
+        atomic_section.run(calls)
 
 
 def _check_aliases(loadings: Sequence[Loading]) -> None:

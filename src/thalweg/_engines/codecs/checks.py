@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg._engines import layout
 from thalweg._engines.codecs import CODECS
 from thalweg._engines.codecs.codec import ALIGNMENT, Codec
-from thalweg._engines.engine import Request
+from thalweg._engines.protocol import StepRequest
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import dtype_name
@@ -31,7 +31,7 @@ def codecs_of(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Cod
     return [CODECS[name] if name and slot.dtype == torch.uint8 else None for name, slot in named]
 
 
-def check_encoded(asked: Request) -> None:
+def check_encoded(asked: StepRequest) -> None:
     """Refuse a step in which an encoded slot could not be updated.
 
     Raises:

@@ -23,7 +23,7 @@ from thalweg._engines.codecs.codec import (
 )
 from thalweg._engines.codecs.dither import dithers_of, round_codes
 from thalweg._engines.codecs.split8 import join_numbers, lower_beside, split_numbers
-from thalweg._engines.copies import is_nearest
+from thalweg._engines.low_precision_copies import is_nearest
 from thalweg._engines.numpy_functions import numpy_formula
 from thalweg.variable import numpy_copy
 

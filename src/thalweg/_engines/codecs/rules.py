@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from thalweg._engines.codecs import CODECS, OF_SLOTS
-from thalweg._engines.splitting import Split
-from thalweg._engines.transcribe import place_of, transcribe
+from thalweg._engines.formula_parser import place_of, transcribe
+from thalweg._engines.split_weight_rule import Split
 from thalweg.formula import Rule
 
 

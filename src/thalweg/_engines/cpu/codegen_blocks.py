@@ -16,10 +16,10 @@ from thalweg._engines.codecs.dither import PERIOD, TURN
 from thalweg._engines.codecs.split8 import HALF
 from thalweg._engines.codegen import NONE, FormulaWriter, Kernel, Update, indent_by
 from thalweg._engines.cpu.codegen import STORAGE, Element, first_of, write_kernel
-from thalweg._engines.cpu.codegen_draws import begin_draws, draw_for, rounded
-from thalweg._engines.cpu.work import STEP
-from thalweg._engines.draws import NARROW, SCALARS
-from thalweg._engines.transcribe import FUNCTION_PREFIX, transcribe
+from thalweg._engines.cpu.codegen_random_bits import begin_draws, draw_for, rounded
+from thalweg._engines.cpu.work_table import STEP
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
+from thalweg._engines.random_bits import NARROW, SCALARS
 from thalweg.formula import Formula
 
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
@@ -201,7 +201,7 @@ def _each_element(element: Element) -> list[str]:
     """Update `count` elements from `begin` of a chunk on."""
     if element.update.vectors:
         with importing:
-            from thalweg._engines.cpu.codegen_vectors import each_line
+            from thalweg._engines.cpu.codegen_broadcast import each_line
         return each_line(element, "(offset + begin)", "count")
     return ["for i in each(count):", *indent_by(element.update_element(), 1).splitlines()]
 

@@ -9,8 +9,8 @@ from typing import cast
 from thalweg._engines.codegen import FormulaWriter, Kernel, indent_by, read_vectors
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel, of_copies
-from thalweg._engines.measuring import LANES
-from thalweg._engines.transcribe import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, LITERAL, LOCAL_PREFIX, Transcript
+from thalweg._engines.reduction_order import LANES
 from thalweg.formula import Formula
 
 # Formulas are float64; stages, and those that are `like_update`, of the type of the update.

@@ -1,10 +1,10 @@
-"""Write how values of elements become one, in the order that `_engines/lines.py` says."""
+"""Source text of reductions, in the order of `_engines/row_column_reductions.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg._engines.transcribe import FUNCTION_PREFIX
+from thalweg._engines.formula_parser import FUNCTION_PREFIX
 
 
 @dataclass(frozen=True)

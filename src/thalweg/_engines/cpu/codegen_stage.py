@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from thalweg._engines.codegen import FormulaWriter
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, HELPER_PREFIX
 from thalweg._engines.fused_stage import LineFormula, Statement
-from thalweg._engines.transcribe import FUNCTION_PREFIX, HELPER_PREFIX
 
 _HELPER = re.compile(rf"\b{FUNCTION_PREFIX}{HELPER_PREFIX}")
 

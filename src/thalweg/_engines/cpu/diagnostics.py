@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thalweg._engines.arrays import Float64
+from thalweg._engines.array_types import Float64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.codegen import STORAGE
 from thalweg._engines.cpu.codegen_diagnostics import can_diagnose, generate_diagnosed
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.measure import Leaves
+from thalweg._engines.cpu.reductions import Leaves
 from thalweg._engines.diagnostics import MEASURED, PEAKS, momentum_of
-from thalweg._engines.engine import Call, Columns, Request, Stages
-from thalweg._engines.streams import streams_of
+from thalweg._engines.kernel_streams import streams_of
+from thalweg._engines.protocol import Call, Columns, Stages, StepRequest
 from thalweg.formula import Formula
 
 _OF_MOMENTUM = ("product", "momentum", "agreement")
@@ -68,7 +68,7 @@ class DiagnosedUpdate:
 
 
 def diagnosed_updates(
-    groups: Sequence[Any], asked: Request, first: Stages
+    groups: Sequence[Any], asked: StepRequest, first: Stages
 ) -> dict[int, DiagnosedUpdate]:
     """Updates that measure themselves, by `id` of the groups whose place they take.
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from thalweg._base.locks import importing
-from thalweg._engines.arrays import Array
+from thalweg._engines.array_types import Array
 from thalweg._engines.codegen import Kernel, Update
-from thalweg._engines.cpu import store, team
+from thalweg._engines.cpu import kernel_cache, openmp
 from thalweg._engines.cpu.codegen import STORAGE, generate_update
 from thalweg._engines.cpu.machine_code import tuning
-from thalweg._engines.cpu.work import Table
+from thalweg._engines.cpu.work_table import Table
 from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
-    from thalweg._engines.cpu.loops import Loop
+    from thalweg._engines.cpu.compiled_loops import Loop
 
 
 class Compiled:
@@ -38,7 +38,7 @@ class Compiled:
         self.scalars = kernel.scalars
         self.dtype = compute
         self.measures, self.vectors = kernel.measures, vectors
-        self.address = store.address_of(kernel.name, kernel.source)
+        self.address = kernel_cache.address_of(kernel.name, kernel.source)
 
     def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
         """A function in C that updates everything the table points at.
@@ -53,16 +53,16 @@ class Compiled:
 
     def bind_argument(self, argument: int, threads: int) -> Callable[[], object]:
         """A function in C that calls the kernel on so many threads at once."""
-        return team.call_on_team(self.address, argument, threads)
+        return openmp.call_on_team(self.address, argument, threads)
 
     def run_on_threads(self, argument: int, threads: int) -> None:
         """Call the kernel on so many threads at once."""
-        team.run_on_team(self.address, argument, threads)
+        openmp.run_on_team(self.address, argument, threads)
 
 
 def threads_for(slices: int, elements: int) -> int:
     """How many threads the work deserves."""
-    return 1 if is_serial(elements) else min(team.team_size(), slices)
+    return 1 if is_serial(elements) else min(openmp.team_size(), slices)
 
 
 def is_serial(elements: int) -> bool:
@@ -99,12 +99,12 @@ def update_kernel(
     )
     if update.vectors:
         with importing:
-            from thalweg._engines.cpu.codegen_vectors import generate_seeing
+            from thalweg._engines.cpu.codegen_broadcast import generate_seeing
         return Compiled(generate_seeing(update, name), compute, tuple(update.vectors))
     if duplicates is None:
         return Compiled(generate_update(update, name), compute, tuple(update.vectors))
     with importing:
-        from thalweg._engines.cpu.codegen_rows import generate_rows
+        from thalweg._engines.cpu.codegen_sparse import generate_rows
     return Compiled(generate_rows(update, name, duplicates), compute)
 
 
@@ -112,7 +112,7 @@ def update_kernel(
 def jit_loop(*functions: Callable[..., Any]) -> Loop:
     """A plain function over arrays and integers, compiled; followed by the functions it calls."""
     with importing:
-        from thalweg._engines.cpu.loops import Loop
+        from thalweg._engines.cpu.compiled_loops import Loop
     return Loop(*functions)
 
 
@@ -143,7 +143,7 @@ def lines_kernel(
 ) -> Compiled:
     """The compiled kernel that measures rows, columns and variables, tile by tile."""
     with importing:
-        from thalweg._engines.cpu.codegen_lines import generate_lines
+        from thalweg._engines.cpu.codegen_row_column import generate_lines
     name = np.dtype(compute).name
     kernel, read = generate_lines(measures, stages, storage, name, dict(vectors), from_copy)
     return Compiled(kernel, np.float64, read)

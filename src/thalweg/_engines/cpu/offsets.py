@@ -1,6 +1,6 @@
 """The places of elements in memory that is not in row-major order, such as channels last.
 
-Measures add elements up in row-major order of their indices; see `thalweg._engines.measuring`.
+Measures add elements in row-major order of their indices; see `_engines/reduction_order.py`.
 Kernels that measure look up where the elements lie: a table has the offsets of a period of
 elements, and another one has the offset of each period.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thalweg._engines.arrays import Int32, Int64
+from thalweg._engines.array_types import Int32, Int64
 
 # Each end of a period costs time, and the table of a longer one fills the nearest cache.
 _PERIOD = 1 << 12

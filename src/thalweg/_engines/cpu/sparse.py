@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.arrays import Array, Int32
-from thalweg._engines.cpu import launch, rows
-from thalweg._engines.cpu.rows_plan import RowsPlan
-from thalweg._engines.cpu.work import CHUNK, ENTRIES, Table, cut_slices, make_table
-from thalweg._engines.engine import Call, Columns, Request, Scalars, formula_of_rows
+from thalweg._engines.array_types import Array, Int32
+from thalweg._engines.cpu import launch, sparse_rows
+from thalweg._engines.cpu.sparse_plan import RowsPlan
+from thalweg._engines.cpu.work_table import CHUNK, ENTRIES, Table, cut_slices, make_table
+from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest, formula_of_rows
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 
@@ -57,7 +57,7 @@ class SparsePlan(RowsPlan):
         asked: The step.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         super().__init__(asked)
         rule, var, copy = self.rule, self.var, self._copy
         names = [layout.STORAGE_NAMES[tensor.dtype] for tensor in self.written]
@@ -84,7 +84,7 @@ class SparsePlan(RowsPlan):
                 copy=copy is not None,
                 from_copy=self._from_copy,
             )
-        self._group = launch.jit_loop(rows.group_rows)
+        self._group = launch.jit_loop(sparse_rows.group_rows)
         self._base = np.array([self._pointers[0], 0, *self._pointers[1:]], np.int64)
         self._scalars = np.zeros((1, len(self._touched.scalars)), self.compute)
         # What the kernel reads; entries 0 and 13 are counters that its threads share.
@@ -161,7 +161,9 @@ class SparsePlan(RowsPlan):
         limit = max(CHUNK // max(width, 1), 1)
         ordered = np.sort(self._scratch.row_of[: self._groups])
         chunks = np.empty((self._groups + 1 + height // limit, 4), np.int64)
-        found = chunks[: launch.jit_loop(rows.gap_chunks)(ordered, height, width, limit, chunks)]
+        found = chunks[
+            : launch.jit_loop(sparse_rows.gap_chunks)(ordered, height, width, limit, chunks)
+        ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
         self._gaps = make_table(base, found, cut_slices(found), np.zeros(1, np.int64)), row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thalweg._engines.cpu.work import SERIAL
+from thalweg._engines.cpu.work_table import SERIAL
 from thalweg.errors import InvalidArgumentError
 
 VARIABLE = "THALWEG_TUNING"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from thalweg._base.lazy import offered
 
 if TYPE_CHECKING:
-    from thalweg._engines.cuda.group import Group
+    from thalweg._engines.cuda.kernel_group import Group
     from thalweg._engines.cuda.sparse import RowsPart
-    from thalweg._engines.cuda.tree import LaunchedTree
+    from thalweg._engines.cuda.tree_reduction import LaunchedTree
 
 __all__ = ["Group", "LaunchedTree", "RowsPart"]
 
-_HOMES = {"Group": "group", "LaunchedTree": "tree", "RowsPart": "sparse"}
+_HOMES = {"Group": "kernel_group", "LaunchedTree": "tree_reduction", "RowsPart": "sparse"}
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,11 @@ from thalweg._engines.cuda.codegen import (
     share_of,
     write_dense,
 )
-from thalweg._engines.draws import GROUP, NARROW, SCALARS
-from thalweg._engines.transcribe import FUNCTION_PREFIX, transcribe
+from thalweg._engines.formula_parser import FUNCTION_PREFIX, transcribe
+from thalweg._engines.random_bits import GROUP, NARROW, SCALARS
 from thalweg.formula import Formula
 
-_MORE = "from thalweg._engines.cuda.functions_of_blocks import *\n"
+_MORE = "from thalweg._engines.cuda.blockwise_functions import *\n"
 _NUMBERS = "float32"  # what codecs hold, and all that is computed beside them
 _PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 

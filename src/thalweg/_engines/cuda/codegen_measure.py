@@ -1,6 +1,6 @@
 """Write the source of a measuring kernel: formulas summed leaf by leaf, or largest magnitudes.
 
-A program makes one leaf, in the order of `thalweg._engines.measuring`.
+A program makes one leaf, in the order of `thalweg._engines.reduction_order`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from thalweg._engines.codegen import indent_by
 from thalweg._engines.codegen_measure import Sweep
 from thalweg._engines.cuda.codegen import FUNCTIONS, Kernel, Writer, name_kernel, write_header
-from thalweg._engines.measuring import LANES, LEAF
-from thalweg._engines.transcribe import (
+from thalweg._engines.formula_parser import (
     FUNCTION_PREFIX,
     HELPER_PREFIX,
     LITERAL,
     LOCAL_PREFIX,
     Transcript,
 )
+from thalweg._engines.reduction_order import LANES, LEAF
 from thalweg.formula import Formula
 
 # Formulas are float64, stages of the type of the update: the latter get names of their own.
@@ -328,7 +328,7 @@ def _stage_header(compute: str) -> str:
     names = [f"{_STAGE_FUNCTION}{name} = {own}" for name, own in FUNCTIONS.items()]
     return "\n".join(
         [
-            f"from thalweg._engines.cuda.functions import {literal}",
+            f"from thalweg._engines.cuda.device_functions import {literal}",
             *names,
             f"{_STAGE_LITERAL} = {literal}",
             "",

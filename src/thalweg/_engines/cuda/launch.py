@@ -18,15 +18,15 @@ from torch import Tensor
 from thalweg._base.locks import Awaited, importing
 from thalweg._engines.codegen import Update
 from thalweg._engines.cuda import driver
-from thalweg._engines.cuda.available import is_interpreted
+from thalweg._engines.cuda.availability import is_interpreted
 from thalweg._engines.cuda.codegen import SIZES, THREADS, WARP, Kernel, generate_update
 from thalweg._engines.cuda.codegen_measure import generate_combine, generate_measure, generate_peak
-from thalweg._engines.cuda.codegen_rows import generate_rows, generate_untouched
+from thalweg._engines.cuda.codegen_sparse import generate_rows, generate_untouched
 from thalweg.formula import Formula
 
 if TYPE_CHECKING:
     from thalweg._base.rule_passes import Measure
-    from thalweg._engines.cuda.layouts import Layout
+    from thalweg._engines.cuda.reduction_layouts import Layout
 
 Argument = Tensor | int
 _compiling = Awaited()
@@ -268,9 +268,9 @@ def lines_kernel(
     The others are those of `Measuring`.
     """
     with importing:
-        from thalweg._engines.cuda.codegen_kept import Measuring
-        from thalweg._engines.cuda.codegen_lines import generate_lines
-        from thalweg._engines.cuda.codegen_short import generate_short
+        from thalweg._engines.cuda.codegen_partial_reductions import Measuring
+        from thalweg._engines.cuda.codegen_row_column import generate_lines
+        from thalweg._engines.cuda.codegen_small_matrices import generate_short
     name, known = np.dtype(compute).name, dict(vectors)
     own = Measuring(measures, stages, storage, measured, name, known, flush, from_copy)
     if layout.sides:
@@ -286,5 +286,5 @@ def peak_kernel(kind: str) -> Compiled:
 
 @cache
 def combine_kernel() -> Compiled:
-    """The kernel that combines leaves; see `thalweg._engines.cuda.tree`."""
+    """The kernel that combines leaves; see `thalweg._engines.cuda.tree_reduction`."""
     return Compiled(generate_combine(), np.float64)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from thalweg._engines import layout
-from thalweg._engines.cpu.rows_plan import RowsPlan
 from thalweg._engines.cpu.sparse import from_zero
+from thalweg._engines.cpu.sparse_plan import RowsPlan
 from thalweg._engines.cuda import launch
 from thalweg._engines.cuda.codegen import CHUNK, SIZES, THREADS, WARP, WIDTH, share_of
-from thalweg._engines.cuda.mirror import Mirror, is_capturing, send_constant
-from thalweg._engines.cuda.scalars import Rows
-from thalweg._engines.engine import Call, Columns, Request, Scalars, formula_of_rows
+from thalweg._engines.cuda.device_scalars import Rows
+from thalweg._engines.cuda.host_device_mirror import Mirror, is_capturing, send_constant
+from thalweg._engines.protocol import Call, Columns, Scalars, StepRequest, formula_of_rows
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, assert_in_range
 
@@ -30,7 +30,7 @@ class RowsPart(RowsPlan):
         asked: The step.
     """
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: StepRequest) -> None:
         _refuse_capture()  # before anything is copied
         super().__init__(asked)
         self._indices: Tensor | None = None
@@ -42,7 +42,7 @@ class RowsPart(RowsPlan):
         if self.rule.update_untouched is not None:
             self._untouched = self._plan_untouched(asked, names)
 
-    def _plan_touched(self, asked: Request, storage: Sequence[str]) -> None:
+    def _plan_touched(self, asked: StepRequest, storage: Sequence[str]) -> None:
         rule = self.rule
         threads = threads_for(self._width, storage)
         self._blocks = -(-self._width // (threads * share_of(storage)))
@@ -67,7 +67,7 @@ class RowsPart(RowsPlan):
         # All rows begin at multiples of 16 bytes if the gradient's values do.
         self._are_rows_aligned = self._is_aligned and not self._width % whole
 
-    def _plan_untouched(self, asked: Request, storage: Sequence[str]) -> launch.Compiled:
+    def _plan_untouched(self, asked: StepRequest, storage: Sequence[str]) -> launch.Compiled:
         kernel = launch.update_kernel(
             self.rule.update_untouched,
             (),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_symbolic
-from thalweg._core.pairs import as_pairs, distinct
+from thalweg._core.grads_and_vars import as_pairs, distinct
 from thalweg._engines import compute_dtype
 from thalweg._graph.arguments import by_reference
 from thalweg._graph.control import no_op

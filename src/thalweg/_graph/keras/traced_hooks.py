@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import first_graph, is_ours, is_symbolic
-from thalweg._core.checks import counting
+from thalweg._core.atomic_section import run
 from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.pairs import Pair, as_pairs, distinct
-from thalweg._core.section import run
+from thalweg._core.grads_and_vars import Pair, as_pairs, distinct
+from thalweg._core.validation import counting
 from thalweg._engines import compute_dtype
 from thalweg._graph.arguments import by_reference
 from thalweg._graph.default_graph import graph_variable_of

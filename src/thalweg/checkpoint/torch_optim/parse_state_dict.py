@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg._core.pairs import check_variables, distinct, flatten
+from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._core.state import flaw, kept, mismatch, shown
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.torch_optim.counterparts import NAMES, family_of

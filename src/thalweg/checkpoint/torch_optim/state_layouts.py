@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg._base.scalars import scalar_type
 from thalweg._core import state
+from thalweg._core.grads_and_vars import distinct
 from thalweg._core.hyperparameters import as_hyper
-from thalweg._core.pairs import distinct
 from thalweg.checkpoint.step_inference import power_after
 from thalweg.checkpoint.torch_optim.hyperparameters import beta_of
 from thalweg.keras.optimizers.state_dict import FORMAT

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thalweg._base.scalars import scalar_type
 from thalweg._core import state
+from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._core.hyperparameters import as_hyper
-from thalweg._core.pairs import check_variables, distinct, flatten
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.checkpoint.torch_optim import difference_notes
 from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thalweg._core.meshes import is_on_mesh
+from thalweg._core.dtensor import is_on_mesh
 from thalweg._engines.diagnostics import MEASURED, PEAKS
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.tree_reduction import in_pairs

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._core.commit import PostUpdateCall
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh
 from thalweg._core.gradient_transforms import Measures
-from thalweg._core.meshes import any_on_mesh, is_on_mesh
-from thalweg._core.outcome import After
-from thalweg._core.pairs import Pair
+from thalweg._core.grads_and_vars import Pair
 from thalweg._core.slots import SlotStore
-from thalweg._engines.arrays import Float64
-from thalweg._engines.engine import Columns, Formulas, Ready, Request, Stages
+from thalweg._engines.array_types import Float64
 from thalweg._engines.layout import check_memory
+from thalweg._engines.protocol import Columns, Formulas, Stages, StepPlan, StepRequest
 from thalweg.distribute.handshake import PendingCollective
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, cut_dims
@@ -124,7 +124,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 class LocalStep:
-    """Step over variables of which some are DTensors; see `thalweg._core.sharing`.
+    """Step over variables of which some are DTensors; see `thalweg._core.sharded_step`.
 
     Args:
         parts: The local parts.
@@ -167,7 +167,7 @@ class LocalStep:
                 )
         return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
 
-    def share_out(self, asked: Request) -> Request:
+    def share_out(self, asked: StepRequest) -> StepRequest:
         """See `Sharing`."""
         variables = asked.variables
         copies = asked.copies and [
@@ -180,7 +180,7 @@ class LocalStep:
             matrices=self._matrices_of(variables) if asked.rule.passes else None,
         )
 
-    def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[Request], Any] | None:
+    def _matrices_of(self, variables: Sequence[Tensor]) -> Callable[[StepRequest], Any] | None:
         if self._team is None or not any_on_mesh(variables):
             return None
         from thalweg.distribute.sharding.gathered_matrices import GatheredMatrices
@@ -192,7 +192,7 @@ class LocalStep:
             return grad
         return self._parts.cut(grad, var)
 
-    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
         """See `Sharing`."""
         return _Measured(ready, asked.variables, self._team)
 
@@ -211,7 +211,7 @@ class LocalStep:
         """Return the block in which the step is taken; if it fails, the other ranks are told."""
         return nullcontext() if self._team is None else self._team.report_errors()
 
-    def joining_calls(self, asked: Request) -> After | None:
+    def joining_calls(self, asked: StepRequest) -> PostUpdateCall | None:
         """See `Sharing`."""
         return None
 
@@ -220,7 +220,7 @@ class _Measured:
     """What a step over local parts measures of whole variables."""
 
     def __init__(
-        self, ready: Ready, variables: Sequence[Tensor], team: MatrixProcessGroup | None
+        self, ready: StepPlan, variables: Sequence[Tensor], team: MatrixProcessGroup | None
     ) -> None:
         self._ready, self._team = ready, team
         # The variables that are cut along the same dimensions of the same mesh.
@@ -233,7 +233,7 @@ class _Measured:
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = np.stack(self._ready.compute_sums(formulas, stages, columns), axis=-1)
         self._meet(len(formulas))
         for (mesh, *dims), places in self._cut.items():
@@ -249,10 +249,10 @@ class _Measured:
             self._team.meet([len(places) for places in self._cut.values()], *told)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         found = np.abs(self._ready.max_abs())
         self._meet()
         for (mesh, *dims), places in self._cut.items():
@@ -266,7 +266,7 @@ class _Measured:
         return found
 
     def max_abs_on_device(self, wanted: Tensor) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
 
 def place_on_mesh(

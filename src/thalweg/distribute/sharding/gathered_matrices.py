@@ -13,17 +13,24 @@ import torch
 from torch import Tensor
 
 from thalweg._base.rule_passes import Stage
-from thalweg._core.meshes import is_on_mesh
-from thalweg._engines.batches import Batch, asked_by, counts_of, is_due, memory_beside, run_stage
-from thalweg._engines.engine import Columns, Request
-from thalweg._engines.matrices import matrix_shape, shaped_like
-from thalweg._engines.staged import Moved
+from thalweg._core.dtensor import is_on_mesh
+from thalweg._engines.matrix_batches import (
+    Batch,
+    asked_by,
+    counts_of,
+    is_due,
+    memory_beside,
+    run_stage,
+)
+from thalweg._engines.matrix_shapes import matrix_shape, shaped_like
+from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.staged_step import Moved
 from thalweg.distribute.sharding.gather_scatter import GatheredTensor, gather, part_shape, scatter
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, axis_of
 
 
 class GatheredMatrices:
-    """The matrices of a step over parts of variables; see `thalweg._engines.staged.Matrices`.
+    """The matrices of a step over parts of variables; see `thalweg._engines.staged_step.Matrices`.
 
     Args:
         team: The ranks.
@@ -32,7 +39,7 @@ class GatheredMatrices:
     """
 
     def __init__(
-        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: Request
+        self, team: MatrixProcessGroup, variables: Sequence[Tensor], asked: StepRequest
     ) -> None:
         rank, size = team.ranks.rank, team.ranks.size
         self._team, self._rule, self._titles = team, asked.rule, asked.titles

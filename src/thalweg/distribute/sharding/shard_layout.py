@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 
 
 class Piece(NamedTuple):

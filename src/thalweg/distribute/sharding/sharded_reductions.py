@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from thalweg._engines.arrays import Float64, Int64
-from thalweg._engines.engine import Columns, Formulas, Ready, Request, Stages
-from thalweg._engines.measuring import LEAF, combine_leaves, leaf_counts
-from thalweg._engines.tensors import Tensors
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.protocol import Columns, Formulas, Stages, StepPlan, StepRequest
+from thalweg._engines.reduction_order import LEAF, combine_leaves, leaf_counts
+from thalweg._engines.tensor_reductions import Tensors
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.indexed_slices import IndexedSlices
 
@@ -29,14 +29,14 @@ class ShardedReductions:
     """
 
     def __init__(
-        self, shards: Shards, ready: Ready, asked: Request, meet: Callable[[], None]
+        self, shards: Shards, ready: StepPlan, asked: StepRequest, meet: Callable[[], None]
     ) -> None:
         self._shards, self._ready, self._asked, self._meet = shards, ready, asked, meet
 
     def compute_sums(
         self, formulas: Formulas, stages: Stages, columns: Columns
     ) -> Sequence[Float64]:
-        """See `Ready`."""
+        """See `StepPlan`."""
         asked = self._asked
         own = self._ready.compute_leaves(formulas, stages, columns)
         found = np.zeros((len(own), len(formulas)))
@@ -79,10 +79,10 @@ class ShardedReductions:
         return combine_leaves(leaves, counts)
 
     def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""
 
     def max_abs(self) -> Float64:
-        """See `Ready`."""
+        """See `StepPlan`."""
         # As whole numbers, magnitudes have the same order, and NaN is the largest.
         bits = np.abs(self._ready.max_abs()).view(np.int64)
         found = torch.from_numpy(bits).to(self._shards.ranks.device)  # pyright: ignore[reportUnknownMemberType]
@@ -91,4 +91,4 @@ class ShardedReductions:
         return found.cpu().numpy().view(np.float64)
 
     def max_abs_on_device(self, wanted: torch.Tensor) -> None:
-        """See `Ready`."""
+        """See `StepPlan`."""

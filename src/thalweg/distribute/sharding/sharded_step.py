@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.context_managers import no_grad
+from thalweg._core.commit import PostUpdateCall
 from thalweg._core.gradient_transforms import Measures
-from thalweg._core.outcome import After
-from thalweg._core.pairs import Pair
-from thalweg._engines.engine import Ready, Request
+from thalweg._core.grads_and_vars import Pair
+from thalweg._engines.protocol import StepPlan, StepRequest
 from thalweg.distribute.handshake import PendingCollective, RankMessage
 from thalweg.distribute.sharding.all_gather import join_parts
 from thalweg.distribute.sharding.sharded_reductions import ShardedReductions
@@ -23,7 +23,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """Step of an optimizer on one rank; see `thalweg._core.sharing`.
+    """Step of an optimizer on one rank; see `thalweg._core.sharded_step`.
 
     Args:
         shards: The parts of each rank.
@@ -55,7 +55,7 @@ class SharedStep:
                 " shard_slots."
             )
 
-    def share_out(self, asked: Request) -> Request:
+    def share_out(self, asked: StepRequest) -> StepRequest:
         """See `Sharing`."""
         if len(set(map(id, asked.variables))) < len(asked.variables):
             raise InvalidArgumentError(
@@ -81,7 +81,7 @@ class SharedStep:
         ]
         return asked._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
 
-    def measure_whole(self, ready: Ready, asked: Request) -> Measures:
+    def measure_whole(self, ready: StepPlan, asked: StepRequest) -> Measures:
         """See `Sharing`."""
         return ShardedReductions(self.shards, ready, asked, self._wait_for_ranks)
 
@@ -90,7 +90,7 @@ class SharedStep:
         self._wait_for_ranks()
         self._has_met = True
 
-    def joining_calls(self, asked: Request) -> After:
+    def joining_calls(self, asked: StepRequest) -> PostUpdateCall:
         """See `Sharing`."""
         rows_alone = asked.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
@@ -104,7 +104,7 @@ class SharedStep:
                 join_parts(self.shards, tensors, self._size)
             self._is_joined = True
 
-        return After(join_step, "without the parts of other ranks")
+        return PostUpdateCall(join_step, "without the parts of other ranks")
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:

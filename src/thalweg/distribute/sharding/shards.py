@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
-from thalweg._engines.measuring import LEAF
+from thalweg._engines.reduction_order import LEAF
 from thalweg.distribute.handshake import PendingCollective, RankMessage, report_error
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.shard_layout import Piece, pieces_of

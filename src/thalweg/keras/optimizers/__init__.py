@@ -1,7 +1,7 @@
 """Keras' OptimizerV2 optimizers and schedules, as `tf.keras.optimizers` had them."""
 
 from thalweg import schedules as schedules
-from thalweg._core.described import OPTIMIZERS
+from thalweg._core.config_registry import OPTIMIZERS
 from thalweg.keras.optimizers.optimizer import Optimizer
 from thalweg.keras.optimizers.rule_optimizer import RuleOptimizer
 from thalweg.keras.optimizers.serialization import (

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg._base.execution_context import is_deferred, is_symbolic
 from thalweg._base.tracing import untraced
+from thalweg._core.grads_and_vars import check_variables, flatten, refuse_no_variables
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.pairs import check_variables, flatten, refuse_no_variables
 from thalweg.autodiff import GradientTape, gradients_of
 from thalweg.errors import NumericsWarning, warn
 from thalweg.variable import is_frozen, is_variable, titles_of

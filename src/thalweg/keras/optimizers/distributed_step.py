@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg import distribute
 from thalweg._base.execution_context import current_session, executing_eagerly, replicas
-from thalweg._core.pairs import Pair, as_pairs
+from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg.keras.optimizers.step_adapter import KerasStepAdapter, with_gradients
 from thalweg.variable import titles_of
 

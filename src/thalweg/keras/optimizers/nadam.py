@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import resolve
-from thalweg._core.hooks import Shared
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.step_adapter import Shared
 from thalweg._engines import compute_dtype
 from thalweg.errors import NumericsWarning, warn
 from thalweg.keras.optimizers.builtin import BuiltIn, as_epsilon

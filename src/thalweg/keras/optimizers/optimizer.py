@@ -30,22 +30,22 @@ from thalweg._base.locks import importing
 from thalweg._base.scatter import scatter
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core.described import Described
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import StepResult, raise_first
+from thalweg._core.config_registry import Configurable
+from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import NOTHING
+from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.hooks import Shared
 from thalweg._core.hyperparameters import hint, is_number
-from thalweg._core.meshes import is_imported, is_on_mesh
-from thalweg._core.outcome import Outcome, raise_first
-from thalweg._core.pairs import Pair, as_pairs
-from thalweg._core.plan_cache import PlanCache, Plans
-from thalweg._core.repeats import note_repeated, quick_steps, say_what_became
-from thalweg._core.section import Call
+from thalweg._core.plan_cache import PlanCache, PlanCaches
+from thalweg._core.replay_trigger import count_replayed, note_repeated, say_what_became
+from thalweg._core.slot_dict_view import variable_key
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.slots import SlotStore
-from thalweg._core.slots_as_dicts import variable_key
-from thalweg._core.step import repeat, take
+from thalweg._core.step import run_step, try_rebind
+from thalweg._core.step_adapter import Shared
 from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
@@ -82,15 +82,15 @@ def _in_replicas() -> Any:
         return import_module("thalweg.keras.optimizers.distributed_step")
 
 
-def _quick_step(optimizer: object, kept: PlanCache, given: object) -> object:
+def _make_replay(optimizer: object, kept: PlanCache, given: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.keras.optimizers.replay import SteadyKerasApply
-    return SteadyKerasApply.of(optimizer, kept, given)
+        from thalweg.keras.optimizers.replay import KerasReplay
+    return KerasReplay.of(optimizer, kept, given)
 
 
 class Optimizer(
-    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Described
+    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Configurable
 ):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
@@ -210,19 +210,19 @@ class Optimizer(
         is done. A note on the exception says which is the case.
         """
         kept = self._plans.now()
-        before = quick_steps(kept)
+        before = count_replayed(kept)
         try:
             if thread.strategies:
                 return _in_replicas().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock:
-                quick, given = kept.quick, grads_and_vars
+                replay, given = kept.replay, grads_and_vars
                 given = list(given) if type(given) is zip else given
-                if quick is not None and not quick.calls and quick.take(self, kept, given):
+                if replay is not None and not replay.calls and replay.take(self, kept, given):
                     return self._iterations
                 with self._hyper:
-                    if quick is not None and quick.calls and quick.take(self, kept, given):
+                    if replay is not None and replay.calls and replay.take(self, kept, given):
                         return self.iterations
                     with self._plans.one_step(self._name):
                         return self._step_alone(given, name, experimental_aggregate_gradients)
@@ -250,23 +250,23 @@ class Optimizer(
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
-    def _take_step(self, hooks: KerasStepAdapter, given: Any) -> Outcome | None:
+    def _take_step(self, hooks: KerasStepAdapter, given: Any) -> StepResult | None:
         """Take a step, and say how it went; None if it belongs in a graph."""
         how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         kept, recorder = self._plans.now(), self._recorder
         with contextlib.nullcontext() if recorder is None else recorder.around(hooks):
             if executing_eagerly():
-                outcome = repeat(hooks, kept, given, how)
+                outcome = try_rebind(hooks, kept, given, how)
                 if outcome is not None:
                     if hooks.watch is None:
-                        note_repeated(kept, _quick_step)
+                        note_repeated(kept, _make_replay)
                     return outcome
             if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
                 return None
-            return take(hooks, kept, given, how, tries=False)
+            return run_step(hooks, kept, given, how, tries=False)
 
     def _end_step(
-        self, outcome: Outcome | None, given: object, name: str | None, aggregates: bool
+        self, outcome: StepResult | None, given: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
         """What `apply_gradients` returns after a step."""
         if outcome is None:
@@ -296,7 +296,7 @@ class Optimizer(
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
-        self._plans = Plans()
+        self._plans = PlanCaches()
 
     def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
         return KerasStepAdapter(self, aggregates)

@@ -9,8 +9,8 @@ import numpy as np
 
 from thalweg._base.showing import show_value
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import as_number
-from thalweg._core.pairs import Pair
 from thalweg.errors import InvalidTypeError
 
 CLIPPING = ("clipvalue", "clipnorm", "global_clipnorm")

@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `_core/steady_apply.py`."""
+"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_ours
-from thalweg._core.hooks import Dtype
+from thalweg._core.commit import note_not_applied
 from thalweg._core.hyperparameters import as_read, is_function, is_number
-from thalweg._core.outcome import not_taken
-from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs
-from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.plan_cache import CachedPlan, PlanCache
+from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay_apply import FAILED, ReplayedApply, has_own_methods
+from thalweg._core.replay_pairs import ComingStep, ReplayedPairs
+from thalweg._core.step_adapter import Dtype
 from thalweg.keras.optimizers.step_adapter import KerasRuleStepAdapter
 from thalweg.schedules.ahead import RatesAhead
 from thalweg.schedules.base import FormulaSchedule
@@ -34,7 +34,7 @@ _ASKED = (
 )  # fmt: skip
 
 
-class SteadyKerasApply(SteadyApply):
+class KerasReplay(ReplayedApply):
     """A step that may be taken again.
 
     Hyperparameters are read again when they were written to. A learning rate that follows from the
@@ -43,7 +43,7 @@ class SteadyKerasApply(SteadyApply):
     """
 
     def __init__(
-        self, optimizer: Any, planned: Planned, found: RepeatedPairs, holds_attributes: bool
+        self, optimizer: Any, planned: CachedPlan, found: ReplayedPairs, holds_attributes: bool
     ) -> None:
         super().__init__(optimizer, planned, found, holds_attributes)
         self._asked_for = attrgetter(*_ASKED, *optimizer._exact_names())
@@ -125,7 +125,7 @@ class SteadyKerasApply(SteadyApply):
             }
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, given: Any) -> SteadyKerasApply | None:
+    def of(optimizer: Any, kept: PlanCache, given: Any) -> KerasReplay | None:
         """Return the step that was repeated last, if it can be taken so; else None."""
         planned, hooks = kept.last, optimizer._make_hooks(True)
         hooks.calls = hooks.calls and _may_call_users(optimizer)
@@ -142,14 +142,14 @@ class SteadyKerasApply(SteadyApply):
             return None
         varying = None if _is_tensor(values.get(_RATE)) else _RATE
         looked_at: list[Any] = [(values, varying)]
-        holds_attributes = kept.has_steady_attributes
+        holds_attributes = kept.has_constant_attributes
         if holds_attributes:
             looked_at.append((vars(optimizer), "_plans"))  # which hold this step
         own = (planned, given, numbers[:1], numbers, looked_at)
-        found = RepeatedPairs.of(*own, optimizer._clipping)
+        found = ReplayedPairs.of(*own, optimizer._clipping)
         if found is None:
             return None
-        return SteadyKerasApply(optimizer, planned, found, holds_attributes)
+        return KerasReplay(optimizer, planned, found, holds_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         return (
@@ -165,7 +165,7 @@ class SteadyKerasApply(SteadyApply):
             other = self._take_coming(optimizer, given, optimizer._clipping)
             if not other:
                 return True
-            if other not in (look.NOT_TABLED, look.WRITTEN_BY_OTHERS):
+            if other not in (replay_kernel.NOT_TABLED, replay_kernel.WRITTEN_BY_OTHERS):
                 self._drop(optimizer, kept, other)
                 return False
         if (
@@ -194,7 +194,7 @@ class SteadyKerasApply(SteadyApply):
                 other = self._known(optimizer, given, self._take_as_known)
         else:
             other = self._take_as_known(optimizer, given)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 other = self._known(optimizer, given, self._take_as_known)
         if other:
             self._drop(optimizer, kept, other)
@@ -225,7 +225,7 @@ class SteadyKerasApply(SteadyApply):
         """Return what a look returns, once the numbers that others have written to are read."""
         other = look_at(optimizer, given)
         for read in (self._read_written, self._read):  # what versions tell; everything
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 read(optimizer)
                 other = look_at(optimizer, given)
         return other
@@ -235,7 +235,7 @@ class SteadyKerasApply(SteadyApply):
 
     def _call_functions(self, optimizer: Any) -> None:
         """Call users' functions; what they return is kept for a careful step, too."""
-        with not_taken([]):
+        with note_not_applied([]):
             if self._functions == [_RATE]:
                 self._called = {each: {_RATE: optimizer._rate(each)} for each in self._dtypes}
             else:

@@ -13,14 +13,14 @@ from torch import Tensor
 from thalweg import _engines, rules
 from thalweg._base.execution_context import current_session, is_ours, is_symbolic
 from thalweg._base.locks import importing
-from thalweg._core.checks import scatters
-from thalweg._core.columns import defaults_of, derived
-from thalweg._core.complexes import real_pair, update_analytic
+from thalweg._core.commit import raise_within
+from thalweg._core.complex_variables import real_pair, update_analytic
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import check_value
-from thalweg._core.outcome import raise_within
-from thalweg._core.step import take
+from thalweg._core.step import run_step
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import defaults_of, derived
+from thalweg._core.validation import scatters
 from thalweg._engines import compute_dtype
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
@@ -232,7 +232,7 @@ class RuleOptimizer(Optimizer):
             return
         if var.is_complex():
             hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)
-        raise_within(take(hooks, kept, [pair], is_last=False).errors)
+        raise_within(run_step(hooks, kept, [pair], is_last=False).errors)
 
     def _arguments(self) -> dict[str, object]:
         own = super()._arguments()

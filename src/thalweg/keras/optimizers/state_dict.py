@@ -12,8 +12,8 @@ from torch import Tensor
 from thalweg._base.execution_context import executing_eagerly
 from thalweg._base.tracing import untraced
 from thalweg._core import state
+from thalweg._core.grads_and_vars import distinct, flatten
 from thalweg._core.hyperparameters import Hyperparameters
-from thalweg._core.pairs import distinct, flatten
 from thalweg._core.state import Entry, Names, Number
 from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn

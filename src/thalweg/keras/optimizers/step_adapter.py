@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import current_session, is_ours, replicas, resolve
-from thalweg._core.checks import check_memories, check_pairs, check_readable, counting
-from thalweg._core.complexes import check_complex
-from thalweg._core.hooks import Dtype, Hooks, Shared
-from thalweg._core.pairs import (
+from thalweg._core.atomic_section import Call
+from thalweg._core.complex_variables import check_complex
+from thalweg._core.grads_and_vars import (
     Gradient,
     Pair,
     as_gradient,
@@ -21,8 +20,9 @@ from thalweg._core.pairs import (
     check_variables,
     distinct,
 )
-from thalweg._core.section import Call
 from thalweg._core.state import making
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
+from thalweg._core.validation import check_memories, check_pairs, check_readable, counting
 from thalweg._engines import compute_dtype
 from thalweg.distribute.context import enter_update
 from thalweg.errors import warn
@@ -67,7 +67,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
     return hook(*args)
 
 
-class KerasStepAdapter(Hooks):
+class KerasStepAdapter(StepAdapter):
     """Adapter of one call of `apply_gradients`.
 
     Args:

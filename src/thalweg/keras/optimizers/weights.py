@@ -19,12 +19,12 @@ from thalweg._base.execution_context import (
 )
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
+from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import Hyperparameters, is_function
-from thalweg._core.meshes import any_on_mesh
 from thalweg._core.reentrance import check_no_step
+from thalweg._core.slot_dict_view import SlotsByVariable
 from thalweg._core.slots import SlotStore
-from thalweg._core.slots_as_dicts import SlotsByVariable
 from thalweg._core.state import Entry, Loading, of_slots, readable, restore
 from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

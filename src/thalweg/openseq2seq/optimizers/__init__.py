@@ -1,6 +1,6 @@
 """OpenSeq2Seq's package `optimizers`."""
 
-from thalweg._core.described import LOSS_SCALERS, OPTIMIZERS, RATES
+from thalweg._core.config_registry import LOSS_SCALERS, OPTIMIZERS, RATES
 from thalweg.openseq2seq.optimizers import (
     automatic_loss_scaler,
     lr_policies,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.execution_context import is_deferred
-from thalweg._core.described import LOSS_SCALERS, Names
+from thalweg._core.config_registry import LOSS_SCALERS, Names
 from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.indexed_slices import values_of

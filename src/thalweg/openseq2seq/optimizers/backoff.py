@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from thalweg._core.options.scale_policies import Policy, State, backoff
+from thalweg._core.options.loss_scale_policies import Policy, State, backoff
 from thalweg.errors import InvalidArgumentError
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 

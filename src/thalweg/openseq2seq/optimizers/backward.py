@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._core.checks import check_readable
+from thalweg._core.validation import check_readable
 from thalweg._core.vectors import is_host
 from thalweg.indexed_slices import values_of, whole, with_values
 from thalweg.openseq2seq.optimizers.accumulation import is_whole

@@ -10,7 +10,7 @@ import torch
 
 from thalweg._base.showing import show_value
 from thalweg._base.static_shape import UNKNOWN
-from thalweg._core.common_factor import Factor, Norm, factor_of
+from thalweg._core.clip_factor import Factor, Norm, factor_of
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.hyperparameters import check_size, is_number
 from thalweg._core.norms import clip_factor

@@ -13,11 +13,11 @@ from thalweg import distribute
 from thalweg._base.context_managers import writable
 from thalweg._base.device_counters import number_of
 from thalweg._base.execution_context import thread
+from thalweg._core.atomic_section import Call, run
+from thalweg._core.commit import LEFT, SKIPPED, TAKEN, StepResult, note_not_applied
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.options.iter_size import adding, check_addable, clearing, totals
-from thalweg._core.outcome import LEFT, SKIPPED, TAKEN, Outcome, not_taken
-from thalweg._core.repeats import Done
-from thalweg._core.section import Call, run
+from thalweg._core.replay_trigger import ReplayResult
 from thalweg.openseq2seq.optimizers.accumulation import are_addable
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscaled
@@ -162,7 +162,7 @@ def apply_processed(
     loss_scale: object,
     global_step: Tensor,
     done: list[Any],
-) -> Outcome:
+) -> StepResult:
     """Add up, reduce, unscale, clip or LARC, check, update, copy and tell: one run of a step.
 
     An error that is raised changes nothing, and says so.
@@ -178,12 +178,12 @@ def apply_processed(
             whether the step was taken: a bool, or a tensor where a device decides.
 
     Returns:
-        Whether there was an update, see `Outcome`, and what was raised after it by constraints,
+        Whether there was an update, see `StepResult`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
     if _is_plain(how, given, scaler) and optimizer.takes_transforms():
         pairs = given.backward.pairs
-        follows = done if isinstance(done, Done) else Done()
+        follows = done if isinstance(done, ReplayResult) else ReplayResult()
         # Nothing that is kept until the next step holds a gradient.
         own: Any = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
         first = how.post.gradient_transforms(own, given.rate, None)
@@ -191,19 +191,19 @@ def apply_processed(
             if not done:
                 done.extend((f"{TAKEN}.", True))
             distribute.commit_sums(optimizer)
-            return Outcome(True, [])
-    with writable(), not_taken(done):
+            return StepResult(True, [])
+    with writable(), note_not_applied(done):
         ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
         if ready.gradient_transforms is None:
-            return Outcome(False, told(how, ready, ADDED_UP))
+            return StepResult(False, told(how, ready, ADDED_UP))
         taken, errors = update(
             optimizer, ready.backward, ready.gradient_transforms, global_step, given.captured
         )
         if isinstance(taken, Tensor):
-            return Outcome(taken, errors + told(how, ready, LEFT.rstrip(".")))
+            return StepResult(taken, errors + told(how, ready, LEFT.rstrip(".")))
         if taken:
             distribute.commit_sums(optimizer, bool(errors))
-        return Outcome(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
+        return StepResult(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
 
 
 def _is_plain(how: Treatment, given: ReceivedGradients, scaler: AutomaticLossScaler | None) -> bool:

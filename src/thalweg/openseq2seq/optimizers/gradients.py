@@ -12,7 +12,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.execution_context import is_deferred
 from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.pairs import concrete as concrete
+from thalweg._core.grads_and_vars import concrete as concrete
 from thalweg._engines import current
 from thalweg._graph import is_symbolic, made_of_gradients
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from thalweg._core.options.scale_policies import Policy, State, log_max
+from thalweg._core.options.loss_scale_policies import Policy, State, log_max
 from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from thalweg._base.showing import show_value
+from thalweg._core.atomic_section import run
 from thalweg._core.gradient_transforms import Decision
-from thalweg._core.options.scale_policies import Policy, State, answer
-from thalweg._core.section import run
+from thalweg._core.options.loss_scale_policies import Policy, State, answer
 from thalweg._core.state import Entry, check_eager, fitting, restore, snapshot
 from thalweg._graph import (
     Output,

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from thalweg._core.checks import check_memories
-from thalweg._core.section import run
+from thalweg._core.atomic_section import run
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Staged, making
+from thalweg._core.validation import check_memories
 from thalweg._graph import GraphKeys, current_session, get_default_graph, is_symbolic, make_variable
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.variable import REDUCED, over

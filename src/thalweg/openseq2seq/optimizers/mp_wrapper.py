@@ -13,10 +13,10 @@ from thalweg._base.context_managers import writable
 from thalweg._base.execution_context import graph_of
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
+from thalweg._core.commit import note_not_applied, raise_first
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.grads_and_vars import as_pairs, distinct
 from thalweg._core.hyperparameters import check_size, hint
-from thalweg._core.outcome import not_taken, raise_first
-from thalweg._core.pairs import as_pairs, distinct
 from thalweg._core.state import Loading, Names, check_eager, keys_of, restore
 from thalweg._graph import (
     GraphKeys,
@@ -304,7 +304,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 concretes(gradients), variables, targets, [None] * len(targets)
             )
             done: list[Any] = []
-            with self._opt._turn_lock(), self._opt._locked(), not_taken(done):
+            with self._opt._turn_lock(), self._opt._locked(), note_not_applied(done):
                 check_any(backward.pairs)
                 how = GradientTransforms(**watching(scaler, done))
                 outcome = update(self._opt, backward, how, step, captured)
@@ -340,7 +340,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         def process(gradients: Any, variables: Any, targets: Any) -> list[object] | None:
             backward = BackwardResult(concretes(gradients), variables, targets, own.penalties)
             done: list[Any] = []
-            with not_taken(done):
+            with note_not_applied(done):
                 check_any(backward.pairs)
                 return processed_now(backward, GradientTransforms(**watching(scaler, done)))
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from thalweg._base.scalars import as_scalar
-from thalweg._core.hooks import Dtype
+from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import NOVOGRAD
 from thalweg.rules.novograd import NOVOGRAD_AS_SHIPPED

@@ -14,8 +14,8 @@ from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._core.gradient_stats import GradientStats, known_of
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import check_size, is_number
-from thalweg._core.pairs import Pair
 from thalweg._core.vectors import for_each, number, place_of
 from thalweg._engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError

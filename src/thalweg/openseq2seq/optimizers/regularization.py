@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg._base.context_managers import enable_grad
-from thalweg._core.checks import check_memories
 from thalweg._core.hyperparameters import is_function
+from thalweg._core.validation import check_memories
 from thalweg._graph import (
     GraphKeys,
     Output,

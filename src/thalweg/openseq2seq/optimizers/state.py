@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg._base.locks import Guard
 from thalweg._core import state
-from thalweg._core.outcome import following
+from thalweg._core.commit import copy_writes
 from thalweg._core.state import Entry, Names
 from thalweg.openseq2seq.optimizers.accumulation import ACCUMULATOR, Accumulators
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
@@ -37,7 +37,7 @@ class Master(Entry):
         return super().difference(given)
 
     def _set(self, value: Tensor) -> list[object]:
-        return [*super()._set(value), *following([self.var], [value])]
+        return [*super()._set(value), *copy_writes([self.var], [value])]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from torch import Tensor
 from thalweg._base.context_managers import outside_inference
 from thalweg._base.locks import Guard
 from thalweg._base.tracing import untraced
-from thalweg._core.described import Described
-from thalweg._core.outcome import Outcome, raise_first, restored, say
-from thalweg._core.pairs import flatten
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import StepResult, add_note, raise_first, restored
+from thalweg._core.config_registry import Configurable
+from thalweg._core.grads_and_vars import flatten
 from thalweg._core.reentrance import Stepping, one_step_at_a_time
-from thalweg._core.repeats import Done
-from thalweg._core.section import Call
+from thalweg._core.replay_trigger import ReplayResult
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, Loading, Names, keys_of, restore
 from thalweg._core.vectors import is_host
@@ -46,7 +46,7 @@ from thalweg.variable import name_of
 _UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
 
-class TrainingStep(Described):
+class TrainingStep(Configurable):
     """A step of training: call it, and it returns the loss from before the update.
 
     Attributes:
@@ -190,13 +190,13 @@ class TrainingStep(Described):
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done = Done()
+        done = ReplayResult()
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
             with one_step_at_a_time(self, "optimize_loss"):
                 value, outcome = self._run_recorded(differentiate, done, is_recording)
         except BaseException as error:
-            say(error, done)
+            add_note(error, done)
             raise
         finally:
             self._applied = done[1] if done else False
@@ -207,9 +207,9 @@ class TrainingStep(Described):
     def _run_recorded(
         self,
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
-        done: Done,
+        done: ReplayResult,
         is_recording: bool,
-    ) -> tuple[object, Outcome]:
+    ) -> tuple[object, StepResult]:
         """Return the value and the outcome of `_run`, with gradients recorded."""
         if is_recording:
             return self._run(differentiate, done)
@@ -217,8 +217,8 @@ class TrainingStep(Described):
             return self._run(differentiate, done)
 
     def _run(
-        self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]], done: Done
-    ) -> tuple[object, Outcome]:
+        self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]], done: ReplayResult
+    ) -> tuple[object, StepResult]:
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
@@ -234,9 +234,9 @@ class TrainingStep(Described):
     def _carry_out(
         self,
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
-        done: Done,
+        done: ReplayResult,
         is_late: bool,
-    ) -> tuple[object, Outcome]:
+    ) -> tuple[object, StepResult]:
         how, mixed = self._how, self._mixed
         inner = self.optimizer if mixed is None else mixed.optimizer
         shown = None if how.outbox is None else self.loss_scaler

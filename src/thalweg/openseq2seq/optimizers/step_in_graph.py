@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg import distribute
 from thalweg._base.execution_context import thread
 from thalweg._base.showing import show_value
-from thalweg._core.outcome import not_taken, raise_first
+from thalweg._core.commit import note_not_applied, raise_first
 from thalweg._graph import (
     GraphKeys,
     GraphVariable,
@@ -258,7 +258,7 @@ def _called_now(
         *parts, scale, step = values
         own, given = begin(*parts)
         done: list[Any] = []
-        with not_taken(done):
+        with note_not_applied(done):
             ready = readied(inner, own, given, scaler, scale, step, done)
             thread.frames[-1][key] = own, ready
             if ready.gradient_transforms is None:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from thalweg import distribute
-from thalweg._core.checks import check_memories
-from thalweg._core.gradient_stats import materialised
-from thalweg._core.gradient_transforms import Decision, GradientTransforms
-from thalweg._core.outcome import (
+from thalweg._core.atomic_section import Call, run, unless_resized
+from thalweg._core.commit import (
     LEFT,
     SKIPPED,
     TAKEN,
-    Outcome,
+    StepResult,
     add_taken,
-    following,
+    copy_writes,
     says_not_taken,
 )
-from thalweg._core.pairs import distinct
-from thalweg._core.section import Call, run, unless_resized
+from thalweg._core.gradient_stats import materialised
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._core.grads_and_vars import distinct
+from thalweg._core.validation import check_memories
 from thalweg._engines import current
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
@@ -77,7 +77,7 @@ def update(
     how: GradientTransforms,
     global_step: Any,
     captured: Any = None,
-) -> Outcome:
+) -> StepResult:
     """Update the targets, and set the variables that they are masters of; all of it or nothing.
 
     Args:
@@ -88,7 +88,7 @@ def update(
         captured: In a graph the values that the optimizer captured when the graph was built.
 
     Returns:
-        Whether there was an update, see `Outcome`, and what was raised after it.
+        Whether there was an update, see `StepResult`, and what was raised after it.
     """
     own, takes, name = backward.present(), optimizer.takes_transforms(), optimizer.get_name()
     copies = own.copies if own.has_masters else None
@@ -99,7 +99,7 @@ def update(
         pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
         if not decision.taken:
             run(decision.calls)
-            return Outcome(False, [])
+            return StepResult(False, [])
         if takes:
             how = GradientTransforms(calls=decision.calls)
             return optimizer._take(pairs, global_step, name, how, copies, captured)
@@ -114,7 +114,7 @@ def update(
 
 def _by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
-) -> Outcome:
+) -> StepResult:
     """Take a step by an optimizer that has an `apply_gradients` of its own.
 
     The step counts as taken once the counter has moved.
@@ -132,11 +132,11 @@ def _by_override(
             raise
         add_taken(error)
         run([*copying(backward), *map(unless_resized, calls)])
-        return Outcome(True, [error])
-    return Outcome(True, [])
+        return StepResult(True, [error])
+    return StepResult(True, [])
 
 
 def copying(backward: BackwardResult) -> list[Call]:
     """Return calls that set variables to their masters: the nearest number, never infinite."""
     check_memories([*backward.targets, *(copy for copy in backward.copies if copy is not None)])
-    return following(backward.copies, backward.targets)
+    return copy_writes(backward.copies, backward.targets)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from thalweg import distribute
 from thalweg._base.context_managers import writable
+from thalweg._core.atomic_section import run
 from thalweg._core.gradient_stats import materialised
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.section import run
 from thalweg._engines import current
 from thalweg._graph import (
     GraphKeys,

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.groups import names_in, states_of
+from thalweg._core.param_groups import names_in, states_of
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.recorder import TableRecorder, apart
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
-from thalweg.optim.columns import STEP
+from thalweg.optim.param_scalars import STEP
 
 if TYPE_CHECKING:
-    from thalweg.optim.steady import SteadyStep
+    from thalweg.optim.replay import ReplayedStep
 
 
 def diagnose(optimizer: Any, given: int | Diagnostics, is_copy: bool) -> None:
@@ -93,10 +93,10 @@ class Diagnosing(TableRecorder):
             with suppress(InvalidTypeError):
                 self.asked.log_loss(loss)
 
-    def step_between(self) -> type[SteadyStep]:
+    def step_between(self) -> type[ReplayedStep]:
         """Return the class that takes, in one call, the steps that are not measured."""
         with importing:
-            from thalweg.optim.diagnostics.between import StepBetween
+            from thalweg.optim.diagnostics.measured_replay import StepBetween
         return StepBetween
 
     @contextmanager

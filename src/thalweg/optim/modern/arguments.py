@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
-from thalweg.optim.differing import are_numbers, is_flag
-from thalweg.optim.groups import PAIRS
+from thalweg.optim.group_options import PAIRS
+from thalweg.optim.state_mismatch import are_numbers, is_flag
 
 Rate = float | Tensor
 Betas = tuple[Rate, Rate]

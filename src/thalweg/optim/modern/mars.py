@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg._core.groups import Group
+from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer

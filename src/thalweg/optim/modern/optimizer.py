@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg._core.groups import Group
+from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.modern.arguments import Arguments

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.groups import Group
-from thalweg._core.options.average import EMA
 from thalweg._core.options.update_targets import MASTER
+from thalweg._core.options.weight_averaging import EMA
+from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError
-from thalweg.optim.groups import number
+from thalweg.optim.group_options import number
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
@@ -38,7 +38,7 @@ class Means:
         if not self._has_means:
             return super().swapped()  # pyright: ignore
         with importing:
-            from thalweg.optim.swapping import swapped
+            from thalweg.optim.swap_averages import swapped
         shares = {
             id(param): number(group["betas"][0] if "betas" in group else group.get("momentum", 0))
             for group in self.param_groups

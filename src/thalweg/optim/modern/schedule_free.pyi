@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from thalweg._core.groups import Group
+from thalweg._core.param_groups import Group
 from thalweg.optim.modern.optimizer import ModernOptimizer
 
 class Means:

@@ -1,6 +1,6 @@
 """TensorFlow 1's optimizers: `tf.compat.v1.train`."""
 
-from thalweg._core.described import OPTIMIZERS, RATES
+from thalweg._core.config_registry import OPTIMIZERS, RATES
 from thalweg.v1.missing import attribute_of
 from thalweg.v1.train import experimental, slot_creator
 from thalweg.v1.train.adadelta import AdadeltaOptimizer

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thalweg._base.device_counters import number_of
 from thalweg._base.showing import show_value
-from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_number
+from thalweg._core.step_adapter import Dtype
 from thalweg._graph import is_symbolic, resolve
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thalweg._base.device_counters import number_of
 from thalweg._base.execution_context import executing_eagerly
-from thalweg._core.described import RATES, Argument, Names
+from thalweg._core.config_registry import RATES, Argument, Names
 from thalweg._core.hyperparameters import is_function
 from thalweg.errors import InvalidTypeError
 from thalweg.schedules.ahead import RatesAhead

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from thalweg._base.scalars import as_operand, scalar_type
-from thalweg._core.columns import Groups
-from thalweg._core.hooks import Dtype
+from thalweg._core.grads_and_vars import has_rows
 from thalweg._core.hyperparameters import as_number
-from thalweg._core.pairs import has_rows
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import Groups
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._core.outcome import say
-from thalweg._core.pairs import Gradient, check_variables, distinct, flatten
+from thalweg._core.commit import add_note
+from thalweg._core.grads_and_vars import Gradient, check_variables, distinct, flatten
 from thalweg.autodiff import GradientTape, variables_of
 from thalweg.indexed_slices import as_gradient
 from thalweg.v1.train.gradients import none_given
@@ -80,7 +80,7 @@ def backward(
         names = [name_of(var) for var in updated]
         before = f"With GATE_NONE these variables had been updated before: {names}."
         if names:
-            say(error, [before])  # not that no variable has changed
+            add_note(error, [before])  # not that no variable has changed
         else:
             error.add_note(before)
         raise

@@ -10,7 +10,7 @@ import torch
 
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
-from thalweg._core.pairs import check_variables, distinct, flatten
+from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._graph import (
     GraphKeys,
     executing_eagerly,

@@ -13,10 +13,10 @@ from thalweg._base.context_managers import outside_inference
 from thalweg._base.scalars import scalar_type
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core import section
+from thalweg._core import atomic_section
+from thalweg._core.grads_and_vars import check_variables, distinct
 from thalweg._core.hyperparameters import as_number
 from thalweg._core.options.moving_average import debias_divisor, move, share_of
-from thalweg._core.pairs import check_variables, distinct
 from thalweg._core.slots import SlotStore
 from thalweg._core.state import Entry, making
 from thalweg._graph import (
@@ -148,7 +148,7 @@ class ExponentialMovingAverage(V1StateDict):
         """Set averages to the values of their variables."""
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
         pairs = zip(averages, variables, strict=True)
-        section.run([partial(average.copy_, var.detach()) for average, var in pairs])
+        atomic_section.run([partial(average.copy_, var.detach()) for average, var in pairs])
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
         average = self._slots.get(var, _AVERAGE)

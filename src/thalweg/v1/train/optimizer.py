@@ -19,20 +19,32 @@ from thalweg._base.device_counters import Move, number_of
 from thalweg._base.execution_context import handle_of, is_deferred, is_ours, thread
 from thalweg._base.locks import Lock, importing
 from thalweg._base.tracing import untraced
-from thalweg._core.described import OPTIMIZERS, Argument, Described, Names
+from thalweg._core.atomic_section import run
+from thalweg._core.commit import StepResult, raise_first, says_taken
+from thalweg._core.config_registry import OPTIMIZERS, Argument, Configurable, Names
+from thalweg._core.dtensor import is_imported
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.hooks import Copies
+from thalweg._core.grads_and_vars import (
+    Gradient,
+    as_gradient,
+    as_pairs,
+    check_variables,
+    distinct,
+    flatten,
+)
 from thalweg._core.hyperparameters import is_function
-from thalweg._core.meshes import is_imported
-from thalweg._core.outcome import Outcome, raise_first, says_taken
-from thalweg._core.pairs import Gradient, as_gradient, as_pairs, check_variables, distinct, flatten
-from thalweg._core.plan_cache import PlanCache, Plans
-from thalweg._core.repeats import Done, note_repeated, quick_steps, say_what_became
-from thalweg._core.section import run
+from thalweg._core.plan_cache import PlanCache, PlanCaches
+from thalweg._core.replay_trigger import (
+    ReplayResult,
+    count_replayed,
+    note_repeated,
+    say_what_became,
+)
+from thalweg._core.slot_dict_view import variable_key_in_graph
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.slots import SlotStore
-from thalweg._core.slots_as_dicts import variable_key_in_graph
-from thalweg._core.step import finish, repeat, take
+from thalweg._core.step import finish, run_step, try_rebind
+from thalweg._core.step_adapter import Copies
 from thalweg._graph import (
     GraphKeys,
     by_reference,
@@ -64,14 +76,14 @@ _HANDED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
 
 
-def _quick_step(optimizer: object, kept: PlanCache, step: object) -> object:
+def _make_replay(optimizer: object, kept: PlanCache, step: object) -> object:
     """What takes the next step of an optimizer in one call, if there can be such a thing."""
     with importing:
-        from thalweg.v1.train.replay import SteadyV1Apply
-    return SteadyV1Apply.of(optimizer, kept, step)
+        from thalweg.v1.train.replay import V1Replay
+    return V1Replay.of(optimizer, kept, step)
 
 
-class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
+class Optimizer(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     """Base class of the optimizers; derive from it to write one.
 
     `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients before they are
@@ -307,9 +319,9 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
         kept = self._plans.now()
-        before = quick_steps(kept)
+        before = count_replayed(kept)
         try:
-            if kept.quick is not None and self._take_again(grads_and_vars, global_step):
+            if kept.replay is not None and self._take_again(grads_and_vars, global_step):
                 return None
             return self._apply_aggregated(as_pairs(grads_and_vars), global_step, name)
         except Exception as error:
@@ -375,7 +387,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         given: object,
         global_step: object,
         captured: list[object] | None = None,
-        done: Done | None = None,
+        done: ReplayResult | None = None,
         how: GradientTransforms = NOTHING,
     ) -> bool:
         """Take a step in one call, if it is the one before with other gradients.
@@ -396,16 +408,16 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
             kept = self._plans.now()
             if done is not None:
                 done.follow(kept)
-            quick = kept.quick
-            if quick is None or (quick.is_due and done is None) or not quick.is_over(given):
+            replay = kept.replay
+            if replay is None or (replay.is_due and done is None) or not replay.is_over(given):
                 return False
             try:
-                if quick.take(self, kept, (given, global_step, values, how)):
+                if replay.take(self, kept, (given, global_step, values, how)):
                     return True
             finally:
                 if done is not None:
                     done.settle()
-            read = getattr(quick, "read", None)
+            read = getattr(replay, "read", None)
             if read is None or done is not None:
                 return False
             outcome = self._take(given, global_step, self._name, captured=[read])
@@ -422,7 +434,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         captured: list[Any] | None = None,
         sharing: Any = None,
         finished: list[object] | None = None,
-    ) -> Outcome:
+    ) -> StepResult:
         """Take a step, eagerly or as a session runs.
 
         Args:
@@ -444,10 +456,10 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
         with self._turn_lock(), self._locked():
             kept = self._plans.now()
             values = None if captured is None else captured[0]
-            quick = kept.quick if is_plain and how is NOTHING else None
-            if quick is not None and quick.take(self, kept, (given, global_step, values, how)):
-                return Outcome(True, [])
-            values = getattr(quick, "read", None) if values is None else values
+            replay = kept.replay if is_plain and how is NOTHING else None
+            if replay is not None and replay.take(self, kept, (given, global_step, values, how)):
+                return StepResult(True, [])
+            values = getattr(replay, "read", None) if values is None else values
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             one_step = self._plans.one_step(self._name)
@@ -461,11 +473,11 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
                 nothing, recorder = contextlib.nullcontext(), self._recorder
                 shared = nothing if sharing is None else distribute.enter_shared_step(sharing)
                 with shared, nothing if recorder is None else recorder.around(hooks):
-                    outcome = repeat(hooks, kept, given, how, copies)
+                    outcome = try_rebind(hooks, kept, given, how, copies)
                     if outcome is None:
-                        outcome = take(hooks, kept, given, how, copies, tries=False)
+                        outcome = run_step(hooks, kept, given, how, copies, tries=False)
                     elif is_plain and (how.decide, how.watch, hooks.watch) == (None,) * 3:
-                        note_repeated(kept, _quick_step)
+                        note_repeated(kept, _make_replay)
                 if finished is not None:
                     finished.append(hooks.finished)
                 return outcome
@@ -524,7 +536,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
 
             def apply_one(grad: Gradient, var: Tensor) -> None:
                 hooks.begun = []  # each variable is taken, or not, by itself
-                outcome = take(hooks, kept.alone(var), [(grad, var)], is_last=False)
+                outcome = run_step(hooks, kept.alone(var), [(grad, var)], is_last=False)
                 errors.extend(outcome.errors)
 
             hooks.read_hypers(variables)
@@ -605,7 +617,7 @@ class Optimizer(State, V1StateDict, SlotOptimizer, Described, Argument):
 
     def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
         super()._take_store(store, taken)
-        self._plans = Plans()
+        self._plans = PlanCaches()
 
     def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
         """What must be the same on all replicas."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thalweg._base.execution_context import is_symbolic
-from thalweg._core.checks import sparse_and_constrained
+from thalweg._core.validation import sparse_and_constrained
 from thalweg._graph import (
     GraphVariable,
     apply_constraint,

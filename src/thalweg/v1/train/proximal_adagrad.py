@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_number
+from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
 from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.train.checks import check_positive, check_step_size

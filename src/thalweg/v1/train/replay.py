@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `_core/steady_apply.py`.
+"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`.
 
 Hyperparameters that lie in tensors are read at each step. What it counts is known from the step
 before, which the look confirms, or is read again.
@@ -16,14 +16,14 @@ from torch import Tensor
 from thalweg._base.device_counters import Move, number_of
 from thalweg._base.execution_context import current_session, is_ours
 from thalweg._base.scalars import product, scalar_type
+from thalweg._core.commit import note_not_applied
 from thalweg._core.gradient_transforms import GradientTransforms
-from thalweg._core.hooks import Dtype
 from thalweg._core.hyperparameters import as_hyper
-from thalweg._core.outcome import not_taken
-from thalweg._core.plan_cache import PlanCache, Planned
-from thalweg._core.repeated_pairs import ComingStep, RepeatedPairs, can_read
-from thalweg._core.steady import ERRORS, is_repeatable, look
-from thalweg._core.steady_apply import FAILED, SteadyApply, has_own_methods
+from thalweg._core.plan_cache import CachedPlan, PlanCache
+from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay_apply import FAILED, ReplayedApply, has_own_methods
+from thalweg._core.replay_pairs import ComingStep, ReplayedPairs, can_read
+from thalweg._core.step_adapter import Dtype
 from thalweg.v1.train.callable_rate import follows_count
 from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
@@ -33,11 +33,11 @@ _NUMBERS = (float, int, np.generic)  # which functions return
 _UNKNOWN = float("0")  # in place of what a function would return
 
 
-class SteadyV1Apply(SteadyApply):
+class V1Replay(ReplayedApply):
     """A step that may be taken again.
 
     Args:
-        optimizer, planned, found: As those of `SteadyApply`.
+        optimizer, planned, found: As those of `ReplayedApply`.
         step: Gradients and variables, what is raised by 1, in a session what was read for the step,
             and what happened to the gradients.
 
@@ -51,8 +51,8 @@ class SteadyV1Apply(SteadyApply):
     def __init__(
         self,
         optimizer: Any,
-        planned: Planned,
-        found: RepeatedPairs,
+        planned: CachedPlan,
+        found: ReplayedPairs,
         step: tuple[Any, Any, Any, Any],
     ) -> None:
         super().__init__(optimizer, planned, found, True)
@@ -131,7 +131,7 @@ class SteadyV1Apply(SteadyApply):
         return numbers
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, step: Any) -> SteadyV1Apply | None:
+    def of(optimizer: Any, kept: PlanCache, step: Any) -> V1Replay | None:
         """Return the step that was repeated last, if everything stands and it could be taken so."""
         planned, (given, global_step, values, how) = kept.last, step
         values = _values_without_calls(optimizer) if values is None else values
@@ -153,8 +153,8 @@ class SteadyV1Apply(SteadyApply):
         looked_at = [(vars(optimizer), "_plans"), *((own, None) for own in kept_in)]
         read = hooks.values if current_session() is None else {}
         read = {name: each for name, each in read.items() if can_read(each)}
-        found = RepeatedPairs.of(planned, given, counters, counters, looked_at, how, read)
-        return None if found is None else SteadyV1Apply(optimizer, planned, found, step)
+        found = ReplayedPairs.of(planned, given, counters, counters, looked_at, how, read)
+        return None if found is None else V1Replay(optimizer, planned, found, step)
 
     def is_over(self, pairs: list[Any]) -> bool:
         """Return whether the number of pairs is that of this step."""
@@ -181,10 +181,10 @@ class SteadyV1Apply(SteadyApply):
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
             other = self._take_coming(optimizer, pairs, how)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
                 other = self._take_coming(optimizer, pairs, how)
-            if other not in (look.NOT_TABLED, look.DENORMAL):
+            if other not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
                 return self._is_done(kept, pairs, other)
         if values is None:
             values = self._values
@@ -195,7 +195,7 @@ class SteadyV1Apply(SteadyApply):
         other = FAILED
         if values is not None and self._are_alike(values):
             other = self._take_as_known(optimizer, pairs, values, how)
-            if other == look.WRITTEN_BY_OTHERS:
+            if other == replay_kernel.WRITTEN_BY_OTHERS:
                 self._read_counters()
                 other = self._take_as_known(optimizer, pairs, values, how)
         if other and self._functions:  # the careful step takes what was read
@@ -204,9 +204,9 @@ class SteadyV1Apply(SteadyApply):
 
     def _is_done(self, kept: PlanCache, pairs: list[Any], other: int) -> bool:
         """Return whether the step was taken; forget it if it is to be planned anew."""
-        is_other = other not in (0, FAILED, look.WRITTEN_BY_OTHERS, look.TRACED)
+        is_other = other not in (0, FAILED, replay_kernel.WRITTEN_BY_OTHERS, replay_kernel.TRACED)
         if self.read is not None or (is_other and self._is_over_pairs(pairs)):
-            kept.quick = None
+            kept.replay = None
         return not other
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
@@ -231,7 +231,7 @@ class SteadyV1Apply(SteadyApply):
     def _compare(self, pairs: list[object]) -> int:
         """Return what is not as it was, before users' functions are called; 0 if nothing is."""
         other = self._found.compare(pairs, self.taken)
-        if other == look.WRITTEN_BY_OTHERS:
+        if other == replay_kernel.WRITTEN_BY_OTHERS:
             self._read_counters()
             other = self._found.compare(pairs, self.taken)
         return other
@@ -243,7 +243,7 @@ class SteadyV1Apply(SteadyApply):
             Whatever users' functions raise; they are not called a second time.
         """
         if self._functions:
-            with not_taken([]):
+            with note_not_applied([]):
                 return optimizer._read_values()
         try:
             return optimizer._read_values()

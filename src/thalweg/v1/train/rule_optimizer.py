@@ -11,12 +11,12 @@ from torch import Tensor
 from thalweg._base.device_counters import number_of
 from thalweg._base.execution_context import is_ours
 from thalweg._base.showing import show_value
-from thalweg._core.checks import scatters
-from thalweg._core.columns import Groups
-from thalweg._core.hooks import Dtype
+from thalweg._core.commit import raise_within
 from thalweg._core.hyperparameters import as_hyper, check_scalar, is_function
-from thalweg._core.outcome import raise_within
-from thalweg._core.step import take
+from thalweg._core.step import run_step
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import Groups
+from thalweg._core.validation import scatters
 from thalweg._graph import by_reference, convert_to_tensor, is_symbolic, operation, resolve
 from thalweg._graph.eager_or_graph import IndexedSlices
 from thalweg.formula import Rule
@@ -217,7 +217,7 @@ class RuleOptimizer(Optimizer):
     def _update_with(self, grad: object, var: Tensor, values: dict[str, object] | None) -> None:
         with self._turn_lock(), self._locked():
             kept = self._plans.now().alone(var)
-            errors = take(
+            errors = run_step(
                 V1HookStepAdapter(self, values), kept, [(grad, var)], is_last=False
             ).errors
         raise_within(errors)

@@ -8,9 +8,9 @@ from typing import Any
 
 from thalweg import distribute
 from thalweg._base.execution_context import graph_of
+from thalweg._core.dtensor import is_imported
 from thalweg._core.hyperparameters import is_function
-from thalweg._core.meshes import is_imported
-from thalweg._core.slots_as_dicts import SlotsByName, SlotsOfName
+from thalweg._core.slot_dict_view import SlotsByName, SlotsOfName
 from thalweg._core.state import Entry
 from thalweg._core.trackable import TrackableSlots
 from thalweg._graph import (

@@ -9,7 +9,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core import state
-from thalweg._core.pairs import check_variables, distinct, flatten
+from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._core.state import Entry, Names
 from thalweg._core.trackable import TrackableSlots
 from thalweg._graph import executing_eagerly

@@ -13,13 +13,13 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.device_counters import Move, moved, number_of
 from thalweg._base.scalars import product, scalar_type
 from thalweg._base.showing import show_value
-from thalweg._core.checks import check_memories, check_pairs, counting
-from thalweg._core.columns import Groups, derived
-from thalweg._core.hooks import Dtype, Hooks, Shared
-from thalweg._core.outcome import After, EnableTorchFunction
-from thalweg._core.pairs import Gradient, Pair, as_gradient, check_variables
-from thalweg._core.section import Call
+from thalweg._core.atomic_section import Call
+from thalweg._core.commit import EnableTorchFunction, PostUpdateCall
+from thalweg._core.grads_and_vars import Gradient, Pair, as_gradient, check_variables
 from thalweg._core.state import making
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
+from thalweg._core.step_scalars import Groups, derived
+from thalweg._core.validation import check_memories, check_pairs, counting
 from thalweg._core.vectors import is_host
 from thalweg._graph import current_session
 from thalweg.errors import InvalidTypeError
@@ -27,7 +27,7 @@ from thalweg.formula import Rule
 from thalweg.variable import Variable, titles_of
 
 
-class V1StepAdapter(Hooks):
+class V1StepAdapter(StepAdapter):
     """Adapter of one step.
 
     Args:
@@ -103,10 +103,10 @@ class V1StepAdapter(Hooks):
     def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
         return self._optimizer._written_tensors(variables)
 
-    def finishing_calls(self) -> list[After]:
+    def finishing_calls(self) -> list[PostUpdateCall]:
         if not self._optimizer._finishes_itself():
             return []
-        return [After(self._finish, "`_finish` failed")]
+        return [PostUpdateCall(self._finish, "`_finish` failed")]
 
     def _finish(self) -> None:
         results = self._results or [None] * self.updates  # which one fused update returns

@@ -13,9 +13,9 @@ from torch import Tensor
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
-from thalweg._core.checks import check_pairs
-from thalweg._core.pairs import as_gradient, as_pairs
+from thalweg._core.grads_and_vars import as_gradient, as_pairs
 from thalweg._core.state import check_eager
+from thalweg._core.validation import check_pairs
 from thalweg._graph import (
     GraphKeys,
     GraphVariable,

@@ -12,8 +12,8 @@ from typing import Any
 
 from thalweg._base.execution_context import is_ours
 from thalweg._base.static_shape import UNKNOWN
-from thalweg._core.pairs import distinct
-from thalweg._core.section import run
+from thalweg._core.atomic_section import run
+from thalweg._core.grads_and_vars import distinct
 from thalweg._graph import (
     GraphKeys,
     GraphVariable,

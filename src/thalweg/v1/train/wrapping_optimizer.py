@@ -13,7 +13,7 @@ from thalweg._base.tracing import untraced
 from thalweg._core.hyperparameters import hint
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.state import Entry
-from thalweg._engines.selection import EngineName
+from thalweg._engines.engine_selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.optimizer import Optimizer
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._core import state
+from thalweg._core.grads_and_vars import distinct
 from thalweg._core.hyperparameters import is_function
 from thalweg.checkpoint.tensorflow.importers.optimizer_factory import check_contradictions
 from thalweg.keras.optimizers.state_dict import FORMAT

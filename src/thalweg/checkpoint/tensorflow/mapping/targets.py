@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from thalweg._core.pairs import check_variables, flatten
+from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import Variable, is_variable, name_of, named_variables
 

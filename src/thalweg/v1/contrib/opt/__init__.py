@@ -1,6 +1,6 @@
 """The optimizers of TensorFlow 1.15's `tf.contrib.opt`."""
 
-from thalweg._core.described import OPTIMIZERS
+from thalweg._core.config_registry import OPTIMIZERS
 from thalweg.v1.contrib.opt.adam_w import AdamWOptimizer
 from thalweg.v1.contrib.opt.adamax import AdaMaxOptimizer
 from thalweg.v1.contrib.opt.lars import LARSOptimizer

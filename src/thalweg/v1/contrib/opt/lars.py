@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.scalars import as_operand
-from thalweg._core.columns import Groups
-from thalweg._core.hooks import Dtype
+from thalweg._core.grads_and_vars import has_rows
 from thalweg._core.hyperparameters import as_hyper
-from thalweg._core.pairs import has_rows
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import Groups
 from thalweg.formula import Rule
 from thalweg.rules import LARS, NESTEROV_LARS
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper

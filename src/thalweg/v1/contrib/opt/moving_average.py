@@ -11,8 +11,8 @@ from torch import Tensor
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.locks import Guard
 from thalweg._base.tracing import untraced
-from thalweg._core.outcome import say, says_not_taken
-from thalweg._core.pairs import as_pairs, check_variables, distinct
+from thalweg._core.commit import add_note, says_not_taken
+from thalweg._core.grads_and_vars import as_pairs, check_variables, distinct
 from thalweg._core.state import Entry, making
 from thalweg._graph import (
     control_dependencies,
@@ -191,5 +191,5 @@ class MovingAverageOptimizer(WrappingOptimizer):
             self._ema.apply(variables)
         except BaseException as error:
             if says_not_taken(error) or not getattr(error, "__notes__", None):
-                say(error, ["The step was taken, but the averages were not moved."])
+                add_note(error, ["The step was taken, but the averages were not moved."])
             raise

@@ -12,9 +12,9 @@ from torch import Tensor
 from thalweg._base.context_managers import no_grad
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._base.tracing import untraced
-from thalweg._core import section
-from thalweg._core.outcome import say
-from thalweg._core.pairs import as_gradient, as_pairs
+from thalweg._core import atomic_section
+from thalweg._core.commit import add_note
+from thalweg._core.grads_and_vars import as_gradient, as_pairs
 from thalweg._graph import (
     by_reference,
     control_dependencies,
@@ -107,7 +107,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         if step is None:
             try:
                 with self._turn_lock(), self._locked(), no_grad():
-                    section.run(
+                    atomic_section.run(
                         [
                             _clip_call(
                                 as_gradient(grad, var, name_of(var)), var, dims, self._max_norm
@@ -116,7 +116,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
                         ]
                     )
             except BaseException as error:
-                say(error, ["The step was taken, but the variables were not clipped."])
+                add_note(error, ["The step was taken, but the variables were not clipped."])
                 raise
             return None
         with control_dependencies([step]):
@@ -130,7 +130,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         def clip_leaf(grad: object, leaf: Tensor) -> None:
             if grad is not None:
                 with self._turn_lock(), self._locked(), no_grad():
-                    section.run(
+                    atomic_section.run(
                         [_clip_call(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)]
                     )
 
@@ -154,7 +154,7 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
 
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
-) -> section.Call:
+) -> atomic_section.Call:
     """What shortens a variable, as a function in C."""
     plain = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:

@@ -13,13 +13,13 @@ from torch import Tensor
 from thalweg._base.context_managers import ContextSetting
 from thalweg._base.scalars import as_operand
 from thalweg._base.tracing import untraced
-from thalweg._core.columns import Groups
-from thalweg._core.hooks import Dtype
+from thalweg._core.commit import raise_within
+from thalweg._core.grads_and_vars import Gradient
 from thalweg._core.hyperparameters import check_scalar, is_function
-from thalweg._core.one_rule import OneRule
-from thalweg._core.outcome import raise_within
-from thalweg._core.pairs import Gradient
-from thalweg._core.step import take
+from thalweg._core.single_rule_step import OneRule
+from thalweg._core.step import run_step
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import Groups
 from thalweg._graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
 from thalweg.formula import Rule
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
@@ -203,7 +203,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         own = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, own, selection=self._selection(), is_checked=True)
         kept = self._plans.now().alone(var).alone(var)  # beside those of the step
-        raise_within(take(hooks, kept, [(grad, var)], is_last=False).errors)
+        raise_within(run_step(hooks, kept, [(grad, var)], is_last=False).errors)
 
 
 @dataclass(frozen=True)

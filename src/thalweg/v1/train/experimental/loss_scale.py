@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from thalweg._base.showing import show_value
+from thalweg._core.atomic_section import run
 from thalweg._core.gradient_transforms import Decision
+from thalweg._core.grads_and_vars import concrete
 from thalweg._core.nest import leaves_of
-from thalweg._core.options.scale_policies import Policy, answer, dynamic
-from thalweg._core.pairs import concrete
-from thalweg._core.section import run
+from thalweg._core.options.loss_scale_policies import Policy, answer, dynamic
 from thalweg._core.trackable import Trackable
 from thalweg._graph import (
     GraphVariable,

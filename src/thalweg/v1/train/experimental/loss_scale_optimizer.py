@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.tracing import untraced
-from thalweg._core.checks import check_readable
+from thalweg._core.atomic_section import calls, drain
+from thalweg._core.commit import putting_back, says_taken
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
-from thalweg._core.outcome import putting_back, says_taken
-from thalweg._core.pairs import as_gradient
-from thalweg._core.section import calls, drain
+from thalweg._core.grads_and_vars import as_gradient
 from thalweg._core.state import Entry
+from thalweg._core.validation import check_readable
 from thalweg._core.vectors import is_host
 from thalweg._graph import (
     GraphKeys,

@@ -1,0 +1,111 @@
+"""What files say of optimizers: what their classes are called, and what made their arguments.
+
+Each face tells the names of its own when it is imported. So whoever writes a file knows no face,
+and whoever reads one has the faces imported that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeGuard
+
+# What imports each face, by its name; the package says so, which knows them all.
+faces: dict[str, Callable[[], object]] = {}
+
+
+class Names:
+    """Classes or functions of one kind, by what files call them.
+
+    Args:
+        words: What something of this kind is that no face has told.
+    """
+
+    def __init__(self, words: str = "") -> None:
+        self.words = words
+        self._things: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+
+    def tell(self, name: str, thing: object, *others: object) -> None:
+        """Say what files call something.
+
+        Args:
+            name: The name; of several of one thing the first is written.
+            thing: What is made again from the name.
+            others: What is written by the same name.
+
+        Raises:
+            ValueError: Something else has this name.
+        """
+        if self._things.setdefault(name, thing) is not thing:
+            raise ValueError(f"{name!r} is told of {self._things[name]!r} and of {thing!r}.")
+        for each in (thing, *others):
+            self._names.setdefault(each, name)
+
+    def tell_all(self, prefix: str, things: Iterable[Any]) -> None:
+        """Say that files call things by a prefix and their own names."""
+        for each in things:
+            self.tell(prefix + each.__name__, each)
+
+    def told(self) -> dict[str, Any]:
+        """All that all faces tell, by name."""
+        for load in faces.values():
+            load()
+        return dict(self._things)
+
+    def name_of(self, thing: object) -> str | None:
+        """What files call something; None for what nobody has told, such as a class of yours."""
+        return self._names.get(thing)
+
+    def find(self, name: str) -> Any:
+        """What files call so; None if no face has told it.
+
+        Faces that are not there are imported until one of them has, first the one that the name
+        begins with.
+        """
+        for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
+            if name in self._things:
+                break
+            faces[face]()
+        return self._things.get(name)
+
+
+OPTIMIZERS = Names()
+RATES = Names("the learning rate")
+LOSS_SCALERS = Names("your loss scaler")
+
+
+class Configurable:
+    """An optimizer, or a step of training, that files hold.
+
+    It has `_locked()`, `_arguments()`, `_saved(names)` and `_loading(state, variables, names)`.
+
+    Attributes:
+        _needs_variables: Whether slots are loaded beside variables that are known, and wait for no
+            others.
+    """
+
+    __slots__ = ()
+    _needs_variables: ClassVar[bool] = False
+
+
+class Argument:
+    """What an optimizer is given and files describe by what made it."""
+
+    __slots__ = ()
+
+    def _made_by(self) -> tuple[Names, object] | None:
+        """Its kind, and the class or function that made it; None if that is not known."""
+        raise NotImplementedError
+
+    def _arguments(self) -> Mapping[str, object]:
+        """What that was given, by name."""
+        raise NotImplementedError
+
+    def _keeps(self) -> Sequence[object]:
+        """What it remembers: objects that have `state_dict` and `load_state_dict`."""
+        return ()
+
+
+def is_argument(value: object) -> TypeGuard[Argument]:
+    """Return whether files describe a value as an `Argument`; its class need not derive from it."""
+    return hasattr(type(value), "_made_by")

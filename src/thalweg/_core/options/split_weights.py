@@ -1,0 +1,67 @@
+"""Parameters of bfloat16 that have a correction in their state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thalweg._base.exports import exported_from
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
+from thalweg._core.options.base import Option, Others
+from thalweg._core.options.master_weights import Masters, Offload
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.variable import dtype_name
+
+
+@exported_from("thalweg.optim.options")
+@dataclass(frozen=True, kw_only=True)
+class SplitWeights(Option):
+    """Weights of 24 bits in three bytes.
+
+    Attributes:
+        weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which the
+            lower 8 bits are in their state, as `correction`, a byte an element; steps move the
+            weights. What you write to a parameter is the weight, but for its correction of at most
+            half a last place. Slots are float32, if nothing says otherwise. Measures, such as
+            LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
+            and on GPUs.
+    """
+
+    changes_state = True
+    keeps_beside = ("correction",)
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights not in (None, "split"):
+            raise InvalidArgumentError(
+                f"weights must be None or 'split', not {show_value(self.weights)}."
+            )
+
+    def check_beside(self, others: Others) -> None:
+        for kind, name in ((Masters, "masters"), (Offload, "state_device")):
+            if others.of(kind).on:
+                raise InvalidArgumentError(
+                    f"weights='split' and {name} cannot be together: both say where the rest of a"
+                    " weight is kept."
+                )
+
+    def check_param(self, param: Tensor, title: str) -> None:
+        if param.dtype != torch.bfloat16:
+            raise InvalidTypeError(
+                f"'{title}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
+                " bfloat16."
+            )
+
+    def rule(self, rule: Rule) -> Rule:
+        """The rule with a correction.
+
+        Raises:
+            RuleError: The rule cannot have it; says why.
+        """
+        with importing:
+            from thalweg._engines.split_weight_rule import split_rule
+        return split_rule(rule)

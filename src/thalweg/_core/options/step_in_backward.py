@@ -1,0 +1,40 @@
+"""Gradients that are applied and freed as they arrive, in the course of the backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg._base.exports import exported_from
+from thalweg._core.options.accumulation import Accumulation
+from thalweg._core.options.base import Option, Others
+from thalweg._core.options.clipping import Clipping
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg.errors import InvalidArgumentError
+
+
+@exported_from("thalweg.optim.options")
+@dataclass(frozen=True, kw_only=True)
+class InBackward(Option):
+    """An update of each parameter by itself.
+
+    Attributes:
+        in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
+            Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
+    """
+
+    in_backward: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_bool("in_backward")
+
+    def check_beside(self, others: Others) -> None:
+        needing = {
+            "clip_grad_norm": others.of(Clipping).clip_grad_norm,
+            "accumulate": others.of(Accumulation).accumulate > 1,
+            "fused_unscale": others.of(Unscaling).fused_unscale,
+        }
+        for name in (name for name, is_on in needing.items() if is_on):
+            raise InvalidArgumentError(
+                f"in_backward applies each gradient as it arrives, and {name} needs all of"
+                " them first."
+            )

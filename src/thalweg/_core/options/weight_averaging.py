@@ -1,0 +1,65 @@
+"""Averages of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from thalweg._base.exports import exported_from
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
+from thalweg._core.hyperparameters import as_number
+from thalweg._core.options.base import Option
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
+from thalweg.rules.average import EMA, WEIGHT, average
+
+
+@cache
+def add_average(rule: Rule) -> Rule:
+    """The rule with the average of its variable as a last slot."""
+    with importing:
+        from thalweg._core.options.post_update import follow_rule
+    return follow_rule(rule, f"{rule.name} with an average", average, EMA)
+
+
+@exported_from("thalweg.optim.options")
+@dataclass(frozen=True, kw_only=True)
+class Average(Option):
+    """An exponential moving average of each parameter.
+
+    Attributes:
+        ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
+            1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+    """
+
+    begins = (EMA,)
+    changes_state = True
+    ema_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ema_decay is not None:
+            decay = float(as_number("ema_decay", self.ema_decay))
+            if not 0 <= decay < 1:
+                raise InvalidArgumentError(
+                    f"ema_decay must be in [0, 1), not {show_value(self.ema_decay)}."
+                )
+            object.__setattr__(self, "ema_decay", decay)
+
+    def rule(self, rule: Rule) -> Rule:
+        return add_average(rule)
+
+    def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
+        return {WEIGHT: self._weight(EMA in lacked, step)}
+
+    def _weight(self, is_new: bool, step: object) -> Tensor | float:
+        """The weight of a parameter in its average, which begins with the first step."""
+        weight = 1 - cast("float", self.ema_decay)
+        if isinstance(step, Tensor) and not is_new:
+            return torch.where(step == 0, torch.ones_like(step, dtype=torch.float64), weight)
+        return 1.0 if is_new or not step else weight

@@ -1,0 +1,56 @@
+"""Tensors of state in blocks of memory: one for each dtype and device.
+
+Small ones then cost no page each, and one look at a block tells of all that lie in it. They share
+its storage, and torch's version counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thalweg._engines.cpu.huge_pages import allocate_block
+from thalweg._engines.layout import is_dense
+
+ALIGNMENT = 64  # bytes; a tensor inside a block starts at a multiple of it
+
+
+def laid_out(
+    variables: Sequence[Tensor],
+    dtypes: Sequence[torch.dtype],
+    initial: float,
+    scalar: bool = False,
+    device: torch.device | None = None,
+) -> list[Tensor]:
+    """New tensors of the variables' shapes, devices and strides, filled with `initial`.
+
+    Args:
+        variables: What they stand beside.
+        dtypes: For each its dtype.
+        initial: A number.
+        scalar: Whether they have the shape () instead.
+        device: Where they are, if not on the variables' devices.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, (var, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+        kinds.setdefault((dtype, device or var.device), []).append(index)
+    made: dict[int, Tensor] = {}
+    for (dtype, place), members in kinds.items():
+        step = ALIGNMENT // dtype.itemsize
+        counts = [1 if scalar else variables[index].numel() for index in members]
+        sizes = [-(-count // step) * step for count in counts]
+        memory = allocate_block(sum(sizes), initial, dtype, place)
+        start = 0
+        for index, count, size in zip(members, counts, sizes, strict=True):
+            piece = memory[start : start + count]
+            made[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
+            start += size
+    return [made[index] for index in range(len(variables))]
+
+
+def _shape_like(piece: Tensor, var: Tensor) -> Tensor:
+    if is_dense(var):
+        return piece.as_strided(var.shape, var.stride())
+    return piece.view(var.shape)

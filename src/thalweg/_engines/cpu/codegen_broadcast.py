@@ -1,0 +1,117 @@
+"""Write the loops of a CPU kernel over elements that see numbers of their row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thalweg._engines.codegen import Kernel, Update, indent_by
+from thalweg._engines.cpu.codegen import STORAGE, Element, point_at_chunk, write_kernel
+from thalweg._engines.formula_parser import LITERAL
+from thalweg._engines.reduction_order import LANES
+
+SHORT = 8  # elements of a row that is too short for a loop of its own
+_USUAL = 3  # elements of a row of most kernels of convolutions
+
+
+def generate_seeing(update: Update, compute: str) -> Kernel:
+    """As `generate_update` of `codegen`, where elements see their row and column.
+
+    What the table has of a tensor is its streams, its vectors, and how many rows and columns its
+    matrices have.
+    """
+    element = Element(update, compute)
+    definitions, pointers = element.define_functions(), point_at_chunk(update)
+    return write_kernel(element, definitions, pointers, each_line(element, "offset", "length"))
+
+
+def each_line(element: Element, first: str, count: str) -> list[str]:
+    """Update `count` elements, from element `first` of a tensor on, which see rows and columns."""
+    update = element.update
+    place = f"tensor * {update.width} + {update.vectors_at}"
+    sides = f"base[{place} + {len(update.vectors)}], base[{place} + {len(update.vectors) + 1}]"
+    vectors = {
+        "row": "{name} = {pointer}(base[{place} + {k}])[line]",
+        "column": "{name} = {pointer}(base[{place} + {k}] + column * {size})",
+    }
+    short = {
+        name: f"{LITERAL}({spread_name(vector)}[i - done])"
+        for name, vector in update.vectors.items()
+    }
+    stored = STORAGE[element.compute]
+    given = [
+        vectors[name.rstrip("0123456789")].format(
+            name=name, pointer=stored.pointer, size=stored.size, place=place, k=k
+        )
+        for k, name in enumerate(update.vectors.values())
+    ]
+    pointers = {
+        vector: f"{stored.pointer}(base[{place} + {k}])"
+        for k, vector in enumerate(update.vectors.values())
+    }
+    return [
+        f"rows, columns = {sides}",
+        "done = 0",
+        *[f"{spread_name(vector)} = lanes({LANES})" for vector in pointers],
+        f"while done < {count} and columns <= {SHORT}:",
+        f"    block = min({LANES}, {count} - done)",
+        f"    start = {first} + done",
+        "    line = start // columns",
+        *indent_by(spread_vectors(pointers, "block"), 1).splitlines(),
+        "    for i in range(done, done + block):",
+        *indent_by(element.update_element(short), 2).splitlines(),
+        "    done += block",
+        f"while done < {count}:",
+        f"    line = ({first} + done) // columns",
+        f"    stop = min((line + 1) * columns - {first}, {count})",
+        # Where the columns would begin that element i finds its own in at [i].
+        f"    column = (line // rows - line) * columns + {first}",
+        *indent_by([*given, "for i in range(done, stop):"], 1).splitlines(),
+        *indent_by(element.update_element(), 2).splitlines(),
+        "    done = stop",
+    ]
+
+
+def spread_name(vector: str) -> str:
+    """The lanes that hold what each of some elements sees of a vector."""
+    return f"each_{vector}"
+
+
+def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
+    """Have lanes hold what the elements from `start` on, of row `line`, see of vectors.
+
+    Loops over short rows cost more than what they do, so that those run over this.
+
+    Args:
+        pointers: To where vectors of the tensor begin, by name.
+        count: How many elements there are.
+    """
+    if not pointers:
+        return ["pass"]
+
+    def see(place: str, j: str) -> list[str]:
+        of = {"row": "line", "column": f"along + {j}"}
+        return [f"{spread_name(name)}[{place}] = all_{name}[{of[name.rstrip('0123456789')]}]"
+                for name in pointers]  # fmt: skip
+
+    following = ["line += 1", "below += 1", "if below == rows:", "    below = 0",
+                 "    along += columns"]  # fmt: skip
+    return [
+        *[f"all_{name} = {pointer}" for name, pointer in pointers.items()],
+        "j = start - line * columns",
+        "below = line // rows",
+        "along = below * columns",
+        "below = line - below * rows",
+        "i = 0",
+        f"while i < {count}:",
+        f"    while columns == {_USUAL} and j == 0 and i + {_USUAL} <= {count}:",
+        *(f"        {line}" for k in range(_USUAL) for line in see(f"i + {k}", str(k))),
+        f"        i += {_USUAL}",
+        *(f"        {line}" for line in following),
+        f"    if i < {count}:",
+        *(f"        {line}" for line in see("i", "j")),
+        "        i += 1",
+        "        j += 1",
+        "        if j == columns:",
+        "            j = 0",
+        *(f"            {line}" for line in following),
+    ]

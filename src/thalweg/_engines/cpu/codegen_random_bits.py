@@ -1,0 +1,81 @@
+"""The parts of a CPU kernel's text that draw random bits; see `thalweg._engines.philox`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from thalweg._engines.codegen import Update, indent_by
+from thalweg._engines.cpu.codegen import first_of
+from thalweg._engines.philox import INCREMENTS, MASK, MULTIPLIERS, ROUNDS
+from thalweg._engines.random_bits import GROUP, SCALARS
+
+# Streams take each round side by side: what one waits for, another computes. What lies above the
+# lower 32 bits is left where it is, until a product asks for them.
+_PRODUCTS = """
+left{k}, right{k} = {first} * (a{k} & {mask}), {second} * (c{k} & {mask})
+"""
+_WORDS = """
+a{k}, b{k} = (right{k} >> 32) ^ b{k} ^ k0, right{k}
+c{k}, d{k} = (left{k} >> 32) ^ d{k} ^ k1, left{k}
+"""
+_COUNTER = """
+a{k}, b{k}, c{k}, d{k} = group, step, number, {k} | ((group >> 32) << 8)
+"""
+_KEPT = """
+words{k}[2 * j] = (a{k} & {mask}) | (b{k} << 32)
+words{k}[2 * j + 1] = (c{k} & {mask}) | (d{k} << 32)
+"""
+# Whole vectors of counters, of eight at most.
+_DRAW = """
+position = origin + begin
+for j in range(((count + (position & {last}) + {most}) >> {shift}) << 3):
+    group, k0, k1 = (position >> {of_group}) + j, key_low, key_high
+{each}
+"""
+_ADDRESS = "drawn{stream} = uint16_pointer(address_of(words{k}) + 2 * (position & {last}))"
+
+
+def begin_draws(update: Update, numbers: Iterable[int]) -> list[str]:
+    """What a chunk knows of its draws: key, step, number of the variable, room for words."""
+    names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
+    beside = len(update.storage)
+    return [
+        *(f"{own} = int64({update.scalar[name]})" for name, own in names.items()),
+        f"number = {first_of(update, beside)}",
+        f"origin = {first_of(update, beside + 1)} + offset",
+        *(f"words{k} = words()" for k in numbers),
+    ]
+
+
+def draw_for(streams: Mapping[int, int]) -> list[str]:
+    """Draw for `count` elements from `begin` of a chunk on.
+
+    Args:
+        streams: Where they are stored, and which of an element's numbers that is.
+    """
+    numbers, last, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
+    once = _each(_PRODUCTS, numbers) + _each(_WORDS, numbers)
+    keys = "k0, k1 = k0 + {}, k1 + {}".format(*INCREMENTS)
+    each = [*_each(_COUNTER, numbers), *[*once, keys] * ROUNDS, *_each(_KEPT, numbers)]
+    text = _DRAW.format(
+        last=last,
+        most=8 * GROUP - 1,
+        shift=of_group + 3,
+        of_group=of_group,
+        each=indent_by(each, 1),
+    )
+    addresses = [_ADDRESS.format(stream=stream, k=k, last=last) for stream, k in streams.items()]
+    return [*text.strip().splitlines(), *addresses]
+
+
+def _each(template: str, numbers: Iterable[int]) -> list[str]:
+    """A template for each of these numbers of an element."""
+    first, second = MULTIPLIERS
+    texts = [template.format(k=k, first=first, second=second, mask=MASK) for k in numbers]
+    return [line for text in texts for line in text.strip().splitlines()]
+
+
+def rounded(stream: int, kind: str, value: str) -> str:
+    """A number of 16 bits, rounded by what was drawn for it."""
+    short = {"float16": "half", "bfloat16": "bfloat"}[kind]
+    return f"float_to_{short}_by({value}, drawn{stream}[i])"

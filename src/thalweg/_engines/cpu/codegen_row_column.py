@@ -1,0 +1,432 @@
+"""Write the source of a kernel that measures rows, columns and variables, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.codegen import Kernel, indent_by
+from thalweg._engines.cpu.codegen import STORAGE, name_kernel
+from thalweg._engines.cpu.codegen_broadcast import SHORT, spread_name, spread_vectors
+from thalweg._engines.cpu.codegen_measure import Elements
+from thalweg._engines.cpu.codegen_reduction import Reduction
+from thalweg._engines.reduction_order import LANES
+from thalweg._engines.row_column_reductions import TILE_COLUMNS, TILE_ROWS
+from thalweg.formula import Formula
+
+# How many rows are added up at once, where they are long, and over how many tiles of a row: columns
+# are then read and written once for all of them. What pays is to read memory in its order: a cache
+# fetches ahead in a row, but not from one to the next, nor where short ones take turns. Rows are
+# long where the nearest cache does not hold what there is of all columns.
+_SEVERAL, WIDE = 4, 4
+_CACHE = 28 << 10  # bytes of it
+_HALF = LANES // 2
+_MOST = 16 * LANES  # lanes of columns in all: they are on the stack of a thread
+
+# Of a tensor the table has its streams, its vectors, rows and columns of its matrices, how many
+# tiles lie below one another and side by side, and where what tiles have of each measure goes.
+_MEASURE = """
+def measured({parameters}):
+{element}
+
+
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush = work[1], work[2]
+    chunks, base = int64_pointer(work[4]), int64_pointer(work[5])
+    scalar_step, scalars = work[6], float64_pointer(work[7])
+    streams = {width}
+{lanes}
+    found = begin_denormals(flush)
+    ticket = take_ticket(work)
+    while ticket < slices:
+        tensor, begin, end = chunks[3 * ticket], chunks[3 * ticket + 1], chunks[3 * ticket + 2]
+        rows, columns = base[tensor * streams + {sides}], base[tensor * streams + {sides} + 1]
+        down, across = base[tensor * streams + {sides} + 2], base[tensor * streams + {sides} + 3]
+{targets}
+        row = tensor * scalar_step
+{scalars}
+        tile = begin
+        while tile < end and columns <= {short}:
+            last = min(end, tile + {lane_count} // (min({tile_rows}, rows) * columns))
+            matrix = tile // down
+            first = (tile - matrix * down) * {tile_rows}
+            line = matrix * rows + first
+            start = line * columns
+            offset, from_line = start, line
+            count = last // down
+            count = (count * rows + (last - count * down) * {tile_rows}) * columns - start
+{pointers_short}
+{spread}
+            for i in range(count):
+{values_short}
+            line, i = from_line, 0
+            for own in range(tile, last):
+                end_line = line + min({tile_rows}, rows - first)
+                column = own * columns
+{cases}
+                first += {tile_rows}
+                if first >= rows:
+                    first = 0
+            tile = last
+        tail, tail_half = columns - (across - 1) * {tile_columns}, {lane_count} // 2
+        while tail_half >= tail and tail_half > 1:
+            tail_half >>= 1
+        while tile < end:
+            band = tile // across
+            own = tile - band * across
+            wide = min(min({wide}, across - own), end - tile)
+            left = own * {tile_columns}
+            matrix = band // down
+            first = (band - matrix * down) * {tile_rows}
+            room = wide * {tile_columns}
+            if own + wide == across:
+                room += 2 * tail_half - {tile_columns}
+            for lane in range(room):
+{zero}
+            line = matrix * rows + first
+            last = matrix * rows + min(first + {tile_rows}, rows)
+            while line < last:
+                several = {several} if columns > {long} and line + {several} <= last else 1
+                for side in range(wide):
+                    shift = side * {tile_columns}
+                    start = left + shift
+                    count, half = {tile_columns}, {tile_columns} // 2
+                    if own + side + 1 == across:
+                        count, half = tail, tail_half
+                    column = matrix * columns + start
+{columns}
+                    if several > 1:
+{several_lines}
+                    else:
+{one_line}
+                    for below in range(several):
+                        place = (line + below) * across + own + side
+{keep_row}
+                line += several
+{keep}
+            tile += wide
+        ticket = take_ticket(work)
+    end_denormals(found)
+"""
+
+
+@dataclass(frozen=True)
+class _Kept(Reduction):
+    """What is kept of one formula in the course of a tile.
+
+    Attributes:
+        value: The number of its value.
+        targets: The numbers of the measures of each "row", "column" and "variable", where there
+            are some: two may be alike.
+    """
+
+    value: int
+    targets: dict[str, list[int]]
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether columns are added up."""
+        return not self.targets.keys().isdisjoint(("column", "variable"))
+
+
+def _share_formulas(measures: tuple[Measure, ...]) -> tuple[tuple[Formula, ...], list[_Kept]]:
+    """The formulas, each once, and what is kept of each."""
+    formulas = tuple(dict.fromkeys(each.function for each in measures))
+    kept: dict[tuple[int, str], _Kept] = {}
+    for number, each in enumerate(measures):
+        index = formulas.index(each.function)
+        own = kept.setdefault((index, each.reduce), _Kept(each.reduce, index, {}))
+        own.targets.setdefault(each.over, []).append(number)
+    return formulas, [*kept.values()]
+
+
+class _Short:
+    """The parts that have to do with it in tiles of short rows, of which each case has its text.
+
+    Args:
+        kept: What is kept.
+        name: Names its lanes.
+    """
+
+    def __init__(self, kept: _Kept, name: int) -> None:
+        self._kept, self.lanes, self._name = kept, f"short_lanes{name}", name
+
+    def begin(self, columns: int) -> list[str]:
+        """Before the rows of a tile."""
+        zeros = range(columns if self._kept.has_columns else 0)
+        return [f"sum{self._name}_{j} = {self._kept.zero}" for j in zeros]
+
+    def add_row(self, columns: int) -> list[str]:
+        """What becomes of a row."""
+        values = [f"value{self._name}_{j}" for j in range(columns)]
+        lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
+        whole = self._kept.fold(values)
+        lines += [f"target{k}[line] = {whole}" for k in self._kept.targets.get("row", ())]
+        if self._kept.has_columns:
+            sums = [f"sum{self._name}_{j}" for j in range(columns)]
+            lines += [
+                f"{one} = {self._kept.join(one, value)}"
+                for one, value in zip(sums, values, strict=True)
+            ]
+        return lines
+
+    def end(self, columns: int) -> list[str]:
+        """After the rows of a tile."""
+        sums = [f"sum{self._name}_{j}" for j in range(columns)]
+        return [
+            f"target{k}[column + {j}] = {each}"
+            for k in self._kept.targets.get("column", ())
+            for j, each in enumerate(sums)
+        ] + [
+            f"target{k}[own] = {self._kept.fold(sums)}"
+            for k in self._kept.targets.get("variable", ())
+        ]
+
+
+def _short_cases(kept: list[_Short]) -> list[str]:
+    """Add up the tile `own`, whose rows have one of a few lengths."""
+    lines: list[str] = []
+    for columns in range(1, SHORT + 1):
+        lines += [
+            f"if columns == {columns}:",
+            *(f"    {line}" for each in kept for line in each.begin(columns)),
+            "    while line < end_line:",
+            *(f"        {line}" for each in kept for line in each.add_row(columns)),
+            "        line += 1",
+            f"        i += {columns}",
+            *(f"    {line}" for each in kept for line in each.end(columns)),
+        ]
+    return lines
+
+
+class _Tile:
+    """The parts of the text that have to do with one of what is kept.
+
+    Args:
+        kept: What is kept.
+        name: Names its lanes.
+        wide: How many tiles of a row there are lanes for.
+    """
+
+    def __init__(self, kept: _Kept, name: int, wide: int) -> None:
+        self._kept, self._wide, self._column = kept, wide, f"column_lanes{name}"
+        self.has_row = "row" in kept.targets
+        self._row = f"row_lanes{name}"
+
+    @property
+    def lanes(self) -> list[str]:
+        return [
+            *([f"{self._row} = lanes({_SEVERAL * _HALF})"] if self.has_row else []),
+            *([f"{self._column} = lanes({self._wide * LANES})"] if self._kept.has_columns else []),
+        ]
+
+    @property
+    def zero(self) -> list[str]:
+        return [f"{self._column}[lane] = {self._kept.zero}"] if self._kept.has_columns else []
+
+    def add(self, rows: int, upper: bool) -> list[str]:
+        """What becomes of an element of each of some rows, in the lower or upper half of a tile."""
+        values, lines = [f"v{self._kept.value}_{k}" for k in range(rows)], list[str]()
+        if self._kept.has_columns:
+            total = place = f"{self._column}[shift + i]"
+            for value in values:
+                total = self._kept.join(total, value)
+            lines.append(f"{place} = {total}")
+        for row, value in enumerate(values if self.has_row else ()):
+            place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
+            lines.append(f"{place} = {self._kept.join(place, value) if upper else value}")
+        return lines
+
+    @property
+    def keep_row(self) -> list[str]:
+        """Fold what there is of a row, and leave it."""
+        if not self.has_row:
+            return []
+        first, *others = (f"{self._row}[lane + {k} * span]" for k in range(4))
+        return [
+            "span = half",
+            "while span > 2:",
+            "    span >>= 2",
+            f"    for lane in range(below * {_HALF}, below * {_HALF} + span):",
+            f"        {first} = {self._kept.fold([first, *others])}",
+            f"lane = below * {_HALF}",
+            "if span > 1:",
+            f"    {self._row}[lane] = "
+            + self._kept.join(f"{self._row}[lane]", f"{self._row}[lane + 1]"),
+            *(f"target{k}[place] = {self._row}[lane]" for k in self._kept.targets["row"]),
+        ]
+
+    @property
+    def keep(self) -> list[str]:
+        targets, lines = self._kept.targets, list[str]()
+        if "column" in targets:
+            lines.append("for lane in range(min(room, columns - left)):")
+            lines += [
+                f"    target{k}[band * columns + left + lane] = {self._column}[lane]"
+                for k in targets["column"]
+            ]
+        if "variable" in targets:
+            place, other = (f"{self._column}[shift + lane{more}]" for more in ("", " + span"))
+            lines += [
+                "for side in range(wide):",
+                f"    shift = side * {LANES}",
+                f"    span = tail_half if own + side + 1 == across else {LANES // 2}",
+                "    while span > 0:",
+                "        for lane in range(span):",
+                f"            {place} = {self._kept.join(place, other)}",
+                "        span >>= 1",
+                *(
+                    f"    target{k}[tile + side] = {self._column}[shift]"
+                    for k in targets["variable"]
+                ),
+            ]
+        return lines
+
+
+class _Lines:
+    """The text that adds up some rows of a tile, of which each reads by names of its own.
+
+    Args:
+        sweep: What is read and computed of an element.
+        tiles: The parts of what is kept.
+        of_rows: Lines that read what a row sees of vectors.
+    """
+
+    def __init__(self, sweep: Elements, tiles: list[_Tile], of_rows: list[str]) -> None:
+        self._sweep, self._tiles = sweep, tiles
+        self._of_row = [*of_rows, *sweep.point_at_leaf()]
+        self._own = {each.split(" ")[0] for each in self._of_row}
+
+    def _name(self, name: str, row: int) -> str:
+        return f"{name}_{row}" if name in self._own else name
+
+    def add(self, rows: int) -> list[str]:
+        """Add up so many rows, from `line` on."""
+        lines: list[str] = []
+        for row in range(rows):
+            lines.append(f"offset = (line + {row}) * columns + start")
+            for each in self._of_row:
+                name, value = each.split(" = ")
+                own = value.replace("[line]", f"[line + {row}]")
+                lines.append(f"{self._name(name, row)} = {own}")
+        if not any(each.has_row for each in self._tiles):
+            return [*lines, *self._loop("count", rows, upper=False)]
+        halves = (("half", False), ("half, count", True))
+        return lines + [line for own, upper in halves for line in self._loop(own, rows, upper)]
+
+    def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
+        lines: list[str] = []
+        for row in range(rows):
+            own = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
+            given = ", ".join(["i", *(self._name(each, row) for each in self._sweep.arguments)])
+            lines.append(f"{own} = measured({given})")
+        lines += [line for each in self._tiles for line in each.add(rows, upper)]
+        return [f"for i in range({limits}):", *(f"    {line}" for line in lines)]
+
+
+def generate_lines(
+    measures: tuple[Measure, ...],
+    stages: tuple[Formula, ...],
+    storage: tuple[str, ...],
+    compute: str,
+    vectors: Mapping[str, str],
+    from_copy: bool,
+) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel that takes measures in one sweep.
+
+    Args:
+        measures: The measures.
+        stages, storage, from_copy: As for `Sweep`.
+        compute: The type of vectors and stages, "float32" or "float64".
+        vectors: What formulas are given of a "row" or a "column", by name.
+
+    Returns:
+        The kernel, and the names of the vectors that it reads, in the order of the table.
+    """
+    if TILE_COLUMNS != LANES:
+        raise RuntimeError("a tile is as wide as there are lanes")
+    formulas, kept = _share_formulas(measures)
+    readable = len(storage) - from_copy
+    sweep = Elements(formulas, stages, storage, readable, from_copy, vectors)
+    wide = min(WIDE, _MOST // LANES // max(1, sum(each.has_columns for each in kept)) or 1)
+    tiles = [_Tile(each, name, wide) for name, each in enumerate(kept)]
+    sides = len(storage) + len(sweep.vectors)
+    kind = STORAGE[compute]
+    of_rows = [
+        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}])[line]"
+        for k, name in enumerate(sweep.vectors.values())
+        if name.startswith("row")
+    ]
+    of_columns = [
+        f"{name} = {kind.pointer}(base[tensor * streams + {len(storage) + k}]"
+        f" + column * {kind.size})"
+        for k, name in enumerate(sweep.vectors.values())
+        if name.startswith("column")
+    ]
+    short = [_Short(each, name) for name, each in enumerate(kept)]
+    spread = {
+        name: f"{kind.pointer}(base[tensor * streams + {len(storage) + k}])"
+        for k, name in enumerate(sweep.vectors.values())
+    }
+    lanes_of = {name: spread_name(name) for name in spread}
+    given = [f"{lanes_of[x]}[i]" if x.startswith("row") else lanes_of.get(x, x)
+             for x in sweep.arguments]  # fmt: skip
+    results = ", ".join(f"v{index}" for index in range(len(formulas)))
+    bytes_of_column = sum(
+        [
+            *(8 * each.has_columns + 4 * ("row" in each.targets) for each in kept),
+            *(STORAGE[storage[stream]].size for stream in sweep.read),
+            kind.size * len(of_columns),
+        ]
+    )
+    several = _Lines(sweep, tiles, of_rows)
+    text = _MEASURE.format(
+        parameters=", ".join(["i", *sweep.arguments]),
+        element=indent_by(sweep.measure_element(), 1),
+        width=sides + 4 + len(measures),
+        lanes=indent_by(
+            [
+                *(line for each in tiles for line in each.lanes),
+                *(f"{each.lanes} = lanes({LANES})" for each in short),
+                *(f"{each} = lanes({LANES})" for each in lanes_of.values()),
+            ],
+            1,
+        ),
+        short=SHORT,
+        pointers_short=indent_by(sweep.point_at_leaf() or ["pass"], 3),
+        spread=indent_by(spread_vectors(spread, "count"), 3),
+        values_short=indent_by(
+            [
+                f"{results} = measured({', '.join(['i', *given])})",
+                *(f"{each.lanes}[i] = v{own.value}" for each, own in zip(short, kept, strict=True)),
+            ],
+            4,
+        ),
+        cases=indent_by(_short_cases(short), 4),
+        sides=sides,
+        targets=indent_by(
+            [
+                f"target{k} = float64_pointer(base[tensor * streams + {sides + 4 + k}])"
+                for k in range(len(measures))
+            ],
+            2,
+        ),
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(sweep.scalars))], 2),
+        tile_rows=TILE_ROWS,
+        tile_columns=TILE_COLUMNS,
+        lane_count=LANES,
+        zero=indent_by([line for each in tiles for line in each.zero] or ["pass"], 4),
+        several=_SEVERAL,
+        wide=wide,
+        long=_CACHE // bytes_of_column,
+        columns=indent_by(of_columns, 5),
+        keep_row=indent_by([line for each in tiles for line in each.keep_row] or ["pass"], 6),
+        several_lines=indent_by(several.add(_SEVERAL), 6),
+        one_line=indent_by(several.add(1), 6),
+        keep=indent_by([line for each in tiles for line in each.keep], 3),
+    )
+    definitions = "\n\n".join(sweep.define_functions(compute))
+    kernel = name_kernel("l", definitions, text, sweep.scalars, len(measures))
+    return kernel, tuple(sweep.vectors)

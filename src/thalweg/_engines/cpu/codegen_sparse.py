@@ -1,0 +1,188 @@
+"""Write the source of a CPU kernel over the rows that a sparse gradient names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from thalweg._engines.codegen import Kernel, Update, indent_by
+from thalweg._engines.cpu.codegen import LINE, STORAGE, Element, name_kernel
+from thalweg._engines.formula_parser import LITERAL
+
+_ROWS = """
+def KERNEL_NAME(argument):
+    work = int64_pointer(address_of(argument))
+    slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
+    row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
+    following, base = int32_pointer(work[8]), int64_pointer(work[9])
+    scalars = {compute}_pointer(work[10])
+    scratch = work[11] + take_ticket(int64_pointer(address_of(argument) + 104)) * work[12]
+    one = {literal}(flush | 1)
+    row = 0
+{scalars}
+    found = begin_denormals(flush)
+    ticket = take_ticket(work)
+    while ticket < slices:
+        for group in range(ticket * share, min((ticket + 1) * share, groups)):
+{prefetches}
+            offset = row_of[group] * width
+            entry = int64(first[group])
+{update}
+        ticket = take_ticket(work)
+    end_denormals(found)
+"""
+
+_AHEAD = 8  # rows between the one that is updated and the one that is prefetched
+_SHORT = 256  # elements of a row that are prefetched
+_NEXT = "entry = int64(following[entry])"
+
+
+class _Row(Element, ABC):
+    """Writes what a kernel does to a row, of which `entry` is the first entry."""
+
+    @abstractmethod
+    def update_row(self) -> list[str]:
+        """Update the row."""
+
+    def update_by_gradient(self) -> list[str]:
+        """Update each of its elements, by what lies at `gradient`."""
+        pointers = map(self.point_at, range(len(self.update.storage)))
+        return [*pointers, "for i in range(width):", *_indent_lines(*self.update_element())]
+
+    def point_at(self, stream: int) -> str:
+        """Point at what the row has of a stream."""
+        stored = STORAGE[self.update.storage[stream]]
+        address = f"base[{stream}] + offset * {stored.size}" if stream != 1 else "gradient"
+        return f"p{stream} = {stored.pointer}({address})"
+
+    def entry_address(self) -> str:
+        """Where the numbers of `entry` are."""
+        return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
+
+    def entry_value(self, numbers: str) -> str:
+        """An element of an entry after its stages, of which the type of the variable is left."""
+        value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
+        if not self.update.entries:
+            return value
+        value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]
+        return (
+            value
+            if kind == self.compute
+            else STORAGE[kind].load.format(STORAGE[kind].save.format(value))
+        )
+
+
+class _Summed(_Row):
+    """A row is updated once, by the sum of its entries, which has the type of the variable."""
+
+    def update_row(self) -> list[str]:
+        return [*self._sum_entries(), *self.update_by_gradient()]
+
+    def point_at(self, stream: int) -> str:
+        if stream != 1:
+            return super().point_at(stream)
+        return f"p1 = {STORAGE[self.update.storage[0]].pointer}(gradient)"
+
+    def read_value(self, stream: int) -> str:
+        if stream != 1:
+            return super().read_value(stream)
+        return STORAGE[self.update.storage[0]].load.format("p1[i]")
+
+    def _sum_entries(self) -> list[str]:
+        """Point at the row's only entry where it lies, or at a sum, in scratch.
+
+        The first two entries are added without a copy; a sum in another type is rounded once.
+        Entries that have stages, or are of another type than the variable, are always brought to
+        scratch.
+        """
+        var, grad = self.update.storage[:2]
+        start = [f"gradient = {self.entry_address()}", _NEXT]
+        pointers = f"{STORAGE[grad].pointer}(gradient), {self.compute}_pointer(scratch)"
+        both = f"values, wide = {pointers}"
+        value = self.entry_value("values")
+        if self.update.entries or var != grad:
+            begin = ["for i in range(width):", f"    wide[i] = {value}"]
+            return [*start, both, *begin, *self._add_entries()]
+        add = f"    wide[i] = {value} + {self.entry_value('more')}"
+        begin = [both, *self._read_entry(), add, _NEXT]
+        return [*start, "if entry >= 0:", *_indent_lines(*begin, *self._add_entries())]
+
+    def _read_entry(self) -> list[str]:
+        """Come to the elements of a further entry."""
+        pointer = STORAGE[self.update.storage[1]].pointer
+        return [f"more = {pointer}({self.entry_address()})", "for i in range(width):"]
+
+    def _add_entries(self) -> list[str]:
+        """Add the further entries, and point at the sum in the type of the variable."""
+        add = [*self._read_entry(), f"    wide[i] = wide[i] + {self.entry_value('more')}", _NEXT]
+        lines = ["while entry >= 0:", *_indent_lines(*add), "gradient = scratch"]
+        stored = STORAGE[self.update.storage[0]]
+        if self.update.storage[0] == self.compute:
+            return lines
+        return [
+            *lines,
+            f"gradient = scratch + width * {STORAGE[self.compute].size}",
+            f"narrow = {stored.pointer}(gradient)",
+            "for i in range(width):",
+            f"    narrow[i] = {stored.save.format('wide[i]')}",
+        ]
+
+
+class _Successive(_Row):
+    """A row is updated once for each of its entries."""
+
+    def update_row(self) -> list[str]:
+        each = [f"gradient = {self.entry_address()}", _NEXT, *self.update_by_gradient()]
+        return [*self._begin_row(), "while entry >= 0:", *_indent_lines(*each)]
+
+    def read_value(self, stream: int) -> str:
+        return super().read_value(stream) if stream != 1 else self.entry_value("p1")
+
+    def begins_at(self, stream: int) -> str:
+        return self.load_value(stream)
+
+    def _begin_row(self) -> list[str]:
+        """What the row gets once, before the first of its entries."""
+        if not self.update.before:
+            return []
+        pointers, writes = [self.point_at(0)], [f"p0[i] = {self.prepare_variable()}"]
+        if self.update.from_copy:
+            pointers.append(self.point_at(len(self.update.storage) - 1))
+            writes.append(self.store_copy("p0[i]"))
+        return [*pointers, "for i in range(width):", *_indent_lines(*writes)]
+
+
+def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "successive"]) -> Kernel:
+    """The kernel of an update of rows.
+
+    Args:
+        update: The update; it takes a gradient.
+        compute: "float32" or "float64".
+        duplicates: What happens to a row that the gradient names several times.
+    """
+    element = (_Summed if duplicates == "sum" else _Successive)(update, compute)
+    text = _ROWS.format(
+        literal=LITERAL,
+        compute=compute,
+        scalars=indent_by([f"s{k} = scalars[row + {k}]" for k in range(len(update.scalars))], 1),
+        prefetches=indent_by(_prefetch_rows(update.storage), 3),
+        update=indent_by(element.update_row(), 3),
+    )
+    return name_kernel("k", element.define_functions(), text, update.scalars)
+
+
+def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
+    # In one loop, as far as a line of the widest: LLVM takes long for each.
+    sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
+    return [
+        f"ahead = group + {_AHEAD}",
+        "if ahead < groups:",
+        "    there = row_of[ahead] * width",
+        f"    for i in range(there, there + min(width, {_SHORT}), {LINE // max(sizes.values())}):",
+        # Gradients are read almost in order.
+        *(f"        prefetch(base[{k}] + i * {size})" for k, size in sizes.items()),
+    ]
+
+
+def _indent_lines(*lines: str) -> list[str]:
+    return ["    " + line for line in lines]

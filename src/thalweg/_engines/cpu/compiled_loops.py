@@ -1,0 +1,105 @@
+"""Plain loops over NumPy arrays, compiled like kernels, anew for other kinds of arguments."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from ctypes import addressof, c_char
+from operator import index
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from thalweg._engines.array_types import Array
+from thalweg._engines.codegen import digest
+from thalweg._engines.cpu import kernel_cache, openmp
+from thalweg._engines.cpu.codegen import compiler_digest
+
+_Memory = c_char * 0
+
+Kind = tuple[np.dtype[Any], int] | None  # dtype and rank of an array; None for an integer
+
+_SOURCE = """
+{functions}
+
+
+def LOOP_NAME(argument):
+    block = int64_pointer(address_of(argument))
+    {results} = {function}({arguments})
+"""
+
+
+def _address_of(memory: Any) -> int:
+    # For an array the cheapest way; `array.ctypes.data` takes six times as long.
+    return addressof(_Memory.from_buffer(memory))
+
+
+class Loop:
+    """A function of contiguous arrays and integers that returns integers; runs without the GIL.
+
+    Args:
+        functions: The function, then those it calls.
+    """
+
+    def __init__(self, *functions: Callable[..., Any]) -> None:
+        self._name = functions[0].__name__
+        texts = [textwrap.dedent(inspect.getsource(each)) for each in functions]
+        self._text = "\n\n".join(reversed(texts))
+        nodes = ast.walk(ast.parse(texts[0]))
+        found = [node.value for node in nodes if isinstance(node, ast.Return) and node.value]
+        self._several = bool(found) and isinstance(found[0], ast.Tuple)
+        self._results = len(found[0].elts) if isinstance(found[0], ast.Tuple) else 1
+        self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
+
+    def __call__(self, *arguments: Array | int) -> Any:
+        """Call it.
+
+        Raises:
+            TypeError: If an argument is neither an integer nor a contiguous array.
+        """
+        kinds: list[Kind] = []
+        block = [0] * self._results
+        for each in arguments:
+            if isinstance(each, np.ndarray):
+                flags = each.flags
+                if not flags.c_contiguous:
+                    raise TypeError(f"{self._name} takes contiguous arrays only.")
+                kinds.append((each.dtype, each.ndim))
+                block += (_address_of(each) if flags.writeable else each.ctypes.data, *each.shape)
+            else:
+                kinds.append(None)
+                block.append(index(each))
+        key = tuple(kinds)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._compile_for(key), Struct(f"{len(block)}q")
+        function, layout = compiled
+        memory = bytearray(layout.pack(*block))
+        function(_address_of(memory))
+        results = layout.unpack(memory)[: self._results]
+        return results if self._several else results[0]
+
+    def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
+        arguments: list[str] = []
+        place = self._results
+        for kind in kinds:
+            if kind is None:
+                arguments.append(f"block[{place}]")
+                place += 1
+                continue
+            dtype, rank = kind
+            item = "uint8" if dtype.name == "bool" else dtype.name
+            shape = "".join(f", block[{place + 1 + axis}]" for axis in range(rank))
+            arguments.append(f"array({item}_pointer(block[{place}]){shape})")
+            place += 1 + rank
+        source = _SOURCE.format(
+            functions=self._text,
+            function=self._name,
+            results=", ".join(f"block[{place}]" for place in range(self._results)),
+            arguments=", ".join(arguments),
+        )
+        name = f"j_{digest(source, compiler_digest())}"
+        return openmp.ENTRY(kernel_cache.address_of(name, source.replace("LOOP_NAME", name)))

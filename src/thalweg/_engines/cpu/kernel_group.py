@@ -1,0 +1,212 @@
+"""Variables of one storage signature on the CPU: one kernel, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.lazy import lazy
+from thalweg._base.locks import importing
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.cpu import launch
+from thalweg._engines.cpu.launch import Compiled
+from thalweg._engines.cpu.work_table import Table, chunk_of, cut_slices, dense_chunks, make_table
+from thalweg._engines.kernel_streams import Streams, streams_of
+from thalweg._engines.protocol import Call, Columns, Formulas, Scalars, Stages, StepRequest
+from thalweg._engines.random_bits import UNCOUNTED
+
+if TYPE_CHECKING:
+    from thalweg._base.rule_passes import Measure
+    from thalweg._engines.cpu.offsets import Layout, Offsets
+    from thalweg._engines.cpu.reductions import Leaves, Sweep
+    from thalweg._engines.cpu.row_column_reductions import Lines
+    from thalweg.formula import Rule
+
+
+class Group:
+    """See `thalweg._engines.dense_plan.Group`.
+
+    Args:
+        asked: The step.
+        members: Positions of these variables in it.
+    """
+
+    def __init__(self, asked: StepRequest, members: list[int]) -> None:
+        own = self._begin(asked, members)
+        self.kernel = launch.update_kernel(
+            asked.rule.update,
+            asked.stages,
+            own.names,
+            own.compute,
+            copy=own.copied,
+            before=asked.rule.before,
+            from_copy=own.from_copy,
+            vectors=_kinds_of(asked.rule),
+            draws=own.draws,
+        )
+        self._kinds = _kinds_of(asked.rule)
+        self._shapes = [asked.variables[i].shape for i in members]
+        self._vectors = [asked.vectors[i] for i in members] if asked.vectors else []
+        chunk = chunk_of(sum(own.sizes))
+        chunks, rows = dense_chunks(own.sizes, chunk), np.zeros(len(members), np.int64)
+        base = own.base
+        if self.kernel.vectors:
+            base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
+        self.table = make_table(base, chunks, cut_slices(chunks, chunk), rows)
+        self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
+
+    def _begin(self, asked: StepRequest, members: list[int]) -> Streams:
+        """Know the members; returns their memory."""
+        own = streams_of(asked, members)
+        self.dtype = own.compute
+        self.flush = asked.selection.denormals == "flush"
+        self._gradient, self._measurable = own.gradient, own.measured_types
+        self._from_copy = own.from_copy
+        self.members = members
+        self.whole = len(members) == len(asked.variables)
+        self._sizes, self.bytes = own.sizes, own.bytes
+        variables = [asked.variables[i] for i in members]
+        self._layouts: list[Layout] = []
+        if not all(map(Tensor.is_contiguous, variables)):
+            self._layouts = [(tuple(var.shape), var.stride()) for var in variables]
+        self._rows = np.arange(len(members), dtype=np.int64)
+        return own
+
+    @lazy
+    def _offsets(self) -> Offsets | None:
+        """The places of the members' elements; None if all lie in row-major order."""
+        if not self._layouts:
+            return None
+        with importing:
+            from thalweg._engines.cpu.offsets import Offsets
+        return Offsets(self._layouts)
+
+    @property
+    def measures_in_place(self) -> bool:
+        """See `thalweg._engines.dense_plan.Group`."""
+        return self._measures_in_place
+
+    @lazy
+    def _measures_in_place(self) -> bool:
+        """True if members are row-major, or their elements lie near each other in that order."""
+        return self._offsets is None or self._offsets.are_near
+
+    @lazy
+    def _leaves(self) -> Leaves:
+        with importing:
+            from thalweg._engines.cpu.reductions import Leaves
+        return Leaves(self._sizes, self._offsets)
+
+    @lazy
+    def lines(self) -> Lines:
+        """Rows and columns of the members."""
+        with importing:
+            from thalweg._engines.cpu.row_column_reductions import Lines
+        return Lines(self._shapes, self._vectors)
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """For each member its measures, of rows, columns or itself."""
+        kernel = launch.lines_kernel(
+            measures, stages, self._measurable, self.dtype, self._kinds, self._from_copy
+        )
+        scalars = self._scalars_of(kernel.scalars, columns)
+        streams = self.table.base[:, : len(self._measurable)]
+        return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
+
+    @lazy
+    def _measure_peaks(self) -> Callable[[Table, torch.dtype, int], Float64]:
+        with importing:
+            from thalweg._engines.cpu.reductions import table_peaks
+        return table_peaks
+
+    def point_at(self, addresses: Int64) -> None:
+        """Set the addresses of this step's gradients, one per member."""
+        self.table.base[:, 1] = addresses
+
+    def set_scalars(self, shared: Scalars, separate: Any) -> None:
+        """Fill the scalar rows.
+
+        Args:
+            shared: Scalars of the group's compute dtype.
+            separate: Scalars that differ by variable, an array over the plan's variables each.
+        """
+        names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
+        if separate.keys().isdisjoint(names):
+            self.scalars[:] = [shared[name] for name in names]
+            return
+        if len(self.scalars) != len(self.members):
+            self.scalars = np.zeros((len(self.members), len(names)), self.dtype)
+            self.table.scalar_row[:] = self._rows
+        for column, name in enumerate(names):
+            value = separate[name][self.members] if name in separate else shared[name]
+            self.scalars[:, column] = value
+
+    def compute_sums(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
+        """For each member the sums of formulas over its elements: (members, formulas)."""
+        return self._leaves.combine(self._measure_leaves(formulas, stages, columns))
+
+    def positions(self) -> Tensor:
+        """See `thalweg._engines.dense_plan.Group`."""
+        return torch.tensor(self.members, dtype=torch.int64, device="cpu")
+
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
+        """See `thalweg._engines.dense_plan.Group`: the host is where they are."""
+
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
+        """What is added up to them: (leaves, formulas) for each member."""
+        return self._leaves.split_by_tensor(self._measure_leaves(formulas, stages, columns))
+
+    def _measure_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Float64:
+        kernel = self._sum_kernel(formulas, stages)
+        scalars = self._scalars_of(kernel.scalars, columns)
+        return self._leaves.measure(kernel, self.table.base, scalars, self.flush and bool(stages))
+
+    def _sum_kernel(self, formulas: Formulas, stages: Stages) -> Compiled:
+        """Return the kernel that measures the members where they lie."""
+        return launch.sum_kernel(
+            formulas, stages, self._measurable, self.dtype, self._from_copy, bool(self._layouts)
+        )
+
+    def _scalars_of(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
+        shared, separate = columns.shared.get(self.dtype, {}), columns.separate
+        return {
+            name: separate[name][self.members] if name in separate else shared[name]
+            for name in names
+        }
+
+    def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
+        """What measures gradients at other addresses again and again, with scalars to be set.
+
+        Args:
+            formulas, stages: As in `compute_sums`.
+            base: (members, streams) contiguous addresses, as those of the table.
+            rows: Of scalars: one, or one for each member.
+        """
+        with importing:
+            from thalweg._engines.cpu.reductions import Sweep
+        kernel = self._sum_kernel(formulas, stages)
+        scalars = np.zeros((rows, len(kernel.scalars)))
+        return Sweep(self._leaves, kernel, base, scalars, self.flush and bool(stages))
+
+    def max_abs(self) -> Float64:
+        """Largest magnitude of each member's gradient."""
+        return self._measure_peaks(self.table, self._gradient, 1)
+
+    def max_abs_on_device(self, wanted: Tensor) -> None:
+        """See `thalweg._engines.dense_plan.Group`: the host is where they are."""
+
+    def make_calls(self, columns: Columns) -> list[Call]:
+        """What launches the kernel, as functions in C."""
+        self.set_scalars(columns.shared[self.dtype], columns.separate)
+        return [self.kernel.bind_table(self.table, self.scalars, self.flush)]
+
+
+def _kinds_of(rule: Rule) -> tuple[tuple[str, str], ...]:
+    """What formulas may ask for of rows and columns."""
+    return tuple(getattr(rule.update, "vectors", {}).items())

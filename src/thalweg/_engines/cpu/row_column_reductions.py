@@ -1,0 +1,119 @@
+"""Measures of rows, columns and variables on the CPU: one sweep over tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.array_types import Int64
+from thalweg._engines.cpu import launch
+from thalweg._engines.cpu.codegen_row_column import WIDE
+from thalweg._engines.cpu.launch import Compiled
+from thalweg._engines.cpu.reductions import scalar_rows
+from thalweg._engines.row_column_reductions import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    TileMeasures,
+    View,
+    view_of,
+)
+
+_SLICE = 1 << 16  # elements that a thread takes at a time
+
+
+class Lines:
+    """Rows and columns of a set of variables with elements; made once, used in each step.
+
+    Args:
+        shapes: Of the variables.
+        vectors: What formulas are given of rows and columns of each, by name.
+    """
+
+    def __init__(
+        self, shapes: Sequence[torch.Size], vectors: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        self._views, self._vectors = list(map(view_of, shapes)), vectors
+        self._bases: dict[tuple[str, ...], Int64] = {}
+        # Memory for measures, and what kernels are given beside the addresses of streams.
+        self._rooms: dict[tuple[Measure, ...], tuple[TileMeasures, Int64]] = {}
+        self._elements = sum(shape.numel() for shape in shapes)
+        self._sides = np.array([(view.rows, view.columns) for view in self._views], np.int64)
+        self._tiles = np.array([(view.down, view.across) for view in self._views], np.int64)
+        self._slices = np.concatenate(
+            [_cut_tiles(index, view) for index, view in enumerate(self._views)]
+        )
+
+    def base_of(self, names: Sequence[str]) -> Int64:
+        """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
+        key = tuple(names)
+        if key not in self._bases:  # vectors stay where they are
+            places = [[own[name].data_ptr() for name in names] for own in self._vectors]
+            found = np.array(places, np.int64).reshape(len(self._views), len(names))
+            self._bases[key] = np.hstack([found, self._sides])
+        return self._bases[key]
+
+    def _room_for(
+        self, kernel: Compiled, measures: tuple[Measure, ...]
+    ) -> tuple[TileMeasures, Int64]:
+        """Memory that stays, as that of a step anew has a computer fetch pages for it."""
+        if measures not in self._rooms:
+            tiles = TileMeasures(self._views, measures, torch.device("cpu"))
+            beside = np.hstack([self.base_of(kernel.vectors), self._tiles, tiles.targets])
+            self._rooms[measures] = tiles, beside
+        return self._rooms[measures]
+
+    def measure(
+        self,
+        kernel: Compiled,
+        measures: Sequence[Measure],
+        streams: Int64,
+        scalars: Mapping[str, Any],
+        flush: bool,
+    ) -> list[list[Tensor]]:
+        """Of each variable its measures, in memory that the next ones of these are in, too.
+
+        Args:
+            kernel: From `launch.lines_kernel`.
+            measures: The measures.
+            streams: (variables, streams) addresses; whoever calls keeps that memory alive.
+            scalars: The kernel's by name: a number for all variables, or an array of one for each.
+            flush: Whether denormals count as zero.
+        """
+        tiles, beside = self._room_for(kernel, tuple(measures))
+        base = np.concatenate((streams, beside), axis=1)
+        rows = scalar_rows(kernel.scalars, scalars)
+        block = np.array(
+            [
+                0,
+                len(self._slices),
+                flush,
+                0,
+                self._slices.ctypes.data,
+                base.ctypes.data,
+                rows.shape[1] if len(rows) > 1 else 0,
+                rows.ctypes.data,
+            ],
+            np.int64,
+        )
+        threads = launch.threads_for(len(self._slices), self._elements)
+        kernel.run_on_threads(block.ctypes.data, threads)
+        return tiles.combine(flush)
+
+
+def _cut_tiles(index: int, view: View) -> Int64:
+    """The tiles of a variable, in slices: (slices, 3): variable, first tile, end.
+
+    Those side by side are in one slice, or in few, so that memory is read in its order.
+    """
+    bands, pieces = view.matrices * view.down, -(-view.across // WIDE)
+    size = min(view.rows, TILE_ROWS) * min(view.columns, TILE_COLUMNS)
+    step = 1 if pieces > 1 else max(1, _SLICE // (size * view.across))
+    side = np.arange(pieces, dtype=np.int64) * view.across // pieces
+    first = (np.arange(0, bands, step, dtype=np.int64)[:, None] * view.across + side).reshape(-1)
+    end = np.append(first[1:], bands * view.across)
+    return np.stack([np.full_like(first, index), first, end], axis=1)

@@ -1,0 +1,207 @@
+"""The plan of one variable's steps by sparse gradients: what the engines have in common of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+
+from thalweg._engines import layout
+from thalweg._engines.array_types import Float64, Int64
+from thalweg._engines.cpu.reductions import max_abs, sums_of_pair
+from thalweg._engines.low_precision_copies import resumed
+from thalweg._engines.protocol import Call, Columns, Formulas, Stages, StepRequest
+from thalweg.formula import variable_squares
+from thalweg.indexed_slices import IndexedSlices
+
+if TYPE_CHECKING:
+    from thalweg._base.rule_passes import Measure
+
+_INDICES = (torch.int64, torch.int32)
+
+
+def values_and_indices(grad: Any) -> tuple[Tensor, Tensor] | None:
+    """Values and indices of a sparse gradient, torch's or ours; None if it is neither."""
+    if type(grad) is IndexedSlices:
+        return grad.values, grad.indices
+    if type(grad) is Tensor and grad.layout is torch.sparse_coo and grad.sparse_dim() == 1:
+        return grad._values(), grad._indices()[0]
+    return None
+
+
+class RowsPlan(ABC):
+    """Updates of one variable by sparse gradients; a `Part` of a step.
+
+    A step calls `try_rebind` or `point_at`, then `make_calls`. A plan owns what it writes to.
+
+    Args:
+        asked: The step, of a contiguous variable whose gradient is `IndexedSlices`.
+
+    Attributes:
+        written: What it writes.
+    """
+
+    def __init__(self, asked: StepRequest) -> None:
+        (var,), (slots,), (grad,) = asked.variables, asked.slots, asked.gradients
+        self.rule = asked.rule
+        self.stages = asked.stages
+        self.var = var
+        self.slots = list(slots)
+        self._copy = copy = asked.copies[0] if asked.copies else None
+        self._from_copies = asked.from_copies
+        self._from_copy = copy is not None and asked.from_copies
+        self._selection = asked.selection
+        self._flush = asked.selection.denormals == "flush"
+        self.compute = layout.compute_dtype(var.dtype)
+        self._kind = grad.dtype
+        self.written = [var, *slots] if copy is None else [var, *slots, copy]
+        self._device = var.get_device()
+        self._shape = var.shape
+        self._row_shape = var.shape[1:]
+        self._width = var.numel() // var.shape[0] if var.shape[0] else 0
+        self._pointers = self._read_addresses()
+        self._shapes = list(map(Tensor.size, self.written))
+        self._dtypes = [tensor.dtype for tensor in self.written]
+        self._storages = list(map(Tensor.untyped_storage, self.written))
+        self._values: Tensor | None = None
+        self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
+
+    def _read_addresses(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self.written))
+
+    def _stands(self) -> bool:
+        """Whether the written tensors lie where they lay, as they were."""
+        try:
+            return (
+                self._read_addresses() == self._pointers
+                and list(map(Tensor.size, self.written)) == self._shapes
+                and [tensor.dtype for tensor in self.written] == self._dtypes
+                and all(map(Tensor.is_contiguous, self.written))
+            )
+        except RuntimeError:
+            return False
+
+    def _is_of(self, asked: StepRequest) -> bool:
+        if (
+            asked.rule is not self.rule
+            or asked.stages != self.stages
+            or asked.variables[0] is not self.var
+            or asked.selection != self._selection
+            or (asked.copies[0] if asked.copies else None) is not self._copy
+            or asked.from_copies != self._from_copies
+        ):
+            return False
+        # Else torch looks for an override whenever a `Variable` is asked for something.
+        with DisableTorchFunctionSubclass():
+            return self._stands()
+
+    def serves(self, asked: StepRequest) -> bool:
+        """Whether a plan made for this step would be this one."""
+        (slots,) = asked.slots
+        return (
+            asked.gradients[0].dtype == self._kind
+            and len(slots) == len(self.slots)
+            and all(map(is_, slots, self.slots))
+            and self._is_of(asked)
+        )
+
+    def try_rebind(self, asked: StepRequest, bounds: Int64) -> bool:
+        """See `Part`. Nothing is written; False leaves the reasons to the careful path."""
+        return self._is_of(asked) and self._aim(asked.gradients[0], bounds)
+
+    def _aim(self, grad: Any, bounds: Int64) -> bool:
+        try:
+            found = values_and_indices(grad)
+            if found is None:
+                return False
+            values, indices = found
+            if type(values) is not Tensor or type(indices) is not Tensor:
+                return False
+            shape = grad.shape  # of torch's sparse tensor; ours may have none
+            size = indices.shape
+            if (
+                (shape is not None and shape != self._shape)
+                or values.dtype is not self._kind
+                or indices.dtype not in _INDICES
+                or len(size) != 1
+                or values.shape != size + self._row_shape
+                or not size[0]
+                or not self._is_readable(values)
+                or not self._is_readable(indices)
+            ):
+                return False
+            start = values.data_ptr()
+        except RuntimeError:
+            return False
+        return layout.lie_apart(start, values.nbytes, bounds) and self._take_entries(
+            values, indices
+        )
+
+    def _is_readable(self, tensor: Tensor) -> bool:
+        """Whether the elements lie in memory as they read, one after the other."""
+        return (
+            tensor.get_device() == self._device
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and layout.is_aligned(tensor)
+            and tensor.untyped_storage().nbytes()
+            >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+            and (tensor.data_ptr() != 0)
+        )
+
+    @abstractmethod
+    def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
+        """Get ready for readable values and indices; False if they do not fit."""
+
+    @abstractmethod
+    def point_at(self, grad: IndexedSlices) -> None:
+        """Get ready for a gradient of the variable's row shape, copied if need be.
+
+        Raises:
+            InvalidArgumentError: An index is out of range.
+        """
+
+    @property
+    def values(self) -> Tensor:
+        """The values of the gradient that the plan is ready for."""
+        if self._values is None:
+            raise RuntimeError("the plan is not aimed at a gradient")
+        return self._values
+
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `Ready`."""
+        own, var = columns.scalars_of(0, self.compute), self.var
+        if self._copy is not None and self._from_copies and variable_squares in formulas:
+            var = resumed(var, self._copy)
+        return sums_of_pair(formulas, self.values, var, stages, own, self.compute, self._flush)
+
+    def compute_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> list[Float64]:
+        """See `Ready`."""
+        return [np.empty((0, len(formulas)))]
+
+    def compute_lines(
+        self, measures: tuple[Measure, ...], stages: Stages, columns: Columns
+    ) -> list[list[Tensor]]:
+        """Not asked of it: rows of a sparse gradient are no rows of a matrix."""
+        raise NotImplementedError("rows of a sparse gradient are no rows of a matrix")
+
+    def max_abs(self) -> Float64:
+        """See `Ready`."""
+        return max_abs([self.values])
+
+    @abstractmethod
+    def make_calls(self, columns: Columns) -> list[Call]:
+        """See `Part`."""
+
+    def release_gradients(self) -> None:
+        """Forget the gradient."""
+        self._values = None

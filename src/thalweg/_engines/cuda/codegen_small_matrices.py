@@ -1,0 +1,112 @@
+"""Write the source of a kernel that measures matrices of few rows and columns, side by side.
+
+A thread has a matrix of its own, such as a kernel of a convolution, and nothing moves between
+threads. All matrices of a launch have the same sides, which are numbers of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thalweg._engines.codegen import indent_by
+from thalweg._engines.cuda.codegen import THREADS, Kernel
+from thalweg._engines.cuda.codegen_partial_reductions import Kept, Measuring
+
+# Of a tensor the table has what it has for `codegen_lines`, with the number of matrices in place of
+# that of tiles below one another.
+_MEASURE = """
+@triton.jit
+def KERNEL_NAME(base, chunks, lines, scalar_row, scalars, ALIGNED: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.load(chunks + 2 * program).to(tl.int64)
+    own = lines + tensor * {width}
+    matrices = tl.load(own + {sides} + 2)
+    row = tl.load(scalar_row + tensor) * {n_scalars}
+{scalars}
+    matrix = tl.load(chunks + 2 * program + 1).to(tl.int64) * {threads} + tl.arange(0, {threads})
+    is_there = matrix < matrices
+    length = matrices * {size}
+{each}
+"""
+
+
+class _Matrix:
+    """Writes what is done to a matrix, row by row, so that few values are there at a time.
+
+    Args:
+        kept: What is kept of each row and column.
+        rows, columns: How many it has.
+    """
+
+    def __init__(self, kept: Sequence[Kept], rows: int, columns: int) -> None:
+        self._kept, self._rows, self._columns = kept, rows, columns
+
+    def begin(self) -> list[str]:
+        """Before the first row."""
+        return [
+            own.begin(name, THREADS)
+            for own in self._kept
+            if own.has_columns
+            for name in self._names(own.name)
+        ]
+
+    def add_row(self, row: int) -> list[str]:
+        """What is done with the values of a row."""
+        lines: list[str] = []
+        for own in self._kept:
+            values = self._names(own.value)
+            if own.has_columns:
+                pairs = zip(self._names(own.name), values, strict=True)
+                lines += [f"{column} = {own.join(column, value)}" for column, value in pairs]
+            if "row" in own.targets:
+                names = self._names(f"row_{own.name}")
+                lines += [f"{name} = {x}" for name, x in zip(names, values, strict=True)]
+                lines += own.fold(names)
+                place = f"matrix * {self._rows} + {row}"
+                lines += own.store("row", place, names[0], "is_there")
+        return lines
+
+    def end(self) -> list[str]:
+        """After the last row."""
+        lines: list[str] = []
+        for own in self._kept:
+            names = self._names(own.name)
+            for column, name in enumerate(names):
+                place = f"matrix * {self._columns} + {column}"
+                lines += own.store("column", place, name, "is_there")
+            if "variable" in own.targets:
+                lines += [*own.fold(names), *own.store("variable", "matrix", names[0], "is_there")]
+        return lines
+
+    def _names(self, name: str) -> list[str]:
+        return [f"{name}_{column}" for column in range(self._columns)]
+
+
+def generate_short(own: Measuring, sides: tuple[int, int]) -> Kernel:
+    """The kernel that takes measures in one sweep.
+
+    Args:
+        own: The measures.
+        sides: Rows and columns of all matrices.
+    """
+    rows, columns = sides
+    matrix = _Matrix(own.kept, rows, columns)
+    lines = own.point()
+    lines += [f"p{stream} = of_p{stream}" for stream in own.read]
+
+    def read(name: str, count: int, line: int) -> str:
+        stored = f"load_where(of_{name}, matrix * {count} + {line}, is_there, True)"
+        return own.program.read_vector(stored)
+
+    for name in own.of_columns:
+        lines += [f"{name}_{k} = {read(name, columns, k)}" for k in range(columns)]
+    lines += matrix.begin()
+    for row in range(rows):
+        lines += [f"{name} = {read(name, rows, row)}" for name in own.of_rows]
+        for k in range(columns):
+            at = f"matrix * {rows * columns} + {row * columns + k}"
+            lines.append(own.take(k, at, "length", f"_{k}"))
+        lines += matrix.add_row(row)
+    each = indent_by([*lines, *matrix.end()], 1)
+    size = rows * columns
+    return own.kernel_of(_MEASURE, THREADS, size=size, each=each)

@@ -1,0 +1,104 @@
+"""Small arrays that are written on the host and read on a device."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg._engines.array_types import Array, Int64
+
+MOST = 16  # copies that are on their way: so many steps the host is ahead, at most
+
+
+class Mirror:
+    """An array and its copy on a device, which is sent when it has changed, without waiting.
+
+    Args:
+        host: The array; whoever changes it calls `mark_changed`.
+        device: Where the copy is.
+
+    Attributes:
+        host: The same.
+        there: The copy, as it was sent last.
+    """
+
+    def __init__(self, host: Array | Int64, device: torch.device) -> None:
+        self.host = host
+        plain = torch.from_numpy(host)  # pyright: ignore[reportUnknownMemberType]
+        self.there = torch.empty_like(plain, device=device)
+        self._is_sent = False
+        # What was sent may still be on its way when the next is written; the oldest is first.
+        self._staged: deque[tuple[torch.Tensor, Any]] = deque()
+        self._pinned = device.type == "cuda"
+        self._plain = plain
+        self._spare: torch.Tensor | None = None  # what the next graph reads
+        self._in_graphs: list[torch.Tensor] = []
+        self._provide_spare()
+
+    def mark_changed(self) -> None:
+        """Say that the array has changed."""
+        self._is_sent = False
+
+    def _provide_spare(self) -> None:
+        if self._spare is None:
+            self._spare = torch.empty_like(self._plain, pin_memory=self._pinned)
+
+    def send_if_changed(self) -> torch.Tensor:
+        """The copy, which is on its way at the latest now; in a CUDA graph one of its own.
+
+        Raises:
+            RuntimeError: Two graphs are captured without a step between them.
+        """
+        if is_capturing():
+            return self._copy_in_graph()
+        self._provide_spare()
+        if self._is_sent:
+            return self.there
+        if self._pinned:
+            staged, event = self._take_arrived()
+            staged.copy_(self._plain)
+            with torch.cuda.device(self.there.device):
+                self.there.copy_(staged, non_blocking=True)
+                event.record()
+            self._staged.append((staged, event))
+        else:
+            self.there.copy_(self._plain)
+        self._is_sent = True
+        return self.there
+
+    def _take_arrived(self) -> tuple[torch.Tensor, Any]:
+        """Pinned memory that nothing reads any more; nobody waits, unless `MOST` are being read."""
+        has_arrived = bool(self._staged) and self._staged[0][1].query()
+        if not has_arrived and len(self._staged) < MOST:
+            return torch.empty_like(self._plain, pin_memory=True), torch.cuda.Event()
+        staged, event = self._staged.popleft()
+        if not has_arrived:
+            event.synchronize()
+        return staged, event
+
+    def _copy_in_graph(self) -> torch.Tensor:
+        """A copy that each replay makes again, of memory that nobody writes to any more."""
+        return torch.empty_like(self.there).copy_(self._keep_for_graph(), non_blocking=True)
+
+    def _keep_for_graph(self) -> torch.Tensor:
+        if self._spare is None:
+            raise RuntimeError(
+                "Take a step outside of a CUDA graph before another one is captured."
+            )
+        staged, self._spare = self._spare, None
+        self._in_graphs.append(staged.copy_(self._plain))
+        return staged
+
+
+def is_capturing() -> bool:
+    """Whether what is started now becomes a part of a CUDA graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def send_constant(values: Any, dtype: Any, device: torch.device) -> torch.Tensor:
+    """An array that never changes, on a device."""
+    host = np.ascontiguousarray(values, dtype)
+    return torch.from_numpy(host.copy()).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,122 @@
+"""Rows and columns of variables on a GPU: where they lie, and their measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.lazy import lazy
+from thalweg._base.rule_passes import Measure
+from thalweg._engines.array_types import Array, numbered
+from thalweg._engines.cuda.codegen import THREADS
+from thalweg._engines.cuda.host_device_mirror import send_constant
+from thalweg._engines.cuda.launch import Compiled
+from thalweg._engines.cuda.reduction_layouts import Layout, layout_of
+from thalweg._engines.row_column_reductions import TileMeasures, view_of
+
+
+class _Room(NamedTuple):
+    """What kernels of measures are given, and where they leave what tiles have.
+
+    Attributes:
+        table: Of each variable its vectors, sides, tiles down and across, and where measures go;
+            of small matrices, in place of tiles down, how many there are.
+        tiles: What has the memory there.
+    """
+
+    table: Tensor
+    tiles: TileMeasures
+
+
+class Lines:
+    """Rows and columns of a set of variables with elements; made once, used in each step.
+
+    Args:
+        shapes: Of the variables.
+        vectors: What formulas are given of rows and columns of each, by name.
+        device: Where they are.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[torch.Size],
+        vectors: Sequence[Mapping[str, Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._views, self._vectors, self._device = list(map(view_of, shapes)), vectors, device
+        self._layouts = list(map(layout_of, self._views))
+        self._tables: dict[tuple[str, ...], Tensor] = {}
+        self._rooms: dict[tuple[Compiled, ...], _Room] = {}
+
+    @lazy
+    def _chunks(self) -> dict[Layout, Tensor]:
+        """For each layout the variable and the number of what programs work on."""
+        found: dict[Layout, Tensor] = {}
+        for layout in dict.fromkeys(self._layouts):
+            own = [k for k, each in enumerate(self._layouts) if each == layout]
+            views = [self._views[k] for k in own]
+            if layout.sides:
+                counts = [-(-view.matrices // THREADS) for view in views]
+            else:
+                counts = [view.matrices * view.down * view.across for view in views]
+            tensor, number = numbered(np.array(counts, np.int64))
+            chunks = np.stack([np.array(own)[tensor], number], axis=1)
+            found[layout] = send_constant(chunks, np.int32, self._device)
+        return found
+
+    def _places_of(self, names: tuple[str, ...]) -> Array:
+        """Where vectors begin, and the sides of matrices: (variables, names + 2)."""
+        places = [
+            [*(own[name].data_ptr() for name in names), view.rows, view.columns]
+            for own, view in zip(self._vectors, self._views, strict=True)
+        ]
+        return np.array(places, np.int64)
+
+    def table_of(self, names: tuple[str, ...]) -> Tensor:
+        """The same on the device."""
+        if names not in self._tables:  # vectors stay where they are
+            self._tables[names] = send_constant(self._places_of(names), np.int64, self._device)
+        return self._tables[names]
+
+    def _room_for(self, kernel: Compiled, measures: Sequence[Measure]) -> _Room:
+        made = TileMeasures(self._views, measures, self._device)
+        pairs = zip(self._views, self._layouts, strict=True)
+        tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
+        table = np.hstack(
+            [self._places_of(kernel.vectors), np.array(tiles, np.int64), made.targets]
+        )
+        return _Room(send_constant(table, np.int64, self._device), made)
+
+    def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
+        """The kernels that measure, one for each layout; they read the same scalars and vectors."""
+        return tuple(map(kernel_for, self._chunks))
+
+    def measure(
+        self,
+        kernels: tuple[Compiled, ...],
+        measures: Sequence[Measure],
+        base: Tensor,
+        scalar_row: Tensor,
+        scalars: Tensor,
+        flush: bool,
+    ) -> list[list[Tensor]]:
+        """Of each variable its measures; nobody waits for the device.
+
+        Args:
+            kernels: From `kernels`.
+            measures: The measures.
+            base: (variables, streams) addresses.
+            scalar_row, scalars: Which row of scalars each variable reads, and the rows.
+            flush: Whether denormals are treated as zero.
+        """
+        room = self._rooms.get(kernels)
+        if room is None:
+            room = self._rooms[kernels] = self._room_for(kernels[0], measures)
+        for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
+            arguments = (base, chunks, room.table, scalar_row, scalars)
+            kernel.bind_to((len(chunks), 1), arguments, False).run()
+        return room.tiles.combine(flush)

@@ -1,0 +1,55 @@
+"""The leaves of several tensors become one number for each in one launch, or a few.
+
+The order is that of `_engines/reduction_order.py`: neighbours are added in pairs, level by level. A
+program folds `FAN` leaves, which are ten levels; a tensor of more than 67 million elements has more
+of them, and what a launch leaves is folded by the next.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._engines.array_types import Int64, numbered
+from thalweg._engines.cuda import launch
+from thalweg._engines.cuda.codegen_measure import FAN
+from thalweg._engines.cuda.host_device_mirror import send_constant
+
+
+class LaunchedTree:
+    """As `thalweg._engines.reduction_order.Tree`, on a GPU.
+
+    Args:
+        counts: (tensors,) leaves of each tensor.
+        device: Where the leaves are.
+    """
+
+    def __init__(self, counts: Int64, device: torch.device) -> None:
+        self._levels: list[tuple[Tensor, Tensor]] = []  # where each program begins; how many it has
+        while True:
+            # A tensor without leaves has a program, too, which makes 0 of nothing.
+            programs = np.maximum(-(-counts // FAN), 1)
+            tensor, number = numbered(programs)
+            first = (np.cumsum(counts) - counts)[tensor] + FAN * number
+            sizes = np.minimum(counts[tensor] - FAN * number, FAN)
+            self._levels.append(
+                (send_constant(first, np.int64, device), send_constant(sizes, np.int64, device))
+            )
+            if (programs <= 1).all():
+                break
+            counts = programs
+
+    def combine(self, leaves: Tensor) -> Tensor:
+        """See `thalweg._engines.reduction_order.Tree`.
+
+        Args:
+            leaves: (leaves,) or (leaves, measures) float64. Not changed.
+        """
+        measures = leaves.shape[1] if leaves.dim() > 1 else 1
+        for first, sizes in self._levels:
+            above = leaves.new_empty((len(sizes), *leaves.shape[1:]))
+            given = (first, sizes, leaves.contiguous(), above, measures)
+            launch.combine_kernel().bind_to((len(sizes), measures), given, False).run()
+            leaves = above
+        return leaves

@@ -1,0 +1,161 @@
+"""Variables as matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._engines import layout
+from thalweg._engines.memory_protection import check_writable
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
+from thalweg.formula import Rule, Slot
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.variable import dtype_name
+
+STACK_CHOICES = (
+    "For a stack of matrices, such as experts, make each matrix a parameter of its own, of two"
+    " dimensions, or select another rule, such as AdamW. For one matrix, such as a Conv1d kernel,"
+    " give heads=1 to the constructor, the group, or each Stage of your own rule; it would mix the"
+    " matrices of a stack."
+)
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a variable of this shape: its first dimension, and all others."""
+    return shape[0], shape[1:].numel()
+
+
+def check_matrices(
+    rule: Rule, rule_title: str, variables: Sequence[Tensor], titles: Sequence[str]
+) -> None:
+    """Raise an error unless a rule with passes can update these variables.
+
+    Args:
+        rule: The rule.
+        rule_title: The name of the rule in messages.
+        variables, titles: The variables, with a name for each.
+
+    Raises:
+        InvalidArgumentError: A variable has fewer than two dimensions, three without an explicit
+            `heads`, or rows that cannot be cut into equal blocks.
+        InvalidTypeError: A variable is not float32, float64 or bfloat16.
+    """
+    for var, title in zip(variables, titles, strict=True):
+        if var.dim() < 2:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(var.shape)}, and {rule_title} is for matrices, of two"
+                " dimensions or more: select another rule for it, such as AdamW."
+            )
+        if var.dim() == 3 and rule.needs_layout:
+            raise InvalidArgumentError(stack_message(repr(title), var.shape, rule_title))
+        if var.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise InvalidTypeError(
+                f"'{title}' is {dtype_name(var.dtype)}, and {rule_title} is for float32, float64"
+                " and bfloat16."
+            )
+        uneven = [count for count in rule.heads if var.shape[0] % count]
+        if uneven:
+            raise InvalidArgumentError(
+                f"'{title}' has shape {tuple(var.shape)}, whose {var.shape[0]} rows heads="
+                f"{uneven[0]} of {rule_title} does not cut into equal blocks."
+            )
+
+
+def stack_message(title: str, shape: torch.Size, rule_title: str) -> str:
+    """Return the error for a variable of three dimensions without an explicit `heads`."""
+    size, *matrix = shape
+    return (
+        f"{title} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
+        f" {tuple(matrix)}, such as experts, and {rule_title} would take it as one matrix of shape"
+        f" {matrix_shape(shape)}. {STACK_CHOICES}"
+    )
+
+
+def check_step(
+    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], titles: Sequence[str]
+) -> None:
+    """Refuse a step that a rule with passes does not take.
+
+    Raises:
+        InvalidArgumentError: A variable comes twice, or `check_matrices` raises it.
+        InvalidTypeError: It has another dtype than float32, float64 and bfloat16, or its gradient
+            is sparse.
+    """
+    title = f"rule {rule.name!r}"
+    check_matrices(rule, title, variables, titles)
+    for grad, name in zip(gradients, titles, strict=True):
+        if isinstance(grad, IndexedSlices) and not rule.is_whole:
+            raise InvalidTypeError(
+                f"The gradient of '{name}' is sparse, and {title} is for matrices: give it a dense"
+                " one, or the rule whole=True."
+            )
+    if len(set(map(id, variables))) < len(variables):
+        raise InvalidArgumentError(
+            f"A variable comes twice in a step of {title}, which updates each once."
+        )
+
+
+def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
+    """The shape of a slot beside a variable of this shape."""
+    if slot.per == "row":
+        return (*shape[:-1], 1)
+    if slot.per == "column":
+        return (*shape[:-2], 1, shape[-1])
+    return () if slot.shape is None else slot.shape(*matrix_shape(shape))
+
+
+def shaped_like(var: Tensor, slot: Slot) -> Tensor:
+    """A tensor without memory, of the shape of a slot beside a variable."""
+    return torch.empty(shape_beside(slot, var.shape), dtype=var.dtype, device="meta")
+
+
+def check_shaped_slots(
+    rule: Rule,
+    variables: Sequence[Tensor],
+    element_slots: Sequence[Sequence[Tensor]],
+    slots: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    titles: Sequence[str],
+) -> None:
+    """Refuse slots with shapes of their own that stages could not read, or a step not write.
+
+    Args:
+        rule: The rule.
+        variables, titles: The variables, with a name for each.
+        element_slots: What else the step writes.
+        slots: Of each variable, in the rule's order.
+        shapes: Those that they must have here.
+
+    Raises:
+        InvalidArgumentError: One has another shape or device.
+        InvalidTypeError: One has a dtype that is not computed.
+        LayoutError: One has no memory of its own, or its elements share theirs.
+    """
+    tensors = [*variables, *(slot for own in element_slots for slot in own)]
+    names = [*titles, *(f"a slot of {name}" for name, own in zip(titles, element_slots, strict=True)
+                        for _ in own)]  # fmt: skip
+    for var, own, wanted, title in zip(variables, slots, shapes, titles, strict=True):
+        for kind, slot, shape in zip(rule.shaped_slots, own, wanted, strict=True):
+            what = f"'{kind.name}' of '{title}'"
+            if slot.dtype not in layout.STORAGE_NAMES:
+                raise InvalidTypeError(
+                    f"{what} is {dtype_name(slot.dtype)}, which is not computed."
+                )
+            if tuple(slot.shape) != shape or slot.device != var.device:
+                raise InvalidArgumentError(
+                    f"{what} has shape {tuple(slot.shape)} on {slot.device}; it must have shape"
+                    f" {shape} on {var.device}."
+                )
+            layout.check_memory(slot, what)
+            if slot.is_neg() or layout.may_overlap(slot):
+                raise LayoutError(
+                    f"{what} cannot be updated in place: its elements share memory (shape"
+                    f" {tuple(slot.shape)}, strides {slot.stride()})."
+                )
+            tensors.append(slot)
+            names.append(what)
+    layout.check_disjoint(tensors, names)
+    check_writable(zip(tensors, names, strict=True))

@@ -1,0 +1,181 @@
+"""The passes of a rule as updates, each over all that they make."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from thalweg._base.rule_passes import Measure, Pass
+from thalweg._engines.formula_parser import LOCAL_PREFIX, Composed, Transcript, transcribe
+from thalweg.errors import RuleError
+from thalweg.formula import Rule, Slot, is_like_update
+
+
+class JointPassFormula(Composed):
+    """A formula of a rule with passes, as engines run it: over all that its passes make.
+
+    Args:
+        formula: `(var, grad, *made, *slots, *, scalars)`, which takes what passes before it made.
+        known: How many values these have made.
+        makes: How many it makes itself. None are for the update, which returns `(var, *slots)`;
+            another formula leaves all else as it was.
+        total: How many values all passes make.
+        slots: How many slots there are, some of which options may have added to those it takes.
+        vectors: What it may ask for of a "row" or a "column", by name.
+        rule: The rule.
+    """
+
+    def __init__(
+        self,
+        formula: Any,
+        known: int,
+        makes: int,
+        total: int,
+        slots: int,
+        vectors: Mapping[str, str],
+        rule: Rule,
+    ) -> None:
+        self.formula, self.known, self.makes, self.total = formula, known, makes, total
+        self.slots, self.vectors, self.rule = slots, vectors, rule
+        self.is_pass = makes > 0
+        self.__qualname__ = formula.__qualname__
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+    def compose(self) -> Transcript:
+        """The formula, with slots for all values."""
+        own = transcribe(self.formula)
+        before = 2 + self.known
+        kept = [f"_kept{index}" for index in range(self.total - self.known)]
+        taken = own.positional[before:]
+        left = [f"_left{index}" for index in range(self.slots - len(taken))]
+        streams = [*own.positional[:before], *kept, *taken, *left]
+        body = list(own.body)
+        # What is left as it was is written nowhere, if the formula gives its name to nothing else.
+        assigned = own.assigned_names
+        positional = list(streams)
+        for place, name in enumerate(streams):
+            if LOCAL_PREFIX + name in assigned:
+                positional[place] = f"_given_{name}"
+                value = ast.Name(f"{LOCAL_PREFIX}_given_{name}", ast.Load())
+                target = ast.Name(LOCAL_PREFIX + name, ast.Store())
+                body.insert(0, ast.Assign([target], value))
+        var, _, *beside = (ast.Name(LOCAL_PREFIX + name, ast.Load()) for name in positional)
+        results: list[ast.expr] = [var, *beside]
+        if self.makes:
+            results[1 + self.known : 1 + self.known + self.makes] = own.results
+        else:
+            results[0] = own.results[0]
+            results[1 + self.total :] = own.results[1:]
+        return Transcript(
+            positional=tuple(positional),
+            scalars=own.scalars,
+            body=tuple(ast.fix_missing_locations(each) for each in body),
+            results=tuple(ast.fix_missing_locations(each) for each in results),
+            helpers=own.helpers,
+            filename=own.filename,
+        )
+
+
+class VisiblePassFormula(Composed):
+    """A measure of a rule with passes, as engines take it: of all that its passes make.
+
+    Args:
+        formula: `(var, grad, *made, *slots, *, scalars)`, which sees what passes before it made.
+        known: How many values these have made.
+        total: How many values all passes make.
+    """
+
+    def __init__(self, formula: Any, known: int, total: int) -> None:
+        self.formula, self.known, self.total = formula, known, total
+        self.is_like_update = is_like_update(formula)
+        self.__qualname__ = formula.__qualname__
+
+    def __call__(self, *values: Any, **scalars: Any) -> Any:
+        raise RuleError(f"{self.__qualname__} is run by engines alone.")
+
+    def compose(self) -> Transcript:
+        """The formula, with slots for all values."""
+        own, before = transcribe(self.formula), 2 + self.known
+        kept = [f"_kept{index}" for index in range(self.total - self.known)]
+        positional = (*own.positional[:before], *kept, *own.positional[before:])
+        return replace(own, positional=positional)
+
+
+@cache
+def sweeps_of(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
+    """For the first measure of each sweep all of them, as engines take them.
+
+    Measures that follow one another share a sweep, unless one reads what another has made.
+    """
+    found: dict[Measure, tuple[Measure, ...]] = {}
+    first: Measure | None = None
+    known = 0
+    for each in rule.passes:
+        known += len(getattr(each, "of_elements", ()))
+        if not isinstance(each, Measure):
+            first = None
+            continue
+        asked = transcribe(each.function).scalars
+        if first is None or any(other.makes in asked for other in found[first]):
+            first = each
+        own = (
+            each
+            if known == len(rule.made)
+            else replace(each, function=_seen(each.function, known, len(rule.made)))
+        )
+        found[first] = (*found.get(first, ()), own)
+    return found
+
+
+def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
+    """What each sweep of a step over memory makes, by name; nothing for that of the update."""
+    known, found = sweeps_of(rule), list[tuple[str, ...]]()
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            found.append(each.makes)
+        elif isinstance(each, Measure) and each in known:
+            found.append(tuple(own.makes for own in known[each]))
+    levels = (each.measures for each in rule.levels)
+    return [*found, *(tuple(own) for own in (rule.measures, *levels) if own), ()]
+
+
+def count_read_streams(rule: Rule) -> int:
+    """How many tensors of a variable's shape the sweeps of measures read, counted in each."""
+    return sum(len(_read_by(several)) for several in sweeps_of(rule).values())
+
+
+def _read_by(measures: tuple[Measure, ...]) -> set[str]:
+    found: set[str] = set()
+    for each in measures:
+        own = transcribe(each.function)
+        nodes = (node for tree in (*own.body, *own.results) for node in ast.walk(tree))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        # By their places: a formula may call a slot as it likes.
+        found |= {str(k) for k, name in enumerate(own.positional) if LOCAL_PREFIX + name in names}
+    return found
+
+
+@cache
+def _seen(formula: Any, known: int, total: int) -> VisiblePassFormula:
+    return VisiblePassFormula(formula, known, total)
+
+
+@cache
+def updates_of(rule: Rule) -> tuple[Rule, ...]:
+    """The passes and the update of a rule, each as an update, with slots for what is made."""
+    names, found = rule.made, list[Rule]()
+    slots = (*map(Slot, names), *rule.element_slots)
+    known, beside = 0, (len(names), len(rule.element_slots), rule.vectors, rule)
+    for each in rule.passes:
+        if isinstance(each, Pass):
+            count = len(each.makes)
+            formula = JointPassFormula(each.function, known, count, *beside)
+            found.append(Rule(name=rule.name, update=formula, slots=slots))
+            known += count
+    last = JointPassFormula(rule.update, known, 0, *beside)
+    return (*found, Rule(name=rule.name, update=last, slots=slots, before=rule.before))

@@ -1,0 +1,61 @@
+"""Measures of any tensors, without a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._engines.array_types import Float64
+from thalweg._engines.cpu import reductions
+from thalweg._engines.layout import compute_dtype
+from thalweg._engines.protocol import Columns, Formulas, Stages
+from thalweg.formula import variable_squares
+
+
+class Tensors:
+    """What `Ready` answers, of gradients and variables that are not updated here.
+
+    Args:
+        gradients: Dense, or the values of sparse ones.
+        variables: As many.
+        flush: Whether stages treat denormals as zero.
+    """
+
+    def __init__(
+        self, gradients: Sequence[Tensor], variables: Sequence[Tensor], flush: bool = False
+    ) -> None:
+        self._flush = flush
+        self._gradients = gradients
+        self._variables = variables
+
+    def compute_sums(
+        self, formulas: Formulas, stages: Stages, columns: Columns
+    ) -> Sequence[Float64]:
+        """See `Ready`; formulas read the gradient, but for `variable_squares`."""
+        if not stages:
+            return [
+                reductions.sums_of(
+                    each, self._variables if each is variable_squares else self._gradients
+                )
+                for each in formulas
+            ]
+        found = np.zeros((len(formulas), len(self._variables)))
+        for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
+            dtype = compute_dtype(var.dtype)
+            own = columns.scalars_of(index, dtype)
+            found[:, index] = np.concatenate(
+                reductions.sums_of_pair(formulas, grad, var, stages, own, dtype, self._flush)
+            )
+        return list(found)
+
+    def sums_on_device(self, formulas: Formulas, stages: Stages, columns: Columns) -> None:
+        """See `Ready`."""
+
+    def max_abs(self) -> Float64:
+        """See `Ready`."""
+        return reductions.max_abs(self._gradients)
+
+    def max_abs_on_device(self, wanted: Tensor) -> None:
+        """See `Ready`."""

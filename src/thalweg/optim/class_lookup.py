@@ -1,0 +1,56 @@
+"""The classes of this package by name."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+from thalweg._base.locks import importing
+from thalweg._base.showing import show_value
+from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
+from thalweg.formula import Rule
+from thalweg.optim.rule_names import HOMES, KINDS
+
+
+def kind_of(rule: object) -> Any:
+    """Return the class of this package that a rule is called by, in a group.
+
+    Args:
+        rule: The class, its name, or a rule of the user's own, for which a class is made.
+
+    Raises:
+        InvalidTypeError: It is none of them.
+        RuleError: The rule could not take a step.
+        InvalidArgumentError: There is no such class.
+    """
+    if isinstance(rule, Rule):
+        with importing:
+            from thalweg.optim.user_rules import class_of
+        return class_of(rule)
+    if not isinstance(rule, str):
+        name: Any = getattr(rule, "__name__", None)
+        if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
+            raise InvalidTypeError(
+                "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"
+                f" {show_value(rule)}."
+            )
+        return rule
+    if rule not in KINDS:
+        near = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
+        raise InvalidArgumentError(
+            f"rule is {show_value(rule)}, which is not a class of thalweg.optim. {near}"
+        )
+    return class_named(rule)
+
+
+def is_named(name: str) -> bool:
+    """Return whether a class of this package has a name."""
+    return name in KINDS
+
+
+@cache
+def class_named(name: str) -> Any:
+    """Return a class of this package."""
+    module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
+    return getattr(module, name)

@@ -1,0 +1,221 @@
+"""`thalweg::step`: a step as one operation of the graphs that `torch.compile` makes.
+
+A graph has in it which tensors a step writes, and which gradients it reads. All else, such as rates
+and counts of steps, is read when the graph runs, so that none is compiled into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Generator, Sequence
+from functools import partial
+from itertools import count
+from operator import is_
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey  # pyright: ignore
+from torch.nn import Parameter
+
+from thalweg._base.context_managers import ContextSetting, no_grad
+from thalweg._core.atomic_section import Call, unwatched
+from thalweg._core.options.update_targets import MASTER
+
+_SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
+_dispatch: Any = torch._C
+_numbers = count()
+_optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+class Operands:
+    """Operands of the step operation of an optimizer, as Dynamo sees them.
+
+    The lists change only while nothing runs: an operation has to find those that its graph was
+    called with.
+
+    Args:
+        optimizer: The optimizer.
+
+    Attributes:
+        handle: Key with which the operation finds the optimizer: a number, as text, because Dynamo
+            makes numbers that differ from one optimizer to the next variables of a graph.
+        parameters: The parameters of all groups.
+        slots: The tensors of the state that a step writes element by element, or, where these are
+            views, the blocks that they lie in.
+        is_stale: Whether a step has replaced one of them.
+    """
+
+    def __init__(self, optimizer: object) -> None:
+        self.handle = str(next(_numbers))
+        _optimizers[self.handle] = optimizer
+        self.parameters: list[Tensor] = []
+        self.slots: list[Tensor] = []
+        self.is_stale = True
+        self._rebind_target: object = None
+
+    def read(self, optimizer: Any) -> None:
+        """Look at the optimizer anew."""
+        self.parameters, self.slots = _found(optimizer)
+        self.is_stale = False
+
+    def read_again(self, optimizer: object) -> None:
+        """Read the operands again after a change, if they were read before."""
+        if self.parameters:
+            self.read(optimizer)
+
+    def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
+        """Return calls of C functions that replace the operands, or none if they were never read.
+
+        Args:
+            optimizer: The optimizer, or an object that has its future state.
+            but: The `id` of slots that it will not have.
+        """
+        if not self.parameters:
+            return []
+        params, slots = _found(optimizer)
+        slots = [slot for slot in slots if id(slot) not in but]
+        found = {"parameters": params, "slots": slots, "is_stale": False}
+        return [partial(vars(self).update, found)]
+
+    def check(self, optimizer: Any) -> None:
+        """A step was taken: is what was read still all there is?"""
+        steady = optimizer._own.rebind_target
+        if steady is None or steady is not self._rebind_target:
+            self._rebind_target = steady
+            found = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
+            self.is_stale = not all(
+                len(new) == len(old) and all(map(is_, new, old)) for new, old in found
+            )
+
+
+def _found(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
+    slots: dict[int, Tensor] = {}
+    for param in params:
+        for name, value in (optimizer.state.get(param) or {}).items():
+            if name in names and isinstance(value, Tensor):
+                slot = value if value._base is None else value._base
+                slots[id(slot)] = slot
+    return params, list(slots.values())
+
+
+def can_be_taken(handle: str) -> bool:
+    """Read the operands of an optimizer again and return True if its steps may be operations.
+
+    Dynamo calls this while it traces, and treats the result as a constant.
+    """
+    optimizer = _optimizers[handle]
+    operands, around = optimizer._own.operands, optimizer._around
+    operands.read(optimizer)
+    gradients = [param.grad for param in operands.parameters if param.grad is not None]
+    return (
+        not around.kinds.sums
+        and not around.in_backward
+        and not any(group.get("differentiable") for group in optimizer.param_groups)
+        and all(map(_is_plain, [*operands.parameters, *operands.slots, *gradients]))
+    )
+
+
+# What `torch.compiler.assume_constant_result` does, which imports Dynamo.
+can_be_taken._dynamo_marked_constant = True
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    # Dynamo does not look at `grad` of a subclass.
+    is_dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return is_dense and type(tensor) in (Tensor, Parameter)
+
+
+def put_in_graph(operands: Operands) -> bool:
+    """Add the step operation to a graph; Dynamo traces this in place of a step.
+
+    Returns:
+        True if the operation was added; False if the step cannot be one, and nothing was done.
+    """
+    if not can_be_taken(operands.handle) or operands.is_stale:
+        return False
+    params = operands.parameters
+    # No `torch.no_grad()`: where a graph raises, it does not come to the end of one.
+    _step(
+        operands.handle,
+        [param.detach() for param in params if param.grad is not None],
+        operands.slots,
+        [None if param.grad is None else param.grad.detach() for param in params],
+    )
+    return True
+
+
+def forget_gradients(operands: Operands) -> None:
+    """Set the gradients to None unless the operands are stale; Dynamo traces this in place of
+    `zero_grad`.
+    """
+    can_be_taken(operands.handle)
+    if not operands.is_stale:
+        for param in operands.parameters:
+            param.grad = None
+
+
+@torch.library.custom_op("thalweg::step", mutates_args=("parameters", "slots"), schema=_SCHEMA)
+def _step(
+    optimizer: str,
+    parameters: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    """Take a step of an optimizer with gradients, one or none for each of its parameters."""
+    taker = _optimizers[optimizer]
+    operands = taker._own.operands
+    params = operands.parameters
+    written = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
+    pairs = zip([*written, *operands.slots], [*parameters, *slots], strict=True)
+    with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
+        taker._step()
+        operands.check(taker)
+
+
+@_step.register_fake
+def _(*given: object) -> None:
+    return None
+
+
+@contextlib.contextmanager
+def _views_counted() -> Generator[None]:
+    """Have views share the counts of versions of what they are of, which graphs may turn off."""
+    excluded = _dispatch._dispatch_tls_local_exclude_set().remove(DispatchKey.ADInplaceOrView)
+    included = _dispatch._dispatch_tls_local_include_set()
+    with _dispatch._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
+    """Have an optimizer's own tensors be those that a graph gave in their place.
+
+    A graph may give copies, and write them back, or not, in its own time.
+    """
+    moved = [(own.detach(), given) for own, given in pairs if own.data_ptr() != given.data_ptr()]
+    kept = [own.clone() for own, _ in moved]
+    back = [
+        call
+        for (own, given), before in zip(moved, kept, strict=True)
+        for call in (partial(given.copy_, own), partial(own.copy_, before))
+    ]
+    into = [partial(own.copy_, given) for own, given in moved]
+    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+
+
+def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
+    """Have parameters have these gradients."""
+    before = [param.grad for param in params]
+    if all(map(is_, before, gradients)):
+        return ContextSetting(lambda: ([], []))
+    into, back = _setting(params, gradients), _setting(params, before)
+    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+
+
+def _setting(
+    params: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Callable[[], object]]:
+    return [partial(setattr, p, "grad", grad) for p, grad in zip(params, gradients, strict=True)]

@@ -1,0 +1,85 @@
+"""Numbers of parameters that a device keeps, and alone knows; see `columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from thalweg._core.atomic_section import Call
+
+
+class DeviceColumn:
+    """Per-parameter numbers on a device; the host never waits to read one.
+
+    Args:
+        name: The key.
+        views: The state's tensors.
+        block: A tensor of one dimension, whose elements they are, in their order.
+
+    Attributes:
+        common: The numbers, one for each parameter.
+    """
+
+    is_there: ClassVar[Literal[True]] = True
+
+    def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
+        self.name, self.dtype, self.common = name, block.dtype, block
+        self._views = views
+        self._pointers = list(map(Tensor.data_ptr, views))
+
+    def stands(self) -> bool:
+        """Return True if the state's tensors have the addresses that they had at construction."""
+        return list(map(Tensor.data_ptr, self._views)) == self._pointers
+
+    def read(self) -> None:
+        """Do nothing: readers get the tensor on the device."""
+
+    def counting(self, taken: Tensor | None) -> Call:
+        """Return a call of a C function that adds 1 to each number, or adds `taken` converted to
+        the numbers' dtype.
+
+        Args:
+            taken: Optional. A tensor that is true where the step is applied.
+        """
+        return partial(self.common.add_, 1 if taken is None else taken.to(self.dtype))
+
+    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
+        """Return a call that writes one number for each parameter, where the step is applied.
+
+        Args:
+            values: The numbers, in the order of the parameters.
+            taken: Optional. A tensor that is true where the step is applied; elsewhere the numbers
+                stay.
+        """
+        made = values.to(self.dtype)
+        made = made if taken is None else torch.where(taken, made, self.common)
+        return partial(self.common.copy_, made)
+
+
+class ForeignThere(DeviceColumn):
+    """Per-parameter numbers on a device, in state tensors of other code."""
+
+    def __init__(self, name: str, views: Sequence[Tensor]) -> None:
+        own = [view.detach().reshape(()) for view in views]
+        dtype = reduce(torch.promote_types, [view.dtype for view in own])
+        super().__init__(name, views, torch.stack([view.to(dtype) for view in own]))
+        self._own = own
+
+    def read(self) -> None:
+        """Look at the numbers, on the device."""
+        self.common = torch.stack([view.to(self.dtype) for view in self._own])
+
+    def counting(self, taken: Tensor | None) -> Call:
+        add: Any = torch._foreach_add_  # pyright: ignore
+        own = [*dict(zip(self._pointers, self._own, strict=True)).values()]
+        return partial(add, own, 1 if taken is None else taken.to(self.dtype))
+
+    def moving(self, values: Tensor, taken: Tensor | None) -> Call:
+        made = values.to(self.dtype)
+        made = made if taken is None else torch.where(taken, made, self.common)
+        copy: Any = torch._foreach_copy_  # pyright: ignore
+        return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))

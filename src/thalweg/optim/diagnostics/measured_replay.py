@@ -1,0 +1,16 @@
+"""A step in one call, unless it is to be measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.optim.replay import ReplayedStep
+
+
+class StepBetween(ReplayedStep):
+    """A step that is taken again in one call, unless it is to be measured."""
+
+    def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
+        """See `ReplayedStep`."""
+        is_measured_now = optimizer._own.diagnosing.is_due()
+        return not is_measured_now and super().take(optimizer, has_sums, unrecorded)

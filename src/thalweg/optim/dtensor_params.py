@@ -1,0 +1,94 @@
+"""Parameters that torch has shared out itself, such as those of `fully_shard`.
+
+Their state is shared out as they are, and each rank updates what lies in its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from thalweg._base.locks import importing
+from thalweg._core.dtensor import any_on_mesh, is_imported
+from thalweg._core.state import Entry, Part
+
+if TYPE_CHECKING:
+    from thalweg.distribute.sharding.dtensor_step import LocalShards, LocalStep
+    from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
+
+
+def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
+    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
+    if not any_on_mesh(params):
+        return None
+    from thalweg.distribute.sharding.dtensor_step import LocalShards
+
+    return LocalShards()
+
+
+def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
+    """Return how a step over local parts is shared.
+
+    Args:
+        parts: The local parts.
+        team: The ranks that take the step together; None if they send no messages in it.
+    """
+    from thalweg.distribute.sharding.dtensor_step import LocalStep
+
+    return LocalStep(parts, team)
+
+
+@contextmanager
+def guard_ranks(optimizer: Any) -> Iterator[None]:
+    """Take a step in the block on all ranks or on none, if ranks send messages in it.
+
+    Args:
+        optimizer: A `FusedOptimizer`. Its `_own.team` is set in the block.
+    """
+    team = None
+    if is_imported() and any_on_mesh(optimizer._params()):
+        with importing:
+            from thalweg.optim.rank_guard import team_of
+        team = team_of(optimizer)
+    if team is None:
+        yield
+        return
+    optimizer._own.team = team
+    try:
+        with team.report_errors():
+            yield
+    finally:
+        optimizer._own.team = None
+        team.end()
+
+
+def placed(
+    pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
+) -> list[tuple[Any, Tensor]]:
+    """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
+
+    All ranks call this.
+
+    Args:
+        pairs: Gradients and parameters. Gradients that are no DTensors stay as they are.
+        team: Optional. The ranks, which synchronize if a gradient has to be redistributed.
+
+    Raises:
+        FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
+    """
+    from thalweg.distribute.sharding import dtensor_step
+
+    return dtensor_step.place_on_mesh(pairs, team)
+
+
+def entry_of(name: str, own: Tensor) -> Entry:
+    """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
+    DTensor.
+    """
+    parts = locals_of([own])
+    if parts is None:
+        return Entry(name, own)
+    return Part(name, parts.part(own), var=own, parts=parts)

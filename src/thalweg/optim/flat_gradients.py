@@ -1,0 +1,70 @@
+"""Gradients that lie in a few buffers, and stay there: one memset clears them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import compress
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from thalweg._base.context_managers import no_grad
+from thalweg._core.atomic_section import run
+from thalweg._core.dtensor import check_whole
+from thalweg._core.state_allocation import laid_out
+from thalweg._engines.layout import all_have_memory, check_memory, check_parts
+from thalweg.variable import name_of
+
+_grad: Any = Tensor.grad.__get__  # pyright: ignore
+
+
+class FlatGradients:
+    """The gradients of parameters, in a buffer for each dtype.
+
+    Args:
+        params: Dense parameters on the CPU; what gradients they have are kept. Those that are
+            frozen have none here: one of 0 would have them decay.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        check_whole(params, "gradients='flat'")
+        self._all = list(params)
+        self._flags = [param.requires_grad for param in params]
+        self.params = list(compress(self._all, self._flags))
+        self._left = [param for param in params if not param.requires_grad]
+        self.views = laid_out(self.params, [param.dtype for param in self.params], 0.0)
+        bases = {view.untyped_storage().data_ptr(): view._base for view in self.views}
+        self._buffers = [base for base in bases.values() if base is not None]
+        with no_grad():
+            for param, view in zip(self.params, self.views, strict=True):
+                if param.grad is not None:
+                    check_parts(param.grad, f"The gradient of '{name_of(param)}'")
+                    view.copy_(param.grad)
+        self._attached = [
+            partial(setattr, param, "grad", view)
+            for param, view in zip(self.params, self.views, strict=True)
+        ]
+        run(self._attached)
+
+    def lie(self) -> bool:
+        """Return True if the gradients of all parameters are the views of the buffers."""
+        return all(map(is_, map(_grad, self.params), self.views))
+
+    def stands(self) -> bool:
+        """Return True if the frozen parameters are those that were frozen at construction."""
+        return [param.requires_grad for param in self._all] == self._flags
+
+    def clear(self) -> None:
+        """Set all gradients to 0; those that others gave a parameter are replaced.
+
+        Raises:
+            LayoutError: A buffer has no memory that holds its elements.
+        """
+        if not all_have_memory(self._buffers):
+            for param, view in zip(self.params, self.views, strict=True):
+                check_memory(view, f"The gradient of '{name_of(param)}'")
+        forgotten = [partial(setattr, p, "grad", None) for p in self._left if p.grad is not None]
+        attached = [] if self.lie() else self._attached
+        run([*(each.zero_ for each in self._buffers), *attached, *forgotten])

@@ -1,0 +1,110 @@
+"""The norm that the gradients of several rules have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg import _engines
+from thalweg._core.clip_factor import Factor
+from thalweg._core.gradient_stats import known_of
+from thalweg._core.gradient_transforms import GradientTransforms, Measures
+from thalweg._engines import Dispatcher, layout
+from thalweg._engines.protocol import StepPlan, StepRequest
+from thalweg.indexed_slices import values_of
+from thalweg.optim.step_adapter import ParamGroupAdapter
+from thalweg.optim.step_options import GradientReport
+from thalweg.rules import torch as rules
+
+Share = tuple[
+    ParamGroupAdapter, list[tuple[Any, Tensor]]
+]  # what a rule updates, by which gradients
+
+
+class CommonNorm:
+    """Measures all gradients of a step before the first rule's sweep, by a plan of its own."""
+
+    def __init__(self) -> None:
+        self._gate = Dispatcher()
+        self._ready: StepPlan | None = None
+
+    def try_rebind(self, shares: Sequence[Share]) -> bool:
+        """Return True if the step's gradients fit the measurement of the step before.
+
+        If so, that measurement is bound to them and `clip_factor` uses it; otherwise it is dropped.
+
+        Args:
+            shares: The shares of the step.
+        """
+        pairs = [pair for _, given in shares for pair in given]
+        asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
+        if self._ready is not None and not self._ready.try_rebind(_own(shares, asked)):
+            self._ready = None
+        return self._ready is not None
+
+    def clip_factor(
+        self, shares: Sequence[Share], how: GradientTransforms, seen: GradientReport
+    ) -> Factor:
+        """Return the factor that clips all gradients of a step by their common norm.
+
+        Args:
+            shares: The shares that `try_rebind` was given.
+            how: The transforms of all gradients.
+            seen: Receives the measured norm and factor.
+
+        Raises:
+            Exception: Any error of a step that cannot be taken as a whole.
+        """
+        variables = [var for _, given in shares for _, var in given]
+        measures: Any = self._ready
+        if measures is None:
+            measures, variables = self._measure_anew(shares, how)
+        sharing = _sharing(shares)
+        if sharing is not None:
+            measures = sharing.measure_whole(measures, _asked(shares, (), variables))
+        try:
+            known = known_of(how, measures, variables)
+            seen(known)
+            return known.clip_factor
+        finally:
+            if self._ready is not None:
+                self._ready.release_gradients()
+
+    def _measure_anew(
+        self, shares: Sequence[Share], how: GradientTransforms
+    ) -> tuple[Measures, list[Tensor]]:
+        """Return new measures of gradients that were not checked before, and their variables."""
+        gradients: list[Any] = []
+        variables: list[Tensor] = []
+        for hooks, given in shares:
+            pairs = hooks.convert_pairs(given)
+            sharing = hooks.sharing
+            hooks.check_pairs(pairs if sharing is None else sharing.local_parts(pairs), how.narrow)
+            gradients += [grad for grad, _ in pairs]
+            variables += [var for _, var in pairs]
+        asked = _asked(shares, gradients, variables)
+        pairs = zip(gradients, variables, strict=True)
+        if any(layout.is_far(values_of(grad), var.device) for grad, var in pairs):
+            flush = asked.selection.denormals == "flush"
+            values = list(map(values_of, gradients))
+            return _engines.Tensors(values, variables, flush), variables
+        self._ready = self._gate.plan_step(_own(shares, asked))
+        return self._ready, variables
+
+
+def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any) -> StepRequest:
+    """A step that is measured only; its rule has no slots."""
+    slots, titles = [()] * len(variables), [""] * len(variables)
+    beside = gradients, slots, titles, shares[0][0].selection
+    return StepRequest(rules.TORCH_SGD, (), variables, *beside)
+
+
+def _own(shares: Sequence[Share], asked: StepRequest) -> StepRequest:
+    sharing = _sharing(shares)
+    return asked if sharing is None else sharing.share_out(asked)
+
+
+def _sharing(shares: Sequence[Share]) -> Any:
+    return next((hooks.sharing for hooks, _ in shares if hooks.sharing is not None), None)

@@ -1,0 +1,118 @@
+"""Support of `torch.amp.GradScaler`, with overflow handled on the host or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._core.commit import TAKEN
+from thalweg._core.options.loss_scale import Unscaling
+from thalweg._core.param_groups import Group
+from thalweg.optim.group_options import number
+from thalweg.optim.native_support import device_of, is_host
+from thalweg.optim.param_scalars import CPU
+from thalweg.optim.step_options import FOUND_INF, LastStep, StepOptions
+from thalweg.variable import variable_constraint
+
+Homes = tuple[torch.device | None, torch.device]
+_ON_THE_HOST: Homes = (None, CPU)
+
+
+class GradScalerMixin:
+    """The part of an optimizer that a scaler speaks to, by the attributes that it sets."""
+
+    param_groups: list[Group]
+    _around: StepOptions
+    _own: Any
+
+    def _homes_of(self, params: Sequence[Tensor]) -> Homes:
+        """The device that alone knows the numbers of parameters, and where the host keeps them."""
+        if is_host(params) or not self._counts_there():
+            return _ON_THE_HOST
+        return device_of(params), CPU
+
+    def _counts_there(self) -> bool:
+        """Return whether a GPU alone knows the numbers of its parameters."""
+        return self._around.of(Unscaling).fused_unscale
+
+    def _found_finite(self) -> Tensor | None:
+        """Return whether `torch.amp.GradScaler` has the step taken, where a device is to decide on
+        it.
+
+        None leaves it to the host: where nothing is to be decided, and where a step makes state,
+        has constraints, or adds up gradients.
+        """
+        found = vars(self).get("found_inf")
+        around = self._around
+        if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
+            return None
+        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        params = list(chain.from_iterable(given))
+        if around.accumulate > 1 or around.in_backward or found.device != device_of(params):
+            return None
+        if any(variable_constraint(param) is not None for param in params):
+            return None
+        has_state = all(map(self._have_state, self.param_groups, given))
+        return found.detach().reshape(()) == 0 if has_state else None
+
+    def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
+        """Return whether parameters of a group have all their state."""
+        raise NotImplementedError
+
+    def _skip_overflowed_step(self) -> bool:
+        """Leave the step out if `torch.amp.GradScaler` says that a gradient is not finite."""
+        found = vars(self).get("found_inf")
+        if found is None or not number(found):  # 0 where there were no gradients to look at
+            return False
+        count = self._own.count
+        if (counter := self._own.counter) is not None:
+            count += int(counter.item())
+        self._own.last = LastStep(False, FOUND_INF, count)
+        return True
+
+    def _unscaling(self) -> float | Tensor | None:
+        """Return the first factor of gradients, for `torch.amp.GradScaler`.
+
+        A tensor where a device decides on the step.
+        """
+        scale = vars(self).get("grad_scale")
+        if scale is None or self._own.sums is not None:  # the sums are unscaled
+            return None
+        if self._own.taken is not None:
+            return scale.detach().reshape(()).double().reciprocal().float()
+        return 1 / number(scale)
+
+
+def forget_scale(optimizer: object) -> None:
+    """Forget what a scaler said of a step, which failed."""
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
+
+
+def said_once(step: Callable[..., object]) -> Callable[..., Any]:
+    """Return a step that says what has become of it, and forgets what a scaler said of it, if it
+    fails.
+
+    `torch.amp.GradScaler` takes that back after a step that succeeds alone, and multiplies a scale
+    that it finds by its own.
+    """
+
+    @wraps(step)
+    def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
+        own = optimizer._own
+        own.begun, own.is_folded, before = (), False, own.total
+        try:
+            return step(optimizer, closure)
+        except BaseException as error:
+            if own.total != before and not own.begun:  # in one call, and interrupted after it
+                own.begun = (f"{TAKEN}.",)
+            forget_scale(optimizer)
+            optimizer._say(error)
+            raise
+
+    return taken

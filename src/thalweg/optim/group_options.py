@@ -1,0 +1,284 @@
+"""Groups of parameters: their options as hyperparameters of rules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterator, Mapping
+from copy import copy
+from functools import cache
+from operator import is_
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.showing import show_value
+from thalweg._core.hyperparameters import check_scalar, check_size
+from thalweg._core.param_groups import Group
+from thalweg.errors import InvalidTypeError
+from thalweg.formula import Rule
+from thalweg.variable import check_held, check_number
+
+HOW = ("foreach", "fused", "capturable", "differentiable")  # how a step is taken, not which
+
+_NAMES = {"lr": "learning_rate", "eps": "epsilon"}
+PAIRS = {
+    "betas": ("beta1", "beta2"),
+    "betas_1d": ("beta1_1d", "beta2_1d"),
+    "etas": ("eta_minus", "eta_plus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}
+# Options beyond this magnitude are left to a careful step.
+MOST_READ = 1e30
+FLOAT_CLASSES = {float, np.float64}  # classes of numbers with which Python computes in float64
+LAST_BETA = "last_beta"  # of the rules whose betas are three
+
+
+class Options:
+    """The options of a group as they are now.
+
+    Args:
+        group: The group.
+        rule: Its rule.
+        fixed: Hyperparameters that a group may lack.
+
+    Attributes:
+        lists: The pairs of the group that are lists.
+        entries: The keys of the group whose value is a float, or a tuple of floats, that the rule
+            reads; for each the names of the hyperparameters.
+    """
+
+    def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
+        self._names, self._seen = list(group), list(group.values())
+        pairs = [own for key, own in group.items() if key in PAIRS and isinstance(own, list)]
+        self.lists = pairs
+        self._lists = [(own, [*own]) for own in pairs]  # of which an item may be replaced
+        known = {**fixed, **named(group, rule)}
+        self._hypers = {each.name: known.get(each.name, each.default) for each in rule.hypers}
+        # These keep their place when a schedule writes to them.
+        kinds = (Tensor, np.ndarray)
+        self._moving = [name for name, each in self._hypers.items() if isinstance(each, kinds)]
+        self._numbers = {name: _checked(name, each) for name, each in self._hypers.items()}
+        self._wanted = _arguments_of(rule.prepare)
+        self.entries = _number_entries(group, self._hypers)
+
+    def hold(self, group: Group) -> bool:
+        """Return True if a group still has these options."""
+        seen = self._seen
+        if len(group) != len(seen) or not all(map(is_, group.values(), seen)):
+            return False
+        return not self._lists or self._are_lists_alike()
+
+    def _are_lists_alike(self) -> bool:
+        return all(len(own) == len(was) and all(map(is_, own, was)) for own, was in self._lists)
+
+    @property
+    def moves(self) -> bool:
+        """True if a hyperparameter is a tensor or an array, which other code may write to."""
+        return bool(self._moving)
+
+    @property
+    def moving_rate(self) -> Tensor | None:
+        """The rate, if that is a plain tensor and nothing else is."""
+        rate = self._hypers.get("learning_rate")
+        is_plain = type(rate) is Tensor and not (rate.dim() or rate.is_neg() or not rate.data_ptr())
+        return rate if is_plain and self._moving == ["learning_rate"] else None
+
+    def hold_beside_rate(self, group: Group) -> bool:
+        """Return True if a group still has these options, whatever its `lr`."""
+        names, seen = self._names, self._seen
+        return (
+            list(group) == names
+            and all(
+                now is was or name == "lr"
+                for name, now, was in zip(names, group.values(), seen, strict=True)
+            )
+            and self._are_lists_alike()
+        )
+
+    def with_rate(self, group: Group) -> Options | None:
+        """Return the options of a group that differs in `lr` alone, or None if more differs.
+
+        The rate is a float of usual size.
+        """
+        rate: Any = group.get("lr")
+        if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
+            return None
+        if "lr" not in self.entries or not self.hold_beside_rate(group):
+            return None
+        options = copy(self)
+        options._seen = list(group.values())
+        options._hypers = {**self._hypers, "learning_rate": rate}
+        options._numbers = {**self._numbers, "learning_rate": float(rate)}
+        return options
+
+    def check_memory(self) -> None:
+        """Refuse a hyperparameter that is a tensor whose storage was cut.
+
+        Raises:
+            LayoutError: Names it.
+        """
+        for name in self._moving:
+            if isinstance(value := self._hypers[name], Tensor):
+                check_number(value, title_of(name))
+
+    def given(self) -> dict[str, Any]:
+        """Hyperparameters by name."""
+        return dict(self._hypers)
+
+    def given_to_prepare(self, beside: Mapping[str, object]) -> dict[str, Any]:
+        """Return the arguments of the rule's `prepare` by name: those in `beside`, else
+        hyperparameters.
+        """
+        hypers = self._hypers
+        return {name: beside[name] if name in beside else hypers[name] for name in self._wanted}
+
+    def numbers(self, stays: Callable[[Any], bool]) -> dict[str, Any]:
+        """Hyperparameters, as formulas are given them.
+
+        Args:
+            stays: Whether one that is a tensor stays one.
+        """
+        if self._moving:
+            moving = {name: self._hypers[name] for name in self._moving}
+            own = {name: x if stays(x) else number(x) for name, x in moving.items()}
+            return {**self._numbers, **own}
+        return self._numbers
+
+
+def as_options(hypers: Mapping[str, object]) -> Group:
+    """Hyperparameters under the names that groups have for them."""
+    found: Group = {}
+    left = dict(hypers)
+    for key in PAIRS:
+        names = members_of(key, left)
+        if all(name in left for name in names):
+            found[key] = tuple(left.pop(name) for name in names)
+    return {**{title_of(name): value for name, value in left.items()}, **found}
+
+
+def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
+    """Return a rule's hyperparameters out of a group.
+
+    Raises:
+        InvalidTypeError: One is no number; names it.
+        InvalidArgumentError: One is NaN, or a tensor with a shape.
+    """
+    known = named(group, rule)
+    found = {hyper.name: known.get(hyper.name, hyper.default) for hyper in rule.hypers}
+    for name, value in found.items():
+        check_scalar(title_of(name), value, "number or a tensor of shape ()")
+    return found
+
+
+def members_of(key: str, hypers: Container[str]) -> tuple[str, ...]:
+    """Return the hyperparameters that stand in a group as one option, of a rule that has these."""
+    own = PAIRS[key]
+    return (*own, LAST_BETA) if key == "betas" and LAST_BETA in hypers else own
+
+
+def number(value: Any) -> float:
+    """Return a number out of a tensor of one element, too.
+
+    Raises:
+        LayoutError: Its storage was cut.
+    """
+    if isinstance(value, Tensor):
+        check_number(value)
+        return float(value.item())
+    if isinstance(value, np.complexfloating):  # of which Python would drop a part
+        raise InvalidTypeError(f"a number must be real, not {value!r}.")
+    return float(value)
+
+
+def tensors_in(options: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that options are or hold, but for parameters, each with its option."""
+    for name, value in options.items():
+        items: Any = value.values() if isinstance(value, dict) else value
+        if name == "params" or not isinstance(value, Tensor | list | tuple | dict):
+            continue
+        for item in (value,) if isinstance(value, Tensor) else items:
+            if isinstance(item, Tensor):
+                yield name, item
+
+
+def check_options_held(options: Mapping[str, object]) -> None:
+    """Raise if an option is a tensor whose storage was cut, before anything reads it.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    for name, tensor in tensors_in(options):
+        check_held(tensor, title_of(name))
+
+
+def title_of(name: str) -> str:
+    """Return the name that groups use for a hyperparameter, such as `lr` for `learning_rate`."""
+    return next((key for key, other in _NAMES.items() if other == name), name)
+
+
+def _checked(name: str, value: object) -> float:
+    check_size(title_of(name), value)
+    try:
+        if not isinstance(value, str | bytes | bytearray):  # of which Python makes numbers
+            return number(value)
+    except (TypeError, ValueError, RuntimeError):  # the latter of tensors of several elements
+        pass
+    raise InvalidTypeError(f"{title_of(name)} must be a number, not {show_value(value)}.")
+
+
+@cache
+def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
+    """Return the names of the arguments of a rule's `prepare`."""
+    return () if prepare is None else tuple(inspect.signature(prepare).parameters)
+
+
+def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
+    """Return the keys of entries that are floats, and the hyperparameters that each has.
+
+    Args:
+        group: The group.
+        hypers: The names of the rule's hyperparameters.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for key, value in group.items():
+        names = members_of(key, hypers) if key in PAIRS else (_NAMES.get(key, key),)
+        items = value if key in PAIRS and type(value) is tuple else (value,)
+        if all(name in hypers for name in names) and set(map(type, items)) <= FLOAT_CLASSES:
+            found[key] = names
+    names = [name for own in found.values() for name in own]
+    return {key: own for key, own in found.items() if all(names.count(n) == 1 for n in own)}
+
+
+def named(
+    group: Mapping[str, Any], rule: Rule | None = None, known: Container[str] = ()
+) -> dict[str, Any]:
+    """Options of a group under the names that rules have for them.
+
+    Args:
+        group: The group.
+        rule: Optional. What it does not read is the user's, whatever it is: `learning_rate` beside
+            `lr`, or a pair.
+        known: Without a rule, the names of the hyperparameters there are.
+
+    Raises:
+        InvalidTypeError: What is to be a pair is none; names it.
+    """
+    found: dict[str, Any] = {}
+    read = group
+    if rule is not None:
+        known = [hyper.name for hyper in rule.hypers]
+        read = as_options(dict.fromkeys(known))
+    for key, value in group.items():  # in their order: where two stand for one, the later counts
+        if key not in read:
+            continue
+        if key in PAIRS:
+            names = members_of(key, known)
+            try:
+                found.update(zip(names, value, strict=True))
+            except (TypeError, ValueError):
+                what = "a pair of numbers" if len(names) == 2 else "three numbers"
+                raise InvalidTypeError(f"{key} must be {what}, not {show_value(value)}.") from None
+        else:
+            found[_NAMES.get(key, key)] = value
+    return found

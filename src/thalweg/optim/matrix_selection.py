@@ -1,0 +1,138 @@
+"""`hidden_matrices`: the matrices between a model's input and its output, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from thalweg._base.locks import importing
+from thalweg.errors import InvalidArgumentError
+from thalweg.optim.selectors import LOOKED_UP, ModuleParams
+
+_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def hidden_matrices(
+    module: nn.Module,
+    *,
+    output: Iterable[str] | str | None = None,
+    allow: Iterable[str] | str = (),
+    leave: Iterable[str] | str = (),
+) -> tuple[str, ...]:
+    """Return the names of the weights of linear and convolutional layers between input and output.
+
+    It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
+    layer, and what is tied to either are none of them, nor are weights of norms. A parameter of two
+    or more dimensions whose owner is of another class is refused until it is named: it may hold
+    several matrices at once, or hold them transposed. So may the weight of a convolution in groups.
+    Rules of matrices take parameters of three dimensions, such as kernels of Conv1d, with an
+    explicit `heads=1` only.
+
+    Args:
+        module: The model.
+        output: The parameters of the output layer, by name or pattern ("head.*"); () says that
+            there is none. None asks `get_output_embeddings()` of the model.
+        allow: Names or patterns of parameters that are to be among them, whatever they are.
+        leave: Names or patterns of parameters that are not.
+
+    Returns:
+        Names as `named_parameters()` has them, in its order.
+
+    Raises:
+        InvalidArgumentError: A parameter is refused; a name or pattern selects nothing; or nothing
+            says what the output is.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+        >>> hidden_matrices(model, output="2.*")
+        ('1.weight',)
+    """
+    params, found = ModuleParams(module), list[str]()
+    strange: list[tuple[str, Tensor]] = []
+    allowed, left = _called(allow, params, "allow"), _called(leave, params, "leave")
+    ends = _of_output(module, params, output) | _of_input(module)
+    for name, param in params.named:
+        kinds = params.owners[id(param)]
+        if id(param) in left:
+            continue
+        if id(param) in allowed:
+            found.append(name)
+        elif param.dim() < 2 or id(param) in ends or _has(kinds, LOOKED_UP + _NORMS):
+            continue
+        elif all(isinstance(each, _MATRICES) and getattr(each, "groups", 1) == 1 for each in kinds):
+            found.append(name)
+        else:
+            strange.append((name, param))
+    if strange:
+        raise _not_known(strange, params)
+    return tuple(found)
+
+
+def _not_known(strange: Sequence[tuple[str, Tensor]], params: ModuleParams) -> Exception:
+    """Return the error for parameters that may not be matrices of layers."""
+    name, param = strange[0]
+    owner = " and ".join(sorted({type(each).__name__ for each in params.owners[id(param)]}))
+    more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    message = (
+        f"{name!r} of shape {tuple(param.shape)}, of a {owner}{more}, may not be a matrix of a"
+        " layer: name it in allow= to have it among the hidden matrices, or in leave= to have it"
+        " left out."
+    )
+    if stack := next((name for name, param in strange if param.dim() == 3), None):
+        with importing:
+            from thalweg._engines.matrix_shapes import STACK_CHOICES
+        message += (
+            f" {stack!r} may be a stack of matrices, such as experts, for which rules of matrices"
+            f" need a choice. {STACK_CHOICES}"
+        )
+    return InvalidArgumentError(message)
+
+
+def _has(owners: Iterable[nn.Module], kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(each, kinds) for each in owners)
+
+
+def _called(patterns: Iterable[str] | str, params: ModuleParams, what: str) -> set[int]:
+    """The `id` of the parameters that are called so."""
+    found: set[int] = set()
+    for each in [patterns] if isinstance(patterns, str) else patterns:
+        own = {id(param) for _, param in params.named if params.called(each, param)}
+        params.check_selects(own, each, what)
+        found |= own
+    return found
+
+
+def _asked(module: nn.Module, name: str) -> set[int] | None:
+    """The `id` of the parameters of a layer that a model names; None if it names none."""
+    asked: Any = getattr(module, name, None)
+    try:
+        layer = asked() if callable(asked) else None
+    except NotImplementedError:  # as of a base class
+        return None
+    if isinstance(layer, nn.Parameter):
+        return {id(layer)}
+    return {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else None
+
+
+def _of_input(module: nn.Module) -> set[int]:
+    """The `id` of what the model looks up its input in."""
+    return _asked(module, "get_input_embeddings") or set()
+
+
+def _of_output(
+    module: nn.Module, params: ModuleParams, output: Iterable[str] | str | None
+) -> set[int]:
+    """The `id` of the output layer's parameters."""
+    if output is not None:
+        return _called(output, params, "output")
+    found = _asked(module, "get_output_embeddings")
+    if found is None:
+        raise InvalidArgumentError(
+            f"{type(module).__name__} has no get_output_embeddings() that names a layer: name the"
+            " parameters of its output layer, such as output='head.*', or say output=() if it has"
+            " none."
+        )
+    return found

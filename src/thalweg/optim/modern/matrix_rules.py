@@ -1,0 +1,239 @@
+"""Rules for matrices: Muon, NorMuon, MuonH, SOAP and KLSOAP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import Signature
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from thalweg._core.param_groups import Group
+from thalweg._core.state import shown
+from thalweg.formula import Rule
+from thalweg.optim.modern.arguments import Betas, Rate
+from thalweg.optim.modern.optimizer import ModernOptimizer
+from thalweg.rules.modern.muon import muon
+from thalweg.rules.modern.muonh import muonh
+from thalweg.rules.modern.normuon import normuon
+from thalweg.rules.modern.soap import soap
+
+Coefficients = str | tuple[float, float, float] | tuple[tuple[float, float, float], ...]
+_MOST = 3.4028234663852886e38  # of float32
+ORIGINAL = (3.4445, -4.7750, 2.0315)
+
+# The options of a group that choose a rule, with the names of the rules' functions.
+_MUONS = {"nesterov": "nesterov", "ns_coefficients": "coefficients", "ns_steps": "steps",
+          "eps": "epsilon", "adjust_lr_fn": "adjust", "update_scale": "length",
+          "heads": "heads", "ns_dtype": "dtype"}  # fmt: skip
+_SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "largest",
+          "heads": "heads"}  # fmt: skip
+
+
+class OfMatrices:
+    """Base of rules for matrices; parameters of more dimensions are the first one by all others.
+
+    Parameters of three dimensions need an explicit `heads`, the number of blocks of rows that are
+    matrices of their own.
+    """
+
+    _of_matrices = True
+    _counts = False
+    _added = ("heads", "ns_dtype")  # what the state of torch's own class lacks
+    _choices: ClassVar[dict[str, str]] = _MUONS
+    _unread = tuple(_MUONS)
+    _made: Callable[..., Rule]
+    _accepted: ClassVar[Signature]
+
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
+        """The rule of a group.
+
+        Raises:
+            ValueError: An option is not what it can be.
+        """
+        names = [name for name in cls._choices if name in cls._accepted.parameters]
+        given = {cls._choices[name]: _read(name, group[name]) for name in names}
+        try:
+            return cls._made(**given)
+        except TypeError as error:  # of a dict, say, which is no key
+            options = ", ".join(f"{name}={shown(group[name])}" for name in names)
+            raise ValueError(f"No rule has {options}.") from error
+
+    @classmethod
+    def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
+        try:
+            cls._choose_rule({**group})
+        except (TypeError, ValueError) as error:
+            return [str(error).rstrip(".")]
+        return []
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return an option as a rule's function takes it: of Python's numbers, in tuples."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        value = value.tolist()
+    if name == "nesterov":
+        return bool(value)
+    if name == "eps":
+        if not abs(value) <= _MOST:
+            raise ValueError(f"eps must be a number of float32, not {shown(value)}.")
+        return float(value)
+    if isinstance(value, list | tuple):  # of a file, say
+        return tuple(_read("", each) for each in value)
+    return str(value) if isinstance(value, str) else value
+
+
+class Muon(OfMatrices, ModernOptimizer):
+    """Steps are a mean of gradients, all of whose singular values are made 1.
+
+    `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
+    "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
+    `ns_dtype` is what iterations are in: "float32" or "bfloat16"; None is float32 on the CPU, where
+    torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units for
+    bfloat16 are faster so, and steps differ by about one percent.
+    `heads` cuts fused projections first: with 3, queries, keys and values of a weight of shape
+    (3 * d, d) are matrices of their own, with scales of their own.
+
+    Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
+    """
+
+    _rule = "MUON"
+    _made = staticmethod(muon)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = ORIGINAL,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        heads: int | None = None,
+        ns_dtype: str | None = None,
+    ) -> None: ...
+
+
+class NorMuon(OfMatrices, ModernOptimizer):
+    """Muon, whose rows are divided by a running root of their mean squares.
+
+    Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
+
+    Args:
+        update_scale: How long steps are: "preserve_norm" or "match_rms".
+
+    Source: Li et al. 2025, https://arxiv.org/abs/2510.05491
+    """
+
+    _rule = "NORMUON"
+    _made = staticmethod(normuon)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 0.02,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        beta2: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = ORIGINAL,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        update_scale: str = "preserve_norm",
+        *,
+        heads: int | None = None,
+        ns_dtype: str | None = None,
+    ) -> None: ...
+
+
+class MuonH(OfMatrices, ModernOptimizer):
+    """Muon on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+
+    Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
+    """
+
+    _rule = "MUONH"
+    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
+    _made = staticmethod(muonh)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 1e-3,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        ns_coefficients: Coefficients = "quintic",
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        *,
+        heads: int | None = None,
+        ns_dtype: str | None = None,
+    ) -> None: ...
+
+
+class SOAP(OfMatrices, ModernOptimizer):
+    """Adam in the eigenbasis of the gradients' squares, which changes every so many steps.
+
+    The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
+    keep their own.
+
+    Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
+    """
+
+    _rule = "SOAP"
+    _counts = True
+    _added = ("heads",)
+    _choices = _SOAPS
+    _unread = tuple(_SOAPS)
+    _made = staticmethod(soap)
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        shampoo_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+        *,
+        heads: int | None = None,
+    ) -> None: ...
+
+
+class KLSOAP(OfMatrices, ModernOptimizer):
+    """SOAP, whose factors each have the other one's inverse between gradients, as KL-Shampoo's.
+
+    Its steps are SOAP's otherwise: the first one moves nothing.
+
+    Source: Lin et al. 2025, https://arxiv.org/abs/2509.03378
+    """
+
+    _rule = "KLSOAP"
+    _counts = True
+    _added = ("heads",)
+    _choices = _SOAPS
+    _unread = tuple(_SOAPS)
+    _made = staticmethod(partial(soap, whitens=True))
+
+    def _arguments(
+        self,
+        params: Any,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        shampoo_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+        *,
+        heads: int | None = None,
+    ) -> None: ...

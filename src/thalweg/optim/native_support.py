@@ -1,0 +1,132 @@
+"""Decides whether the engines or torch take a step of a `torch.optim` optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg._core.dtensor import any_on_mesh, is_on_mesh, local
+from thalweg._core.vectors import is_host as is_on_host
+from thalweg._engines import current
+from thalweg._engines.cuda.availability import takes_device
+from thalweg.formula import STORED
+from thalweg.variable import REDUCED
+
+_COMPUTED = (*STORED, torch.complex64, torch.complex128)
+
+
+def engines_support(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    state: Mapping[Tensor, object],
+    names: Container[str],
+    wide: bool = False,
+    anywhere: bool = False,
+    coded: Container[str] = (),
+) -> bool:
+    """Return True if the engines compute steps of these gradients, parameters and states.
+
+    Args:
+        pairs: Gradients and parameters.
+        state: The states of the parameters.
+        names: The keys that a step reads from a state; all other entries belong to the user.
+        wide: Whether gradients of 16-bit parameters may be float32: sums of them, for masters.
+        anywhere: Whether tensors may be on a device without an engine.
+        coded: The names of slots that may be bytes of a codec.
+    """
+    once = {id(param) for _, param in pairs}
+    return len(once) == len(pairs) and all(
+        _fits(*pair, state, names, wide, anywhere, coded) for pair in pairs
+    )
+
+
+def _fits(
+    grad: Tensor,
+    param: Tensor,
+    state: Mapping[Tensor, Any],
+    names: Container[str],
+    wide: bool,
+    anywhere: bool,
+    coded: Container[str],
+) -> bool:
+    own = state.get(param, {}).items()
+    kept = [
+        value
+        for name, value in own
+        if name in names
+        and isinstance(value, Tensor)
+        and not (value.dtype == torch.uint8 and name in coded)
+    ]
+    is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
+    return (
+        all(_is_ours(local(each), anywhere) for each in (param, *kept))
+        and (grad.dtype == param.dtype or is_sum)
+        and is_on_mesh(grad) == is_on_mesh(param)
+        and not (is_on_mesh(param) and param.is_complex())
+        and (_is_ours(local(grad), anywhere) or _is_of_rows(grad, anywhere))
+    )
+
+
+def find_shared_scalar(
+    params: Iterable[Tensor], state: Mapping[Tensor, Any], names: Container[str]
+) -> tuple[str, list[Tensor]] | None:
+    """Return a number that two parameters have in one tensor, and these.
+
+    Torch's loop raises it for one after the other, and a step here for all at once.
+    """
+    seen: dict[int, Tensor] = {}
+    for param in params:
+        for name, value in state.get(param, {}).items():
+            if name in names and isinstance(value, Tensor):
+                first = seen.setdefault(value.data_ptr() or id(value), param)
+                if first is not param:
+                    return name, [first, param]
+    return None
+
+
+def _is_ours(tensor: Tensor, anywhere: bool) -> bool:
+    return (
+        (anywhere or _has_engine(tensor.device))
+        and tensor.layout == torch.strided
+        and (tensor.dtype in _COMPUTED or not tensor.dim())
+        and has_plain_dispatch(tensor)
+    )
+
+
+def has_plain_dispatch(tensor: Tensor) -> bool:
+    """Return True if a tensor's class has torch's dispatch; other classes may keep elements
+    elsewhere.
+    """
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__  # pyright: ignore
+
+
+def _is_of_rows(grad: Tensor, anywhere: bool) -> bool:
+    is_here = (anywhere or _has_engine(grad.device)) and not grad.is_complex()
+    return is_here and grad.layout == torch.sparse_coo and grad.sparse_dim() == 1
+
+
+def device_of(params: Sequence[Tensor]) -> torch.device | None:
+    """Return the GPU on which an engine updates these parameters; None if they are not all
+    there.
+    """
+    if is_host(params):
+        return None
+    device = params[0].device
+    if not takes_device(device, current().name):
+        return None
+    is_one = all(param.device == device for param in params)
+    return device if is_one and not any_on_mesh(params) else None
+
+
+def is_host(params: Sequence[Tensor]) -> bool:
+    """Return True if parameters are certainly not all on a GPU; called in every step."""
+    return not params or is_on_host(params[0])
+
+
+def _has_engine(device: torch.device) -> bool:
+    """Return whether an engine here computes what lies on a device, and is not ruled out by
+    name.
+    """
+    return device.type == "cpu" or takes_device(device, current().name)

@@ -1,0 +1,128 @@
+"""`groups`: the parameters of a module in groups, by name, kind of module or dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+from torch.nn import Module
+
+from thalweg._base.locks import importing
+from thalweg._core.param_groups import Group
+from thalweg.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from thalweg.optim.selectors import ModuleParams
+
+Selector = str | type[Module] | int
+RuleSelector = Selector | tuple[str, ...] | EllipsisType
+
+
+def groups(
+    module: Module,
+    *,
+    rules: Mapping[RuleSelector, Any] | None = None,
+    decay: float | None = None,
+    no_decay: Iterable[Selector] | Selector = (),
+    lr: float | None = None,
+    lr_scale: Mapping[Selector, float] | None = None,
+    frozen: Iterable[Selector] | Selector = (),
+) -> list[Group]:
+    """Groups of a module's parameters, with their names, for an optimizer of torch's kind.
+
+    A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
+    "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
+    number of dimensions (1: biases and the weights of norms). Parameters that nothing tells apart
+    are one group; what needs no gradient is left out.
+
+    Args:
+        module: The module.
+        rules: Optional. What updates parameters, by selector, for `thalweg.optim.Mixed`: a class of
+            `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of its options with
+            that as "rule". A tuple of names is a selector, too (`hidden_matrices` makes one), and
+            `...`: all that is left. Names come first, then patterns and parts of names, tuples,
+            classes, dimensions, `...`; of those that come first exactly one is to select a
+            parameter. `print` shows the table.
+        decay: Optional. `weight_decay` of the groups, where a rule has none of its own.
+        no_decay: What has a `weight_decay` of 0 instead.
+        lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.
+        lr_scale: Optional. What the learning rate is multiplied by, by selector. Where several
+            select a parameter, their product.
+        frozen: What is left out.
+
+    Raises:
+        InvalidTypeError: A selector is of another type.
+        InvalidArgumentError: A selector selects nothing, a parameter is selected by no rule or by
+            two, `lr_scale` has no `lr`, or `no_decay` no `decay`.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+        >>> for group in groups(model, decay=0.1, no_decay=1):
+        ...     print(group["weight_decay"], [name for name, _ in group["params"]])
+        0.1 ['0.weight']
+        0.0 ['0.bias', '1.weight', '1.bias']
+    """
+    with importing:
+        from thalweg.optim.selectors import ModuleParams
+    params, scales, of_rules = ModuleParams(module), dict(lr_scale or {}), None
+    if rules is not None:
+        with importing:
+            from thalweg.optim.rules_by_selector import RulesBySelector
+        of_rules = RulesBySelector(rules)
+    if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
+        raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
+    if decay is None and _listed(no_decay) and not of_rules:
+        raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
+    left_out = _selected(params, frozen, "frozen")
+    plain = _selected(params, no_decay, "no_decay")
+    scaled = [(_selected(params, [each], "lr_scale"), factor) for each, factor in scales.items()]
+    named = [(name, param) for name, param in params.named if id(param) not in left_out]
+    places = [0] * len(named) if of_rules is None else of_rules.choose(params, left_out)
+    made: dict[tuple[Any, ...], Group] = {}
+    for (name, param), place in zip(named, places, strict=True):
+        key = id(param)
+        own: Group = {} if of_rules is None else dict(of_rules.options[place])
+        if of_rules is None or of_rules.takes(place, "weight_decay"):
+            _set_decay(own, decay, key in plain)
+        factors = tuple(factor for members, factor in scaled if key in members)
+        scale = _set_rate(own, lr, factors)
+        group = made.setdefault((place, own.get("weight_decay"), scale), {"params": [], **own})
+        group["params"].append((name, param))
+    found = list(made.values())
+    return found if of_rules is None else of_rules.titled(found)
+
+
+def _selected(params: ModuleParams, selectors: object, what: str) -> set[int]:
+    """The `id` of what any of these selects; each is to select something."""
+    found: set[int] = set()
+    for selector in _listed(selectors):
+        own = {id(p) for _, p in params.named if params.selects(selector, p, what)}
+        params.check_selects(own, selector, what)
+        found |= own
+    return found
+
+
+def _set_decay(group: Group, decay: float | None, is_plain: bool) -> None:
+    if is_plain:
+        group["weight_decay"] = 0.0
+    elif decay is not None:
+        group.setdefault("weight_decay", decay)
+
+
+def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> object:
+    """Set the rate of a parameter's group; what tells the group from others is returned."""
+    if lr is not None:
+        group.setdefault("lr", lr)
+    rate = group.get("lr")
+    for factor in factors:
+        group["lr"] = group["lr"] * factor
+    # A tensor that was multiplied is another one each time.
+    return factors if isinstance(rate, Tensor) else group.get("lr")
+
+
+def _listed(selectors: object) -> list[object]:
+    is_one = isinstance(selectors, str | type | int)
+    return [selectors] if is_one else list(cast("Iterable[Any]", selectors))

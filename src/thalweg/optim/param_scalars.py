@@ -1,0 +1,359 @@
+"""Numbers that an optimizer keeps for each parameter, such as that of its steps.
+
+Torch keeps each in a tensor of shape () of its own. Here these are views of one tensor, so that all
+are read and written at once, and one version tells whether anybody else wrote to one. Tensors that
+others put into the state, or that processes share, stay where they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any, ClassVar, Literal
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.context_managers import writable
+from thalweg._core.atomic_section import Call, run
+from thalweg.errors import InvalidArgumentError
+from thalweg.variable import dtype_name
+
+CPU = torch.device("cpu")
+STEP = "step"
+_SCALARS: dict[torch.dtype, Callable[[Any], Any]] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+_HIGHEST = 3.4028234663852886e38  # of float32
+
+
+def _stored(value: object, dtype: torch.dtype) -> Any:
+    """A number that a tensor can be filled with: one beyond its type is infinite, as casts have it.
+
+    Torch refuses it, and would do so in the midst of a step.
+    """
+    if dtype == torch.float32 and isinstance(value, float) and abs(value) > _HIGHEST:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    return value
+
+
+def _check_count(name: str, value: object, dtype: torch.dtype) -> None:
+    """Refuse a count beyond its type, before anything is written.
+
+    Raises:
+        InvalidArgumentError: Names it.
+    """
+    if dtype.is_floating_point or not isinstance(value, int):
+        return
+    if value > torch.iinfo(dtype).max:
+        raise InvalidArgumentError(f"'{name}' would become {value}, beyond {dtype_name(dtype)}.")
+
+
+def _plainly(value: object) -> object:
+    return value
+
+
+class Column:
+    """Per-parameter numbers of one state key, stored as elements of one tensor.
+
+    Args:
+        name: The key in the state of a parameter.
+        views: The tensors in the state, each an element of `block`.
+        block: A tensor of one dimension.
+
+    Attributes:
+        common: The number that all parameters have; None if they differ.
+        reads: How often the numbers were read again after writes by other code.
+    """
+
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+
+    def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
+        self.name = name
+        self.reads = 0
+        self.dtype = block.dtype
+        self._views = views
+        self._block = block
+        self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = [block.untyped_storage()]
+        self._is_here = block.is_cpu
+        first, size = block.data_ptr(), block.element_size()
+        self._sizes = [self._memory[0].nbytes()]
+        places = [(pointer - first) // size for pointer in self._pointers]
+        self._places = None
+        if places != list(range(len(block))):
+            self._places = torch.tensor(places, dtype=torch.int64, device=block.device)
+        kind = _SCALARS.get(block.dtype, float)
+        self._scalar = _plainly if name == STEP else kind
+        self._version = -1
+        self._values: list[object] = []
+        self.common: Any = None
+        self.read()
+
+    @property
+    def pointers(self) -> Sequence[int]:
+        """The address of the number of each parameter."""
+        return self._pointers
+
+    def stands(self) -> bool:
+        """Return True if the state's tensors have the addresses that they had at construction."""
+        return _hold(self) and list(map(Tensor.data_ptr, self._views)) == self._pointers
+
+    def read(self) -> None:
+        """Update `values`, `common` and `reads` if other code wrote to the numbers.
+
+        A block on the CPU is compared by value in every call: writes through NumPy, `.data` and
+        collectives change no version. A block on a device is read only if its version changed,
+        because a read waits for the device.
+        """
+        if self.is_known and not self._is_here:
+            return
+        own = self._block if self._places is None else self._block[self._places]
+        found = own.tolist()
+        if not self.is_known or found != self.values:
+            self.reads += 1
+            # A step's number is Python's, as torch has it; others keep the type of their state.
+            self._know(list(map(self._scalar, found)))
+            self._version = self._block._version
+
+    def _know(self, values: list[Any]) -> None:
+        self._values = values
+        self.common = values[0] if values.count(values[0]) == len(values) else None
+
+    @property
+    def values(self) -> list[Any]:
+        """The numbers, as they were last read or written."""
+        if self.common is not None:
+            return [self.common] * len(self._views)
+        return self._values
+
+    def of(self, index: int) -> Any:
+        """Return the number of one parameter."""
+        return self._values[index] if self.common is None else self.common
+
+    @property
+    def is_known(self) -> bool:
+        """True if no other code has written to the block since its numbers were last read or
+        written.
+        """
+        return self._version == self._block._version
+
+    def writing(self, values: Sequence[object]) -> list[Call]:
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
+
+        Args:
+            values: One number, or as many as there are parameters.
+
+        Raises:
+            InvalidArgumentError: A count is beyond its type.
+        """
+        for value in values:
+            _check_count(self.name, value, self.dtype)
+        if len(values) == 1 and self._places is None:
+            return [partial(self._block.fill_, _stored(values[0], self._block.dtype))]
+        dtype = self._block.dtype
+        own = [_stored(value, dtype) for value in values]
+        made = torch.tensor(own, dtype=dtype, device=self._block.device)
+        made = made.expand(len(self._views))
+        if self._places is None:
+            return [partial(self._block.copy_, made)]
+        return [partial(self._block.index_copy_, 0, self._places, made)]
+
+    def wrote(self, values: Sequence[object]) -> None:
+        """Record that `values` were written, rounded as the dtype of the state rounds them."""
+        kind = _SCALARS.get(self.dtype)
+        if kind is not None:
+            values = [kind(_stored(value, self.dtype)).item() for value in values]
+        if self.name == STEP or kind is not None:
+            self._know(list(map(self._scalar, values)))
+            self._version += 1  # last: what is interrupted before is read again
+
+
+class ForeignColumn:
+    """Per-parameter numbers in state tensors of other code, read again in every step.
+
+    Args:
+        name: The key in the state of a parameter.
+        views: The tensors in the state, of one element each.
+
+    Attributes:
+        kinds: The dtypes of the tensors, where these differ: equal numbers go on as different ones
+            then.
+    """
+
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+
+    def __init__(self, name: str, views: Sequence[Tensor]) -> None:
+        self.name = name
+        self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
+        self._views = [view.detach().reshape(()) for view in views]
+        self._pointers = list(map(Tensor.data_ptr, views))
+        self._memory = list(map(Tensor.untyped_storage, views))
+        self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
+        self._own = views
+        dtypes = [view.dtype for view in views]
+        self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
+        plainly = [_plainly] * len(views)
+        self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
+        self.read()
+
+    def stands(self) -> bool:
+        """Return True if the state's tensors have the addresses that they had at construction."""
+        return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
+
+    def read(self) -> None:
+        """Look at the numbers."""
+        devices = {view.device for view in self._views}
+        if len(devices) > 1 or any(view.dtype != self.dtype for view in self._views):
+            found = list(map(Tensor.item, self._views))
+        else:
+            found = torch.stack(self._views).tolist()
+        self.values = [scalar(each) for scalar, each in zip(self._scalars, found, strict=True)]
+        self.common = self.values[0] if len({*found}) == 1 and self.kinds is None else None
+
+    def writing(self, values: Sequence[object]) -> list[Call]:
+        """Return calls of C functions that write one number per parameter, or one for all; a step
+        count is added to, as torch counts.
+        """
+        made = [*values] * len(self._views) if len(values) == 1 else values
+        if self.name == STEP:  # as torch counts, which others may do meanwhile
+            further = map(operator.sub, made, self.values)
+            # Torch adds no float to an integer.
+            kinds = [float if view.is_floating_point() else int for view in self._views]
+            each = zip(self._pointers, self._views, kinds, further, strict=True)
+            # One that several parameters have is counted once.
+            calls = {at: partial(view.add_, kind(by)) for at, view, kind, by in each}
+            return [*calls.values()]
+        pairs = zip(self._views, made, strict=True)
+        return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
+
+    def wrote(self, values: Sequence[object]) -> None:
+        """Do nothing: the numbers are read again in every step."""
+
+
+class PlainColumn:
+    """Per-parameter numbers of an optimizer that keeps Python numbers in its state.
+
+    Args:
+        name: The key in the state of a parameter.
+        owners: The states of the parameters.
+        values: The numbers of the parameters before their first step.
+    """
+
+    is_there: ClassVar[Literal[False]] = False  # those of a device are in `columns_there`
+
+    def __init__(
+        self, name: str, owners: Sequence[dict[str, object]], values: Sequence[object]
+    ) -> None:
+        self.name = name
+        self.dtype = torch.int64
+        self._owners = owners
+        self._know([each.item() if isinstance(each, Tensor) else each for each in values])
+
+    def stands(self) -> bool:
+        """Return True: Python numbers have no address that could change."""
+        return True
+
+    def read(self) -> None:
+        """Look at the numbers."""
+        found = [own.get(self.name, 0) for own in self._owners]
+        self._know([each.item() if isinstance(each, Tensor) else each for each in found])
+
+    def _know(self, values: Sequence[Any]) -> None:
+        self.values = values = [*values]
+        self.common = values[0] if values.count(values[0]) == len(values) else None
+
+    def writing(self, values: Sequence[Any]) -> list[Call]:
+        """Return calls of C functions that write one number per parameter, or one number for all of
+        them, to the state.
+        """
+        made = [*values] * len(self._owners) if len(values) == 1 else values
+        return [
+            partial(kept.fill_, value)
+            if isinstance(kept := own.get(self.name), Tensor)
+            else partial(own.__setitem__, self.name, value)
+            for own, value in zip(self._owners, made, strict=True)
+        ]
+
+    def wrote(self, values: Sequence[object]) -> None:
+        """Do nothing: the numbers are read again in every step."""
+
+
+class Blocks:
+    """The blocks that an optimizer made, whose numbers it may bring to others; no others."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ref[Tensor]] = {}
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """Return the numbers of a new block, as tensors of a state."""
+        self._known = {key: each for key, each in self._known.items() if each() is not None}
+        self._known[id(block)] = ref(block)
+        return [block[index] for index in range(len(block))]
+
+    def have(self, number: Tensor) -> bool:
+        """Return True if a tensor of one number is an element of one of the blocks."""
+        return self._block_of(number) is not None
+
+    def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
+        """Return the block of a device in which all numbers lie, if there is one."""
+        blocks = [self._block_of(each) if isinstance(each, Tensor) else None for each in numbers]
+        first = blocks[0] if blocks else None
+        is_one = first is not None and first.device == device and all(b is first for b in blocks)
+        return first if is_one else None
+
+    def _block_of(self, number: Tensor) -> Tensor | None:
+        block: Tensor | None = number._base
+        known = self._known.get(id(block))
+        # Its storage is another one after `number.data = other` or `number.set_(other)`.
+        if block is None or known is None or known() is not block or number.dim():
+            return None
+        if _is_shared(block):  # and what other processes write has no version here
+            return None
+        is_there = number.untyped_storage()._cdata == block.untyped_storage()._cdata
+        return block if is_there and number.dtype == block.dtype else None
+
+    def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
+        """Bring numbers that torch has made for an optimizer, one tensor each, into blocks."""
+        for name in names:
+            found: dict[Any, list[dict[str, Any]]] = {}
+            for param, own in state.items():
+                is_own = isinstance(param, Tensor) and isinstance(own, dict)
+                value = own.get(name) if is_own else None
+                if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
+                    found.setdefault((value.dtype, value.device), []).append(own)
+            for owners in found.values():
+                with writable():
+                    block = torch.stack([own[name].detach() for own in owners])
+                    views = self.views(block)
+                run([partial(o.__setitem__, name, v) for o, v in zip(owners, views, strict=True)])
+
+
+def scalar_dtype() -> torch.dtype:
+    """Return the dtype in which torch keeps numbers of a state: float64 if it is the default dtype,
+    else float32.
+    """
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _hold(column: Column | ForeignColumn) -> bool:
+    """Return whether nobody has cut the memory of the numbers."""
+    return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Return whether a number is a tensor that nobody else reads or writes."""
+    is_number = type(value) is Tensor and not value.dim() and not value.requires_grad
+    is_here = value.layout == torch.strided and not value.is_meta and not _is_shared(value)
+    return is_number and is_here
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    """Return whether processes share memory of the CPU; torch calls that of a GPU always shared."""
+    return tensor.device.type == "cpu" and tensor.is_shared()

@@ -1,0 +1,80 @@
+"""States of optimizers in float32, for those that keep nothing otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from thalweg._core.options.update_targets import MASTER
+from thalweg._core.param_groups import Group
+from thalweg._engines.codecs.split8 import CORRECTION
+from thalweg.errors import InvalidTypeError
+from thalweg.optim import state_mismatch
+from thalweg.optim.fused_optimizer import FusedOptimizer
+from thalweg.optim.quantized_state import SHAPE, STORAGE, Storage, decoded
+from thalweg.optim.rounding_state import NAMES as ROUNDING
+from thalweg.variable import REDUCED
+
+
+def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
+    """Return the state of an optimizer with slots of float32 in place of those in 8 or 16 bits.
+
+    An optimizer of the class without `state_storage`, `weights` and `round` loads it, torch's own,
+    too; and one with them by `load_state_dict(state, convert=True)`. What other options keep, such
+    as averages, stays what it is.
+
+    Args:
+        optimizer: One of `thalweg.optim`.
+        masters: Whether each parameter of 16 bits that has a state has its weight in float32 in it,
+            as `master`, which is what `masters=True` keeps: of 24 bits with `weights="split"`,
+            whose lower bits are left behind otherwise.
+
+    Returns:
+        A state of its own, as `state_dict()`.
+
+    Raises:
+        InvalidTypeError: It is none of `thalweg.optim`.
+        LayoutError: A slot has no memory.
+    """
+    given: object = optimizer
+    if not isinstance(given, FusedOptimizer):
+        kind = f"{type(given).__module__}.{type(given).__name__}".removeprefix("builtins.")
+        raise InvalidTypeError(
+            "optimizer must be one of thalweg.optim, beside whose parameters its state is read, not"
+            f" a {kind}."
+        )
+    ours = cast("Any", optimizer)
+    made = optimizer.state_dict()
+    states: dict[Any, Any] = dict(made["state"])
+    groups: Sequence[Group] = optimizer.param_groups
+    for group, told in zip(groups, made["param_groups"], strict=True):
+        theirs = told.pop(STORAGE, {})
+        for name in ROUNDING:
+            told.pop(name, None)
+        slots = {slot.name for rule in ours._rules_around(group) for slot in rule.slots}
+        for param, key, _ in state_mismatch.members_of(group, told):
+            if key in states:
+                states[key] = _widened(states[key], param, theirs, slots, masters)
+    return {**made, "state": states}
+
+
+def _widened(
+    own: Mapping[str, Any], param: Tensor, theirs: Storage, slots: Container[str], masters: bool
+) -> dict[str, Any]:
+    """The state of a parameter in float32."""
+    made: dict[str, Any] = {}
+    for name, value in own.items():
+        if name == SHAPE:
+            continue
+        is_tensor = isinstance(value, Tensor)
+        if name in theirs:
+            value = decoded(value, param, theirs[name])
+        elif name in slots and is_tensor and value.dtype in REDUCED:
+            value = value.float()
+        made[name] = value
+    weight = made.pop(CORRECTION, None) if CORRECTION in theirs else None
+    if masters and param.dtype in REDUCED:
+        made.setdefault(MASTER, param.detach().float() if weight is None else weight)
+    return made

@@ -1,0 +1,265 @@
+"""The scalars of a step of torch's kind that is taken again: what of them stays is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.lazy import lazy
+from thalweg._core.param_groups import Group
+from thalweg._core.scalar_tracing import Program, Symbol
+from thalweg._core.step_adapter import Dtype
+from thalweg._core.step_scalars import derived
+from thalweg._engines.random_bits import step_scalar
+from thalweg.optim.group_options import MOST_READ, Options
+from thalweg.optim.param_scalars import STEP, Column
+from thalweg.optim.tensor_lr import TensorRate
+from thalweg.variable import check_number
+
+RATE = "learning_rate"
+_DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class GroupScalars:
+    """The scalars of parameters of a group that are alike, from one step to the next.
+
+    Args:
+        hooks: Of the step.
+        place: The number of the group.
+        first: The position of the first of them.
+    """
+
+    def __init__(self, hooks: Any, place: int, first: int) -> None:
+        self.place, self._first = place, first
+        self._hooks = hooks
+        self._rule = hooks.step_rule()
+        self._read_options()
+        # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
+        # that others may write to.
+        has_more = bool(hooks._optimizer._around.wrapping or self._rule.codecs)
+        self._is_made_anew = has_more or self._moves()
+
+    def hold(self, group: Group) -> bool:
+        """Return True if a group has the options that it had; another rate is read and accepted,
+        too.
+        """
+        known = self.options
+        if known.hold(group):
+            return True
+        if not hold(known, group):
+            return False
+        self._read_options()
+        return True
+
+    def _read_options(self) -> None:
+        self.options: Options = self._hooks._part.options(self.place, self._hooks._optimizer)
+
+    def _moves(self) -> bool:
+        """Return whether others may write to what is kept of the options."""
+        return self.options.moves
+
+
+class TorchScalars(GroupScalars):
+    """Scalars of a group, computed as `TorchHooks.scalars_of` computes them."""
+
+    def _read_options(self) -> None:
+        super()._read_options()
+        hooks, options = self._hooks, self.options
+        _, self._beside = hooks._apart(self._key())
+        self._hypers = options.numbers(hooks._stays)
+        self._known = {**self._hypers, **self._beside}
+        self._given = options.given_to_prepare({**self._beside, "t": 1})
+        self._rate = options.moving_rate
+
+    def _moves(self) -> bool:
+        return self.options.moves and self._rate is None
+
+    def made(self, columns: Sequence[Column]) -> dict[str, Any]:
+        """Return the scalars of the step that follows."""
+        if self._is_made_anew:
+            return self._hooks._prepared(self._key())
+        if self._rate is None:
+            return self._made(columns)
+        try:
+            return self._made_by(self._rate, columns)
+        except (TypeError, ArithmeticError):  # torch makes them
+            return self._hooks._prepared(self._key())
+
+    def reads(self, names: Sequence[str]) -> bool:
+        """Return whether the programs of the group read these hyperparameters at every step."""
+        return set(names) <= set(self._inputs)
+
+    def check_in_call(self) -> None:
+        """Raise TypeError unless native code can make the scalars."""
+        rate = self._rate
+        if self.options.moves and (rate is None or rate.dtype not in _DTYPES or not rate.is_cpu):
+            raise TypeError("A hyperparameter is a tensor that native code does not read.")
+        self.program_for(np.float32)
+
+    @lazy
+    def _inputs(self) -> list[str]:
+        return self._find_inputs()
+
+    def program_for(self, dtype: Dtype) -> Program:
+        """Return the program that makes the scalars of a kernel, natively.
+
+        Args:
+            dtype: The compute dtype of the kernel.
+
+        Returns:
+            A program whose first register is the step count; further ones are hyperparameters.
+
+        Raises:
+            TypeError, ValueError, ArithmeticError: Native code cannot make them.
+        """
+        return self._traced(dtype, self._inputs)
+
+    def _find_inputs(self) -> list[str]:
+        """Return the hyperparameters that programs read at every step, if they are all floats.
+
+        A formula may need one as a number of Python's: then the rate alone is read.
+        """
+        entries = [name for names in self.options.entries.values() for name in names]
+        rate = [name for name in entries if name == RATE]
+        try:
+            self._traced(np.float32, entries)
+        except (TypeError, ValueError, ArithmeticError):
+            return rate
+        return entries
+
+    def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
+        apart: dict[str, Dtype] = {STEP: np.float64}
+        samples = {name: self._known[name] for name in names}
+        rate = self._rate
+        if rate is not None:
+            apart[RATE] = _DTYPES[rate.dtype]
+            samples[RATE] = float(rate.item())
+        step = self._known.get(STEP, 0) + 1
+        return Program(
+            np.float64, apart, names, self._make, stored=dtype, samples={STEP: step, **samples}
+        )
+
+    def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
+        """Make scalars of symbols for the step count and for hyperparameters."""
+        step, read = symbols[STEP], {**symbols}
+        if self._rate is not None:
+            read[RATE] = TensorRate(read[RATE])
+        numbers = {**self._beside, "t": step, STEP: step}
+        before = step - 1.0 if STEP in self._beside else 1
+        for option in self._hooks._optimizer._around.wrapping:
+            numbers |= option.scalars((), before)
+        if self._rule.codecs and STEP in self._beside:
+            numbers |= step_scalar(before)
+        known = {**self.options.given(), **read, **numbers}
+        given = {name: known[name] for name in self._given}
+        made = {**self._hypers, **read, **numbers}
+        if self._rule.prepare is not None:
+            made |= self._rule.prepare(**given)
+        return {name: _as_symbol(each, number) for name, each in made.items()}
+
+    def _key(self) -> Hashable:
+        """Return the present key of these parameters in careful steps."""
+        columns = self._hooks._part.columns
+        own = [column.of(self._first) for column in columns if column.common is None]
+        return (self.place, *own) if own else self.place
+
+    def _made_by(self, tensor: Tensor, columns: Sequence[Column]) -> dict[str, Any]:
+        """Return the scalars for a rate that is a tensor, as torch computes with it."""
+        check_number(tensor)
+        rate = self._given["learning_rate"] = TensorRate.of(tensor)
+        made = self._made(columns)
+        made["learning_rate"] = rate.value
+        return made
+
+    def _made(self, columns: Sequence[Column]) -> dict[str, Any]:
+        given, known = self._given, self._known
+        for column in columns:
+            name, value = column.name, column.of(self._first)
+            if name == STEP:
+                known["t"] = value = value + 1
+                if "t" in given:
+                    given["t"] = value
+            known[name] = value
+            if name in given:
+                given[name] = value
+        made = self._rule.prepare(**given)
+        if self._rate is not None:
+            made = {
+                name: each.value if type(each) is TensorRate else each
+                for name, each in made.items()
+            }
+        known.update(made)
+        return known
+
+
+class TensorFlowScalars(GroupScalars):
+    """Scalars of a group, computed as `TensorFlowHooks.scalars_of` computes them."""
+
+    def __init__(self, hooks: Any, place: int, first: int) -> None:
+        self._hypers: dict[Dtype, dict[str, Any]] = {}
+        self._given: dict[str, Any] = {}
+        super().__init__(hooks, place, first)
+
+    def _read_options(self) -> None:
+        super()._read_options()
+        before, self._given = self._given, self.options.given()
+        if {n for n, x in self._given.items() if x is not before.get(n)} - {RATE}:
+            self._hypers = {}
+        for dtype, own in self._hypers.items():
+            rate = self._hooks.hyper(dtype, self.place, RATE, self._given[RATE])
+            self._hypers[dtype] = {**own, RATE: rate}
+
+    def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
+        """Return the arguments of `RuleScalars.made` for the next step.
+
+        Args:
+            columns: The columns of per-parameter numbers.
+            dtype: The compute dtype.
+
+        Returns:
+            The scalars by name, and the number of the step, or None if the scalars are final.
+        """
+        if self._is_made_anew:
+            return self._hooks.scalars_of(dtype, self.place), None
+        if dtype not in self._hypers:
+            own = self._hooks.hypers(dtype, self.place)
+            self._hypers[dtype] = {**own, "is_first": dtype(0)}
+        values, step = self._hypers[dtype], 0
+        for column in columns:
+            if column.name == STEP:
+                step = column.common
+            else:
+                values = {**values, column.name: dtype(column.common)}
+        return values, step + 1
+
+    def made(self, columns: Sequence[Column], dtype: Dtype) -> dict[str, Any]:
+        """Return the scalars themselves."""
+        values, step = self.numbers(columns, dtype)
+        return values if step is None else derived(self._rule, {**values}, dtype, step)
+
+
+def _as_symbol(value: Any, number: Any) -> Any:
+    """Return a scalar as a symbol of the program.
+
+    Args:
+        value: A symbol, a rate that stands for one, or a number.
+        number: Makes a symbol of a number.
+    """
+    value = value.value if type(value) is TensorRate else value
+    return value if isinstance(value, Symbol) else number(float(value))
+
+
+def hold(known: Options | None, group: Group) -> bool:
+    """Return True if a group has the options that it had, or differs in the number of its rate
+    alone.
+    """
+    if known is None or known.hold(group):
+        return known is not None
+    rate: Any = group.get("lr")
+    # A careful step raises an error for other rates.
+    is_usual = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
+    return is_usual and not known.moves and known.hold_beside_rate(group)

@@ -1,0 +1,260 @@
+"""Update of one rule in a torch-style step that is taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._base.execution_context import is_ours
+from thalweg._core.options.accumulation import SUM
+from thalweg._core.replay import (
+    KINDS,
+    GuardTable,
+    Launch,
+    hold_tensors,
+    is_repeatable,
+    stands,
+    written_of,
+)
+from thalweg._core.scalar_programs import RuleScalars
+from thalweg._engines.protocol import Stages
+from thalweg.optim.param_scalars import STEP, Column
+from thalweg.optim.replay_scalars import TensorFlowScalars, TorchScalars, hold
+from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter
+
+if TYPE_CHECKING:
+    from thalweg._core.replay_transforms import Scalars
+
+PLAIN = (Tensor, torch.nn.Parameter)
+Following = tuple[Column, list[Any]]  # what its numbers become: one for all, or one for each
+
+
+class ReplayedSubStep:
+    """Update of one rule in a step that is taken again.
+
+    Args:
+        repeated: The update in the step that was repeated.
+
+    Attributes:
+        owners: The parameters that have the gradients of the update.
+        places: The index of the group of each owner.
+        keys: For each owner, a key that is equal for owners of the same group and numbers.
+        is_torchs: Whether the numbers are computed as in torch, not as in TensorFlow.
+    """
+
+    def __init__(self, repeated: RepeatedSubStep) -> None:
+        self.part, self.hooks, self.places = repeated
+        self.planned: Any = self.part.kept.last
+        self.columns: Any = self.part.columns
+        self.owners = [] if self.planned is None else _owners_of(self.planned)
+        self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's
+        self.keys: Sequence[Hashable] = self.places
+        self._others: list[Hashable] = []  # keys but for the first
+        self._are_one: list[bool] = []  # for each column whether all have one number, in a row
+        self._reads: list[int] = []  # of each column, when its numbers were looked at last
+        self._launches: Sequence[Launch] = ()
+        self._scalars: dict[Hashable, Any] = {}  # by key
+        # Those that the call makes, of each launch and place, if the hooks need none of them.
+        self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
+        self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
+
+    def _is_usual(self, column: Any) -> bool:
+        """Return whether numbers lie in a block, those of TensorFlow the same for all
+        parameters.
+        """
+        if type(column) is not Column or column.dtype not in KINDS:
+            return False
+        return self.is_torchs or (column._places is None and column.common is not None)
+
+    def is_repeatable(self, stages: Stages) -> bool:
+        """Return True if the step consists of the update of a rule alone.
+
+        Args:
+            stages: The transforms of gradients.
+        """
+        params = self.part._params
+        own = set(map(id, params))
+        return (
+            is_repeatable(self.planned, self.hooks, stages)
+            and is_ours(type(self.hooks))
+            and all(id(owner) in own for owner in self.owners)
+            and all(map(self._is_usual, self.columns))
+            and all(getattr(param, "constraint", None) is None for param in params)
+        )
+
+    def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
+        """Return whether a careful step with these gradients would be the one before.
+
+        Options of groups may have changed since, if they still choose the rule. Parameters may have
+        moved within their groups, on which the random bits of stochastic rounding depend.
+        """
+        part, groups, request = self.part, optimizer.param_groups, self.planned.request
+        return (
+            part.stands(optimizer.state, part._params)
+            and all(
+                hold(part._options.get(place), groups[place])
+                or (
+                    part.rule in optimizer._rules_around(groups[place])
+                    and not optimizer._is_torchs_group(groups[place])
+                )
+                for place in {*self.places}
+            )
+            and list(self.hooks.places_of(request.variables)) == list(request.places)
+            and stands(self.planned, gradients)
+        )
+
+    def hold(self, found: GuardTable) -> bool:
+        """Have the look compare all that a careful step does; return False if it cannot."""
+        params = self.part._params
+        if not all(type(each) in PLAIN for each in params):
+            return False
+        tensors: list[Tensor] = [*params]
+        for own in self.part._owners:
+            found.hold_dict(own, SUM)  # which is looked at as a gradient
+            tensors += [x for key, x in own.items() if key != SUM and isinstance(x, Tensor)]
+        # A parameter may be given a constraint, which is among its attributes.
+        if not all(map(found.hold_attributes, params)):
+            return False
+        return hold_tensors(found, [*tensors, *self.written()])
+
+    def written(self) -> list[Tensor]:
+        """Return one tensor for each version counter that the update raises."""
+        return [*written_of(self.planned), *(column._views[0] for column in self.columns)]
+
+    def numbers(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the address, count and kind of each run of per-parameter numbers."""
+        for column, is_one in zip(self.columns, self._are_one, strict=True):
+            kind = KINDS[column.dtype]
+            if is_one:
+                yield column._block.data_ptr(), len(column._views), kind
+            else:
+                yield from ((pointer, 1, kind) for pointer in column._pointers)
+
+    def find_alike(self) -> None:
+        """Find out which parameters are alike."""
+        self._reads = [column.reads for column in self.columns]
+        differing = [column.values for column in self.columns if column.common is None]
+        if differing:
+            self.keys = list(zip(self.places, *differing, strict=True))
+        kind: Any = TorchScalars if self.is_torchs else TensorFlowScalars
+        for first, key in enumerate(self.keys):
+            if key not in self._scalars:
+                self._scalars[key] = kind(self.hooks, self.places[first], first)
+        self._others = [*self._scalars][1:]
+        are_alike = not self._others
+        self._are_one = [
+            column._places is None
+            and (are_alike or not self.is_torchs or (column.name == STEP and not differing))
+            for column in self.columns
+        ]
+
+    def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
+        """Have it give scalars to its kernels.
+
+        Args:
+            launches: The kernels.
+            products: Numbers that are counted without scalars.
+        """
+        self._launches = launches
+        if self.is_torchs:
+            return
+        launched = {key for each in launches for key in each.places}
+        unlaunched = self._scalars.keys() - launched
+        self._unlaunched = [self._scalars[key] for key in unlaunched]
+        if all(column.name in {STEP, *products} for column in self.columns):
+            rule = self.hooks.step_rule()
+            self._in_call = [
+                [(key, RuleScalars(rule, each, at)) for at, key in enumerate(each.places)]
+                for each in launches
+            ]
+
+    def read(self) -> bool:
+        """Look at the numbers of parameters; whether those that were alike still are."""
+        for k, column in enumerate(self.columns):
+            if not column.is_known:  # what no version tells of, the call itself sees
+                column.read()
+            if column.reads != self._reads[k]:  # also by a careful step, which was refused
+                if column.common is None and not self._are_alike(column.values):
+                    return False
+                self._reads[k] = column.reads
+        return self.part.columns is self.columns  # else a careful step was planned anew
+
+    def _are_alike(self, values: Sequence[Any]) -> bool:
+        if not self.is_torchs:
+            return False
+        found = dict(zip(self.keys, values, strict=True))
+        return [found[key] for key in self.keys] == values
+
+    def prepare(
+        self, groups: Sequence[Any], of_gradients: Scalars | None
+    ) -> list[Following] | None:
+        """Give the kernels the scalars of the step.
+
+        Args:
+            groups: Those of the optimizer.
+            of_gradients: Optional. Those of what happens to gradients.
+
+        Returns:
+            What the numbers of parameters become; None if groups differ in one, or have other
+            options than rates, which are read.
+        """
+        for each in self._scalars.values():
+            if not each.hold(groups[each.place]):
+                return None
+        for each in self._unlaunched:  # they are read, and may be refused
+            each.numbers(self.columns, np.float32)
+        if self.is_torchs:  # else each dtype has its own
+            self.hooks._made = {key: x.made(self.columns) for key, x in self._scalars.items()}
+        else:
+            self.hooks._made = {}
+        for k, launch in enumerate(self._launches):
+            found = self._scalars_of(k, launch, of_gradients is not None)
+            if of_gradients is not None:
+                beside = of_gradients[launch.dtype]
+                found = {key: {**own, **beside} for key, own in found.items()}
+            if found:
+                launch.set_scalars(found)
+        return self._following()
+
+    def _scalars_of(self, k: int, launch: Launch, have_more: bool) -> Mapping[Any, Any]:
+        """The scalars of each key, which the hooks have, too, for the numbers that follow."""
+        made, dtype, columns = self.hooks._made, launch.dtype, self.columns
+        if self.is_torchs:
+            return made
+        if self._in_call:
+            given = [(key, self._scalars[key], each) for key, each in self._in_call[k]]
+            found = {key: each.made(*own.numbers(columns, dtype)) for key, own, each in given}
+            if not have_more and not any(found.values()):
+                return {}  # the call makes all
+            return {key: each or launch.unset for key, each in found.items()}
+        own = {key: each.made(columns, dtype) for key, each in self._scalars.items()}
+        made.update({(dtype, key): found for key, found in own.items()})
+        return own
+
+    def _following(self) -> list[Following] | None:
+        """Return the next numbers of parameters; None if one is no longer shared by all."""
+        found: list[Following] = []
+        following = self.hooks._next
+        for column, is_one in zip(self.columns, self._are_one, strict=True):
+            if not is_one:
+                own = {key: following(column, key) for key in self._scalars}
+                found.append((column, [own[key] for key in self.keys]))
+                continue
+            value = following(column, self.keys[0])
+            for key in self._others:
+                if following(column, key) != value:
+                    return None
+            found.append((column, [value]))
+        return found
+
+
+def _owners_of(planned: Any) -> list[Tensor]:
+    """The parameters that have the gradients of a step: what it updates, or what follows that."""
+    request = planned.request
+    copies = request.copies or [None] * len(request.variables)
+    pairs = zip(request.variables, copies, strict=True)
+    return [var if copy is None else copy for var, copy in pairs]

@@ -1,0 +1,153 @@
+"""Signatures and docstrings of constructors for readers, `inspect`, type checkers and frameworks.
+
+The constructors of torch-style classes pass their arguments on: torch's own arguments, and the
+options of all optimizers. This module gives each class an explicit constructor: its signature has
+every argument with its type, and its docstring describes each. The stubs (`tools/stubs.py`) have
+the same signatures.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from functools import cache
+from inspect import Parameter, Signature
+from types import FunctionType
+from typing import Any
+
+from torch.optim.optimizer import ParamsT
+
+from thalweg.optim.argument_docs import NOTES
+from thalweg.optim.step_options import OPTIONS
+
+SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+Notes = dict[str, str]  # by name
+_ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
+
+
+@cache
+def option_parameters() -> tuple[Parameter, ...]:
+    """Return the keywords of options, with their types."""
+    how = Parameter.KEYWORD_ONLY
+    return tuple(
+        Parameter(each.name, how, default=each.default, annotation=_type_of(each.type, kind))
+        for kind in OPTIONS
+        for each in kind.keywords()
+    )
+
+
+def _type_of(annotation: Any, kind: type) -> Any:
+    """The type that a field of an option has; `get_type_hints` looks at all others, too."""
+    if isinstance(annotation, str):
+        # The names of the module that defines the class, whose `__module__` is the public one.
+        init: Any = kind.__init__
+        return eval(annotation, init.__globals__)
+    return annotation
+
+
+@cache
+def _option_notes() -> Notes:
+    found: Notes = {}
+    for kind in OPTIONS:
+        found |= notes_in(kind.__doc__, "Attributes:")
+    return found
+
+
+@cache
+def _argument_notes() -> Notes:
+    return notes_in(NOTES, "Args:")
+
+
+def notes_in(doc: str | None, title: str) -> Notes:
+    """Return the descriptions in a section of a docstring, by name, with their line breaks."""
+    found: Notes = {}
+    lines = inspect.cleandoc(doc or "").splitlines()
+    names: list[str] = []
+    for line in lines[lines.index(title) + 1 :] if title in lines else []:
+        if line and not line.startswith(" "):
+            break
+        if entry := _ENTRY.match(line):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, line[entry.end() :])
+        elif line:
+            found |= {name: f"{found[name]}\n{line}" for name in names}
+    return found
+
+
+def with_options(own: Signature, *beside: Parameter) -> Signature:
+    """Return the signature of a constructor with options: with `self`, and all keywords of options.
+
+    Args:
+        own: What is taken otherwise; keywords of options come before its `**keywords`.
+        *beside: What comes before those of options.
+    """
+    plain = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    rest = [each for each in own.parameters.values() if each.kind is each.VAR_KEYWORD]
+    plain = [_of_params(each) if each.name == "params" else each for each in plain]
+    before, after = (map(_one_of, part) for part in ([SELF, *plain, *beside], rest))
+    return own.replace(parameters=[*before, *option_parameters(), *after])
+
+
+def _one_of(parameter: Parameter) -> Parameter:
+    """One for all classes that have the same; 0 and 0.0, which are equal, are two."""
+    alike = _parameters.setdefault(type(parameter.default), {})
+    return alike.setdefault(parameter, parameter)
+
+
+# An import that leaves few objects behind is not the one in which Python looks through all of
+# torch's for garbage, which takes longer than the import.
+_parameters: dict[type, dict[Parameter, Parameter]] = {}
+
+
+def _of_params(parameter: Parameter) -> Parameter:
+    is_open = parameter.annotation in (Any, Parameter.empty)
+    return parameter.replace(annotation=ParamsT) if is_open else parameter
+
+
+def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
+    """Return a docstring that says what each parameter of a constructor is for, but for `self`.
+
+    What the docstring of the class says of one comes first, then what options say of theirs, then
+    what an argument of that name is in most classes.
+    """
+    known: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
+    lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
+    for name, each in [*parameters.items()][1:]:
+        note = next((own[name] for own in known if name in own), None)
+        if note is not None:
+            title = f"**{name}" if each.kind is each.VAR_KEYWORD else name
+            lines.append(f"    {title}: {note}")
+    return "\n".join(lines)
+
+
+def publish(cls: Any, accepted: Signature) -> None:
+    """Have the constructor of a class of this package say what it takes.
+
+    Args:
+        cls: The class. If it has no constructor of its own, it gets that of its parent, which says
+            what this class takes.
+        accepted: What it takes, with `self`.
+    """
+    if "__init__" not in vars(cls):
+        its = cls.__init__
+        cls.__init__ = FunctionType(
+            its.__code__, its.__globals__, "__init__", its.__defaults__, its.__closure__
+        )
+        cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        cls.__init__.__module__ = cls.__module__
+    cls.__init__.__doc__ = document(cls, accepted.parameters)
+    cls.__init__.__signature__ = accepted
+
+
+class OfConstructor:
+    """`__signature__` of classes: that of their constructor, which a subclass may replace.
+
+    `inspect` would ask `__new__` otherwise, which takes anything.
+    """
+
+    def __get__(self, instance: object, owner: Any) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        own = inspect.signature(owner.__init__)
+        return own.replace(parameters=[*own.parameters.values()][1:])

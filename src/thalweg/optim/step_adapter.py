@@ -1,0 +1,355 @@
+"""Adapters between torch-style optimizers and the core step: groups, state and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import proxy
+
+import torch
+from torch import Tensor
+
+from thalweg._base.locks import importing
+from thalweg._core.atomic_section import Call
+from thalweg._core.device_scalars import expand_to_variables
+from thalweg._core.dtensor import check_whole, local
+from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.grads_and_vars import Pair, as_real
+from thalweg._core.options.stochastic_rounding import Rounding
+from thalweg._core.param_groups import parameter_names
+from thalweg._core.sparse_gradients import all_summed, rows_of
+from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
+from thalweg._core.validation import check_pairs, sparse_and_constrained
+from thalweg._engines import Selection, current, layout
+from thalweg._engines.memory_protection import check_writable
+from thalweg._engines.random_bits import UNCOUNTED, step_scalar
+from thalweg.errors import InvalidArgumentError
+from thalweg.formula import Rule
+from thalweg.indexed_slices import IndexedSlices
+from thalweg.optim.dtensor_params import locals_of, placed, sharing_of
+from thalweg.optim.group_options import number
+from thalweg.optim.param_scalars import STEP
+from thalweg.optim.param_state import AnyColumn, ParamState
+from thalweg.optim.slot_checks import check_slots
+from thalweg.variable import variable_constraint
+
+if TYPE_CHECKING:
+    from thalweg.optim.device_param_scalars import DeviceColumn
+
+# Gradients and what they update, and for each of these what is set to it, if there is any.
+Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
+
+_KEEP = Selection(denormals="keep")  # as torch does
+
+
+class ParamGroupAdapter(StepAdapter):
+    """A step over parameters in groups.
+
+    Where parameters have masters, what others wrote to the parameters counts.
+
+    Args:
+        optimizer: The optimizer.
+        part: What is kept of the parameters.
+        params: The parameters of the part.
+        places: For each the index of its group.
+    """
+
+    from_copies = True
+
+    def __init__(
+        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.selection = current()
+        self._optimizer = optimizer
+        self._part = part
+        self._params = params
+        self._places = places
+        self._keys: list[Hashable] | None = None
+        self._written: list[tuple[Any, list[Any]]] = []
+        self._real: dict[int, Tensor] = {}
+        self.taken, self.watch = optimizer._own.taken, optimizer._own.watch
+        self._homes = homes = optimizer._homes_of(params)
+        self.there = homes[0]
+        self.repeats = part.homes == homes and part.stands(optimizer.state, params)
+        if not self.repeats:
+            check_slots(optimizer, part.rule, zip(params, places, strict=True))
+            part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
+        if part.locals is not None:
+            self.sharing = sharing_of(part.locals, optimizer._own.team)
+
+    def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
+        """Pairs with what a step updates in place of parameters, and what follows that.
+
+        Clipping sees rows that are added up.
+
+        Raises:
+            LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
+        """
+        given, copies = self._aimed(
+            pairs if self.sharing is None else placed(pairs, self._optimizer._own.team)
+        )
+        return self.seen(given), copies
+
+    def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+        """Pairs with gradients as options are to see them."""
+        return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
+
+    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> Aimed:
+        targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
+        if targets is self._params:
+            return pairs, None
+        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
+        given = [(grad, own[id(param)]) for grad, param in pairs]
+        self._real = {
+            id(target): param
+            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            if target is not param
+        }
+        return given, [self._real.get(id(target)) for _, target in given]
+
+    def step_rule(self) -> Any:
+        return self._part.rule
+
+    def owners_of(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters that variables stand for."""
+        return [self._real.get(id(var), var) for var in variables]
+
+    def names_of(self, variables: Sequence[Tensor]) -> list[str]:
+        return parameter_names(self._optimizer.param_groups, self.owners_of(variables))
+
+    def check_flat_buffers(
+        self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
+    ) -> None:
+        self._optimizer._check_flat_buffers(self._optimizer.param_groups)
+
+    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+        for grad, param in given:
+            if grad.layout == torch.sparse_coo:
+                title = self.names_of([param])[0]
+                layout.check_parts(grad, f"The gradient of '{title}'")
+        return [self._converted(grad, param) for grad, param in given]
+
+    def _converted(self, grad: Tensor, param: Tensor) -> Pair:
+        if grad.layout == torch.sparse_coo:
+            rows = rows_of(grad, *self.names_of([param]))
+            if layout.is_far(rows, param.device):
+                values, indices = rows.values.to(param.device), rows.indices.to(param.device)
+                rows = IndexedSlices(values, indices, rows.dense_shape)
+            return rows, param
+        if not param.is_complex():
+            return grad, param
+        check_whole([param], "A complex type")
+        real = as_real(param)
+        self._real[id(real)] = param
+        return as_real(grad), real
+
+    def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
+        rounding = self._optimizer._around.of(Rounding)
+        for grad, var in pairs:
+            param = self._real.get(id(var), var)
+            if isinstance(grad, IndexedSlices) and variable_constraint(param) is not None:
+                raise sparse_and_constrained(*self.names_of([param]))
+            if isinstance(grad, IndexedSlices):
+                rounding.check_rows(*self.names_of([param]))
+        variables = [var for _, var in pairs]
+        # A gradient is where its parameter is, which may be elsewhere than what is updated.
+        homes = [self._real.get(id(var), var).device for var in variables]
+        check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
+
+    def create_state(self, variables: Sequence[Tensor]) -> None:
+        optimizer = self._optimizer
+        numbers: list[tuple[Tensor, str]] = []
+        for param, title in zip(self._params, self.names_of(self._params), strict=True):
+            for name, value in (optimizer.state.get(param) or {}).items():
+                if isinstance(value, Tensor) and not value.dim():
+                    layout.check_memory(local(value), f"'{name}' of '{title}'")
+                    numbers.append((local(value), f"{name} of {title}"))
+        check_writable(numbers)
+        starts = optimizer._starts(self._params, self._places)
+        self._part.make(optimizer.state, self._params, starts, self._homes)
+
+    def slots_of(self, var: Tensor) -> list[Tensor]:
+        param = self._real.get(id(var))
+        if param is None:
+            return self._part.slots_of(var)
+        slots = self._part.slots_of(param)
+        return [as_real(slot) if slot.is_complex() else slot for slot in slots]
+
+    def find_common_slots(self) -> list[Sequence[Tensor]]:
+        optimizer, part = self._optimizer, self._part
+        taken = [
+            optimizer.state.get(param)
+            for group in optimizer.param_groups
+            if part.rule in optimizer._rules_around(group)
+            for param in group["params"]
+        ]
+        names = [slot.name for slot in part.rule.common_slots]
+        found: list[Sequence[Tensor]] = []
+        for own in (*filter(None, taken), *map(part.made_of, self._params)):
+            try:
+                found.append([own[name] for name in names])
+            except KeyError:  # they are not made yet, or made by this step
+                continue
+        return found
+
+    def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+        optimizer = self._optimizer
+        if optimizer._around.of(Rounding).round is None:
+            return ()
+        with importing:
+            from thalweg.optim.rounding_streams import places_of
+        params = [self._real.get(id(var), var) for var in variables]
+        return places_of(optimizer, self._part.rule, params)
+
+    def read_hypers(self, variables: Sequence[Tensor]) -> None:
+        part, places = self._part, self._places
+        for column in part.columns:
+            column.read()
+        differing = [
+            column.values
+            for column in part.columns
+            if column.is_there is False and column.common is None
+        ]
+        differing += [flags for flags in part.lacked.values() if not all(flags)]
+        differing += [kinds for each in part.columns if (kinds := getattr(each, "kinds", None))]
+        if differing:
+            self._keys = list(zip(places, *differing, strict=True))
+        elif places and places[0] != places[-1]:
+            self._keys = list(places)
+
+    def group_variables(
+        self, variables: Sequence[Tensor], gradients: Sequence[object]
+    ) -> list[Hashable] | None:
+        return self._keys
+
+    def counting_calls(self, shared: Shared) -> list[Call]:
+        calls = self._part.publishing()
+        keys = [None] if self._keys is None else self._keys
+        for column in self._part.columns:
+            if column.is_there is True:
+                calls.append(self._counting_there(column))
+                continue
+            if len(keys) == 1:
+                values = [self._next(column, keys[0])]
+            else:
+                found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
+            calls += column.writing(values)
+            self._written.append((column, values))
+        return calls
+
+    def _counting_there(self, column: DeviceColumn) -> Call:
+        if column.name == STEP:
+            return column.counting(self.taken)
+        keys = self._keys or [None] * len(self._params)
+        values = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+        return column.moving(expand_to_variables(keys, values, column.common.device), self.taken)
+
+    def _next(self, column: AnyColumn, key: Hashable) -> Any:
+        """A number of parameters that have it in common, after the step."""
+        raise NotImplementedError
+
+    def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
+        """The group of parameters that have a key in common, and their numbers."""
+        part = self._part
+        place, *differing = key if isinstance(key, tuple) else (key,)
+        place = self._places[0] if place is None else place
+        own = iter(differing)
+        numbers = {
+            column.name: next(own) if column.common is None else column.common
+            for column in part.columns
+        }
+        lacked = part.lacked and {
+            name for name, flags in part.lacked.items() if all(flags) or next(own)
+        }
+        numbers["is_first"] = bool(lacked) and part.first in lacked
+        for option in self._optimizer._around.wrapping:
+            numbers |= option.scalars(lacked, numbers.get(STEP, 1))
+        if part.rule.codecs:
+            numbers |= step_scalar(numbers[STEP]) if STEP in numbers else UNCOUNTED
+        return place, numbers
+
+    def _stays(self, value: Any) -> bool:
+        """Return whether a number is a tensor of the device that keeps those of the step."""
+        return self.there is not None and isinstance(value, Tensor) and value.device == self.there
+
+    def detach(self) -> None:
+        """Let go of the optimizer and of copies, for a plan that outlives the step."""
+        self.watch = self.gathered = None
+        self._optimizer = proxy(self._optimizer)
+
+    def settle(self) -> None:
+        """The step was written."""
+        for column, values in self._written:
+            column.wrote(values)
+        self._part.settle(self._optimizer.state)
+
+
+class TorchStepAdapter(ParamGroupAdapter):
+    """A step with torch's numbers: scalars are made in Python's, and rounded once."""
+
+    def __init__(
+        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
+    ) -> None:
+        super().__init__(optimizer, part, params, places)
+        self.selection = current(_KEEP)
+        self._made: dict[Hashable, dict[str, object]] = {}
+
+    def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
+        if group not in self._made:
+            self._made[group] = self._prepared(group)
+        return self._made[group]
+
+    def _prepared(self, key: Hashable) -> dict[str, Any]:
+        rule, optimizer = self._part.rule, self._optimizer
+        place, numbers = self._apart(key)
+        options = self._part.options(place, optimizer)
+        if STEP in numbers:
+            step = numbers[STEP]
+            step = step.double() if isinstance(step, Tensor) else step
+            numbers["t"] = numbers[STEP] = step + 1
+        numbers |= self.in_common
+        try:
+            made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+            for name, each in made.items():
+                if type(each) is not float and not self._stays(each):
+                    made[name] = number(each)
+        except (ArithmeticError, TypeError) as error:  # such as a root that is complex
+            group = optimizer.param_groups[place]
+            shown, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            raise InvalidArgumentError(
+                f"Group {place} takes no step with {shown}: {reason} in step {numbers.get('t', 1)}."
+            ) from error
+        return {**options.numbers(self._stays), **numbers, **made}
+
+    def _next(self, column: AnyColumn, key: Hashable) -> Any:
+        value = self._made[key][column.name]
+        if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
+            # As in torch's code, the default dtype decides how it is rounded.
+            return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
+        return value
+
+
+class RepeatedSubStep(NamedTuple):
+    """Update of one rule in a step that is repeated.
+
+    Attributes:
+        part: The state of the rule's parameters.
+        hooks: The adapter of the step.
+        places: The index of the group of each parameter.
+    """
+
+    part: ParamState
+    hooks: Any
+    places: Sequence[int]
+
+
+def _describe_betas(group: Mapping[str, Any]) -> str:
+    """Return which betas of a group are not in [0, 1), in words; empty if all are."""
+    betas = group.get("betas")
+    return "; ".join(
+        f"beta{index} is {beta}, and must be at least 0 and below 1"
+        for index, beta in enumerate(betas if isinstance(betas, list | tuple) else (), 1)
+        if type(beta) in (int, float) and not 0 <= beta < 1
+    )

@@ -1,0 +1,78 @@
+"""A rate that is a tensor, in NumPy's numbers: a steady step asks torch for its value alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg._core.scalar_tracing import Symbol
+
+_KINDS: dict[torch.dtype, type[np.floating]] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+_HIGHEST = 1e15  # of numbers of which nobody is warned
+
+
+class TensorRate:
+    """A tensor of shape (), and what torch makes of it and of Python's numbers.
+
+    It knows the arithmetic that IEEE rounds, and refuses all else, even to be asked for a name: who
+    gets a `TypeError` leaves the step to torch.
+
+    Args:
+        value: Its number, of its dtype.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorRate:
+        """Return the rate that a tensor holds now.
+
+        Args:
+            tensor: A tensor of one number.
+
+        Raises:
+            TypeError: The tensor is not on the CPU, or its dtype is not supported.
+        """
+        kind = _KINDS.get(tensor.dtype)
+        if kind is None or not tensor.is_cpu:
+            raise TypeError
+        return TensorRate(_rounded(kind, tensor.item()))
+
+    def __mul__(self, other: object) -> TensorRate:
+        value = self.value
+        return TensorRate(value * _rounded(type(value), other))
+
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: object) -> TensorRate:
+        value = self.value
+        return TensorRate(_rounded(type(value), other) - value)
+
+    def __truediv__(self, other: object) -> TensorRate:
+        if isinstance(other, float | int) and not other:
+            raise TypeError
+        value = self.value
+        return TensorRate(value / _rounded(type(value), other))
+
+    def __neg__(self) -> TensorRate:
+        return TensorRate(-self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError
+
+
+def _rounded(kind: type[Any], number: object) -> Any:
+    if isinstance(number, Symbol) and issubclass(kind, Symbol):
+        return kind(1.0).narrow(number)
+    if (type(number) is float or type(number) is int) and -_HIGHEST < number < _HIGHEST:
+        return kind(number)
+    raise TypeError

@@ -1,0 +1,36 @@
+"""Modules under the names of those of `torch.optim`, such as `thalweg.optim.adamw`.
+
+Each has the classes of this package in place of torch's; all other names are torch's own. A
+module without such a class, such as `lr_scheduler`, is torch's itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from thalweg.optim.class_lookup import class_named
+from thalweg.optim.rule_names import KINDS
+
+
+def standing_for(
+    name: str, public: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module that stands for one of torch's.
+
+    Args:
+        name: Its name, whose last part is that of torch's.
+        public: Its public names.
+    """
+    own = name.rpartition(".")[2]
+
+    def get(asked: str) -> Any:
+        if asked in KINDS:  # which torch's module may have imported
+            return class_named(asked)
+        try:
+            return getattr(import_module(f"torch.optim.{own}"), asked)
+        except (AttributeError, ModuleNotFoundError):
+            raise AttributeError(f"module {name!r} has no attribute {asked!r}") from None
+
+    return get, lambda: sorted(public)

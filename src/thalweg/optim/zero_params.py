@@ -1,0 +1,34 @@
+"""Parameters that are 0 before their first step, of which a rule then does less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thalweg._core.dtensor import is_on_mesh, whole
+from thalweg._core.param_groups import parameter_names
+from thalweg.errors import NumericsWarning, warn
+
+
+def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
+    """Warn of those that are, once for each.
+
+    Args:
+        optimizer: A `FusedOptimizer`.
+        pairs: Parameters, each with a slot that it is to get and what is said of it then; the
+            latter may be empty.
+    """
+    new = [
+        (param, without[1])
+        for param, without in pairs
+        if without and without[0] not in optimizer.state.get(param, {}) and param.numel()
+    ]
+    if optimizer._own.team is not None and any(is_on_mesh(param) for param, _ in new):
+        optimizer._own.team.meet()
+    for param, effect in new:
+        if not whole(param.any()):
+            warn(
+                f"'{parameter_names(optimizer.param_groups, [param])[0]}' {effect}", NumericsWarning
+            )

@@ -1,0 +1,29 @@
+"""Sparse steps like the one before in Triton's interpreter: the CPU engine's tests once more."""
+
+# ruff: noqa: F401
+from __future__ import annotations
+
+import pytest
+
+import test_replay_sparse
+from test_replay_sparse import (
+    test_a_dense_gradient_in_the_table_is_copied_first,
+    test_a_gradient_is_not_kept_alive,
+    test_a_shrunken_gradient_is_refused,
+    test_a_table_given_twice_is_updated_twice,
+    test_backward_through_an_older_graph_is_noticed,
+    test_other_gradients_between_steady_ones,
+    test_steady_steps_give_the_bits_of_the_reference,
+    test_steps_go_on_after_memory_has_moved,
+    test_what_does_not_fit_is_refused_with_nothing_changed,
+)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    plain = test_replay_sparse.Training.__init__
+
+    def begin(self, opt, engine, dense=False):
+        plain(self, opt, "cuda" if engine == "cpu" else engine, dense)
+
+    monkeypatch.setattr(test_replay_sparse.Training, "__init__", begin)

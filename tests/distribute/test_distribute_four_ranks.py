@@ -1,0 +1,148 @@
+"""Wide tests of ranks: four of them, Keras' `fit`, and one that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+import distribute_cases
+import elastic_killed
+from parallel_workers import told_by_ranks
+from test_distribute import check_resumed
+from thalweg._cli.registry import by_rule
+from thalweg._formats import container
+from thalweg.checkpoint import latest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not distributed.is_available(), reason="torch without torch.distributed"),
+]
+
+FIT = """
+import json, os, sys, warnings
+os.environ["KERAS_BACKEND"] = "torch"
+import numpy as np
+import torch
+from torch import distributed
+import thalweg.tf as tf
+
+warnings.simplefilter("ignore", DeprecationWarning)  # Keras' own
+rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(1)
+generator = np.random.default_rng(0)
+x, y = generator.standard_normal((2, 24, 3)).astype("float32")
+y = y[:, :1]
+
+def trained(strategy, examples, batch_size):
+    tf.keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(4, "tanh"), tf.keras.layers.Dense(1)])
+        model.compile(tf.keras.optimizers.Adam(0.01, global_clipnorm=0.1), "mse")
+        model.fit(x[examples], y[examples], batch_size=batch_size, epochs=3, shuffle=False,
+                  verbose=0)
+    return [each.tolist() for each in model.get_weights()]
+
+alone = trained(tf.distribute.get_strategy(), slice(None), 6 * count)
+distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=count)
+replicas = trained(tf.distribute.MirroredStrategy(), slice(rank, None, count), 6)
+distributed.destroy_process_group()
+print(json.dumps([alone, replicas]))
+"""
+
+ENDS = """
+import atexit, json, pathlib
+
+def tell():
+    tasks = pathlib.Path("/proc/self/task").iterdir()
+    print(json.dumps([(task / "comm").read_text().strip() for task in tasks]))
+
+atexit.register(tell)  # after all that is registered later
+import torch
+from thalweg.distribute import Strategy
+
+torch.set_num_threads(1)
+ranks = Strategy(timeout=60).ranks
+ranks.take_maximum(torch.ones(1))
+tell()
+"""
+
+
+def test_fit_is_that_of_one_process_with_all_examples(tmp_path: Path) -> None:
+    first, *others = told_by_ranks(FIT, tmp_path)
+    alone, replicas = first
+    assert all(each == first for each in others)
+    for one, all_ in zip(alone, replicas, strict=True):
+        assert all_ == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in one]
+
+
+def test_four_ranks(tmp_path: Path) -> None:
+    names = "resumed_jobs", "ordered_sums", "files_that_several_ranks_write", "many_buckets"
+    kernels = "replicas_hold_equal_bits_in_kernels"
+    told = told_by_ranks(Path(distribute_cases.__file__), tmp_path, 4, *names, kernels)
+    check_resumed(told, 4)
+    for each in told:
+        assert each["ordered_sums"][:3] == [True, True, [1.0, 2.0]]
+        assert each["files_that_several_ranks_write"][0] == [True] * 3
+        assert each["many_buckets"] == [True] * 3
+        names, differ = each[kernels]
+        assert len(names) == len(by_rule())
+        assert differ == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux does")
+def test_threads_of_a_group_that_was_joined_end_before_the_interpreter() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS],
+            env={**os.environ, **meeting, "RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        for each in ranks:
+            told = map(json.loads, each.communicate(timeout=100)[0].splitlines())
+            before, after = [[name for name in names if "gloo" in name] for names in told]
+            assert (bool(before), after) == (True, [])
+            assert each.returncode == 0
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+def test_a_rank_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    example = str(Path(__file__).parents[2] / "examples/elastic.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    elastic = [*torchrun, "--nproc-per-node", "2", "--max-restarts", "1", elastic_killed.__file__]
+    said = {}
+    for name, command in (("killed", elastic), ("whole", [sys.executable])):
+        said[name] = subprocess.run(
+            [*command, example, str(tmp_path / name)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=200,
+        ).stdout.strip()
+    begun = elastic_killed.AT - elastic_killed.AT % 4  # the step after the last checkpoint
+    loss = said["whole"].removeprefix("1 ranks, steps 0 to 19: loss ")
+    assert said["killed"] == f"2 ranks, steps {begun} to 19: loss {loss}"
+    files = [latest(tmp_path / name) for name in said]
+    one, other = [container.mapped(path).tensors for path in files if path is not None]
+    assert one.keys() == other.keys()
+    for name, stored in one.items():
+        assert torch.equal(stored.tensor(), other[name].tensor()), name

@@ -1,0 +1,89 @@
+"""A rank that is killed, stopped, raises or ends: the others raise in time, at a whole step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+import lost_cases
+from fresh_process import Fresh
+from lost_cases import AT, TIMEOUT
+from thalweg import Variable
+from thalweg.keras.optimizers import Adam
+
+pytestmark = pytest.mark.skipif(
+    not distributed.is_available(), reason="torch without torch.distributed"
+)
+
+HOW, WHEN = ("kill", "stop", "raise", "exit"), ("before", "during", "after")
+ALL = [f"{how}-{when}" for how, when in itertools.product(HOW, WHEN)]
+QUICK = ("kill-during", "stop-before", "raise-during", "exit-after")
+
+
+def after(steps: int) -> dict[str, Any]:
+    """What one rank alone has after so many steps with the gradients of both."""
+    w, opt = Variable(torch.zeros(1), name="w"), Adam(0.1)
+    for _ in range(steps):
+        opt.apply_gradients([(torch.full((1,), 2.0), w)])
+    slots = [float(slot.flatten()[0]) for slot in opt.weights[1:]]
+    return {"first": w[0].item(), "slots": slots}
+
+
+def told_by_survivor(case: str, folder: Path) -> dict[str, Any]:
+    script, given = Path(lost_cases.__file__), (str(folder / "store"), "2", case)
+    with Fresh(script, "0", *given) as first, Fresh(script, "1", *given):
+        done = first.done()
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL]
+)
+def test_survivors_raise_in_time_at_a_whole_step(case: str, tmp_path: Path) -> None:
+    found = told_by_survivor(case, tmp_path)
+    steps = AT if case.endswith("after") else AT - 1
+    assert found["steps"] == steps
+    assert found["alike"]
+    assert {name: found[name] for name in ("first", "slots")} == after(steps)
+    assert found["seconds"] < TIMEOUT + 2
+    message = found["message"]
+    assert message.startswith("rank 1 did not answer rank 0 within 3 s: ")
+    assert f"In step {steps + 1} " in message
+    assert message.endswith(f"variables are as after step {steps}.")
+    assert found["again"].startswith("rank 1 did not answer rank 0")
+
+
+SHARED = [f"{how}-{when}" for how, when in itertools.product(HOW, (*WHEN, "joining"))]
+QUICK_SHARED = ("kill-joining", "raise-before")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK_SHARED else pytest.mark.slow) for case in SHARED],
+)
+def test_without_the_slots_of_a_rank_nothing_goes_on(case: str, tmp_path: Path) -> None:
+    found = told_by_survivor(f"{case}-shared", tmp_path)
+    message, is_torn = found["message"], case.endswith("joining")
+    done = AT if case.endswith("after") else AT - 1
+    assert found["seconds"] < TIMEOUT + 2
+    assert message.startswith("rank 1 did not answer rank 0 within 3 s: ")
+    if is_torn:
+        assert (
+            f"mixed: parts of them as after step {AT} and parts as after step {AT - 1}" in message
+        )
+        assert not found["alike"]
+    else:
+        assert f"variables are as after step {done} here, and may be mixed" in message
+        assert found["alike"]
+        assert found["steps"] == done
+    assert message.endswith(f"Start again from the last checkpoint, {found['saved']}.")
+    for later in (found["again"], found["save"]):
+        assert "no step can be taken and no state saved any more" in later
+        assert ("may be mixed: parts" in later) == is_torn

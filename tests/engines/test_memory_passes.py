@@ -1,0 +1,384 @@
+"""Raw gradients in two sweeps: processed inside the update, measured beforehand, never written."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rulebook import label, slow_unless
+from thalweg import IndexedSlices, Variable
+from thalweg._core.gradient_stats import GradientStats
+from thalweg._core.gradient_transforms import Decision, GradientTransforms
+from thalweg._engines import Tensors
+from thalweg._engines.protocol import Columns
+from thalweg._engines.reference import saturated
+from thalweg.errors import PerformanceWarning
+from thalweg.formula import gradient_squares, variable_squares
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1 import train
+from thalweg.v1.contrib import opt as contrib
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+DTYPES = (F32, F16, BF16, F64)
+SIZES = (1, 3, 8, 17, 70_000)
+ROWS = [3, 1, 3, 8, 0, 3]
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: train.GradientDescentOptimizer(0.1),
+    "Momentum": lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "Adam": lambda: train.AdamOptimizer(0.01),
+    "AdamW": lambda: contrib.AdamWOptimizer(0.01, 0.01),
+    "Adagrad": lambda: train.AdagradOptimizer(0.1),
+    "RMSProp": lambda: train.RMSPropOptimizer(0.01, momentum=0.5),
+    "Ftrl": lambda: train.FtrlOptimizer(0.1),
+    "NovoGrad": lambda: NovoGrad(0.1, weight_decay=0.01),
+}
+
+
+class Case:
+    """Variables with gradients in a dtype, and copies where that is a 16-bit one.
+
+    Args:
+        dtype: Of the gradients; that of the variables is float32, or float64 for float64.
+        kind: "dense", "sparse" (tables and a vector), "constrained", or "twice" (some variables).
+    """
+
+    def __init__(self, dtype: torch.dtype, kind: str = "dense", seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype, self.wide = dtype, F64 if dtype == F64 else F32
+        shapes: list[tuple[int, ...]] = [(size,) for size in SIZES]
+        if kind == "sparse":
+            shapes = [(9, 5), (17,), (9, 1), (9, 70)]
+        constraint = (lambda value: value.clamp(min=0.0)) if kind == "constrained" else None
+        made = [Variable(self.normal(*shape), f"w{shape[0]}", constraint=constraint)
+                for shape in shapes]  # fmt: skip
+        copies = [None if dtype in (F32, F64) else var.detach().to(dtype) for var in made]
+        places = [0, 1, 2, 1, 0, 1] if kind == "twice" else range(len(made))
+        self.variables = [made[place] for place in places]
+        self.copies = [copies[place] for place in places]
+        self.is_sparse = [kind == "sparse" and var.dim() == 2 for var in self.variables]
+        self.unscaling = np.full(len(self.variables), 1 / 128, np.float32)
+        self.unscaling[0] = 0.1
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.wide)
+
+    def gradients(self) -> list[Any]:
+        found: list[Any] = []
+        for var, is_sparse in zip(self.variables, self.is_sparse, strict=True):
+            shape = (len(ROWS), *var.shape[1:]) if is_sparse else var.shape
+            values = self.normal(*shape).mul(64).to(self.dtype)
+            found.append(
+                IndexedSlices(values, torch.tensor(ROWS), var.shape) if is_sparse else values
+            )
+        return found
+
+    def pairs(self, gradients: list[Any]) -> list[Any]:
+        return list(zip(gradients, self.variables, strict=True))
+
+
+def trust(variables: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    return np.linspace(0.25, 1.0, len(variables), dtype=np.float32)
+
+
+def values_of(grad: Any) -> Tensor:
+    return grad.values if isinstance(grad, IndexedSlices) else grad
+
+
+def by_hand(case: Case, gradients: list[Any], clip_scale: Any, trusts: bool) -> list[Any]:
+    """Gradients processed one after the other, in the arithmetic of the update."""
+    dtype, made = np.float64 if case.wide == F64 else np.float32, []
+    factors = trust(case.unscaling, case.unscaling)
+    for grad, one, factor in zip(gradients, case.unscaling, factors, strict=True):
+        rows = grad if isinstance(grad, IndexedSlices) else None
+        wide = values_of(grad).to(case.wide)
+        if rows is not None and trusts:
+            wide = IndexedSlices(wide, rows.indices, rows.dense_shape).to_dense()
+        array = wide.numpy()
+        for each in (one, clip_scale, factor if trusts else 1):
+            array = array * dtype(each)
+        values = torch.from_numpy(array)
+        if rows is not None and not trusts:
+            made.append(IndexedSlices(values, rows.indices, rows.dense_shape))
+        else:
+            made.append(values)
+    return made
+
+
+def oracle(case: Case, gradients: list[Any], limit: float) -> float:
+    """The factor of clipping by the common norm."""
+    squares = [
+        np.square(values_of(grad).double().numpy() * np.float64(one)).sum()
+        for grad, one in zip(gradients, case.unscaling, strict=True)
+    ]
+    return limit / max(float(np.sqrt(np.sum(squares))), limit)
+
+
+KINDS = [
+    *(("dense", dtype) for dtype in DTYPES),
+    *(("sparse", dtype) for dtype in DTYPES),
+    *(("constrained", dtype) for dtype in (F32, F16, F64)),
+    *(("twice", dtype) for dtype in (F32, F16, F64)),
+]
+
+
+def is_replayed(name: str, kind: str, dtype: torch.dtype, trusts: bool) -> bool:
+    if name in ("Adam", "NovoGrad"):
+        return dtype in (F32, F16)
+    return dtype == F32 and kind in ("dense", "sparse") and not trusts
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype", "trusts"),
+    [
+        slow_unless(is_replayed(name, kind, dtype, trusts), name, kind, dtype, trusts)
+        for name in OPTIMIZERS
+        for kind, dtype in KINDS
+        for trusts in (False, True)
+    ],
+    ids=label,
+)
+def test_a_step_in_sweeps_is_the_plain_step_of_processed_gradients(
+    name: str, kind: str, dtype: torch.dtype, trusts: bool, engine: Any
+) -> None:
+    swept, plain = Case(dtype, kind), Case(dtype, kind)
+    ours, theirs = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    ours.engine = theirs.engine = engine
+    seen: list[GradientStats] = []
+    how = GradientTransforms(
+        unscaling=swept.unscaling, global_clipnorm=5.0, whole_is_nan=False, overflow=False,
+        trust=trust if trusts else None, watch=seen.append, narrow=True,
+    )  # fmt: skip
+    for _ in range(3):
+        gradients = swept.gradients()
+        kept = [values_of(grad).clone() for grad in gradients]
+        assert ours._take(swept.pairs(gradients), None, "step", how, swept.copies).taken
+        assert all(torch.equal(values_of(a), b) for a, b in zip(gradients, kept, strict=True))
+        scale = seen[-1].clip_scale
+        if not (trusts and kind == "sparse"):  # rows are added up before they are measured there
+            np.testing.assert_allclose(scale, oracle(swept, gradients, 5.0), rtol=1e-6)
+        own = by_hand(plain, plain.gradients(), scale, trusts)
+        theirs.apply_gradients(plain.pairs(own))
+    # It measures norms.
+    rtol, atol = (1e-6, 1e-7) if name == "NovoGrad" else (0.0, 0.0)
+    for a, b in zip(swept.variables, plain.variables, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=rtol, atol=atol)
+    for var, copy in zip(swept.variables, swept.copies, strict=True):
+        if copy is not None:
+            value = var.detach().to(dtype)
+            assert kind == "constrained" or torch.equal(copy, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_copies_saturate_and_keep_nan(dtype: torch.dtype, engine: Any) -> None:
+    values = torch.tensor([3e38, -3e38, 3.4e38, -3.4e38, float("nan"), 1.0, 65519.0, -0.0, 70000.0])
+    var, grad = Variable(values), torch.zeros(len(values), dtype=dtype)
+    copy, wanted = torch.empty_like(grad), saturated(var, dtype)
+    opt = train.GradientDescentOptimizer(1.0)
+    opt.engine = engine
+    assert opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy]).taken
+    torch.testing.assert_close(copy, wanted, rtol=0, atol=0, equal_nan=True)
+    assert copy.signbit()[values == 0].all()
+    assert copy.isnan().tolist() == values.isnan().tolist()
+    assert not copy.isinf().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("special", [None, "inf", "-inf", "nan"])
+@pytest.mark.parametrize("position", [0, 5, 16, 69_999])
+def test_peaks_and_squares_see_every_element(
+    dtype: torch.dtype, special: str | None, position: int
+) -> None:
+    grad = torch.linspace(-1, 1, 70_000, dtype=torch.float64).to(dtype)
+    grad[position] = -3.0 if special is None else float(special)
+    found = Tensors([grad, grad[:0]], [grad, grad[:0]])
+    peak, empty = found.max_abs()
+    both = gradient_squares, variable_squares
+    squares, own = found.compute_sums(both, (), Columns({}, {}))
+    assert empty == 0
+    assert np.isnan(peak) if special == "nan" else peak == abs(float(special or -3.0))
+    wanted = float(grad.double().square().sum())
+    np.testing.assert_allclose(squares[0], wanted, rtol=1e-12)
+    np.testing.assert_allclose(own[0], wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "dtype", [slow_unless(dtype in (F32, F16), dtype) for dtype in DTYPES], ids=str
+)
+@pytest.mark.parametrize("special", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "twice"])
+def test_a_step_that_is_skipped_changes_nothing(
+    dtype: torch.dtype, special: str, exact: bool, kind: str
+) -> None:
+    case, opt, step = Case(dtype, kind), train.AdamOptimizer(0.01), Variable(np.int64(0))
+    asked: list[tuple[bool, float]] = []
+    counted: list[str] = []
+
+    def decide(has_nan: bool, amax: float) -> Decision:
+        asked.append((has_nan, amax))
+        taken = not has_nan and bool(np.isfinite(amax))
+        return Decision(taken, [lambda: counted.append("taken" if taken else "skipped")])
+
+    how = GradientTransforms(
+        unscaling=case.unscaling, decide=decide, exact=exact, narrow=True,
+        calls=[lambda: counted.append("either")],
+    )  # fmt: skip
+
+    def take(gradients: list[Any]) -> bool:
+        return opt._take(case.pairs(gradients), step, "step", how, case.copies).taken
+
+    assert take(case.gradients())
+    before = [t.detach().clone() for t in (*case.variables, *opt.variables(), step)]
+    copies = [None if copy is None else copy.clone() for copy in case.copies]
+    places = ((0, 0), (3, 2), (5, 1)) if kind == "twice" else (
+        (0, 0), (3, 16), (4, 69_999), (4, 40_000),
+    )  # fmt: skip
+    for index, position in places:
+        gradients = case.gradients()
+        gradients[index][position] = float(special)
+        assert not take(gradients)
+        assert asked[-1][0] == (special == "nan")
+        assert np.isnan(asked[-1][1]) if special == "nan" else asked[-1][1] == np.inf
+        after = [t.detach() for t in (*case.variables, *opt.variables(), step)]
+        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+        for copy, kept in zip(case.copies, copies, strict=True):
+            assert copy is kept is None or torch.equal(copy, kept)  # pyright: ignore
+    assert take(case.gradients())
+    assert int(step) == 2
+    skips = ["skipped", "either"] * len(places)
+    assert counted == ["taken", "either", *skips, "taken", "either"]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_gradients_of_a_skipped_step_are_let_go(steps: int) -> None:
+    case, opt = Case(torch.float32), train.MomentumOptimizer(0.1, 0.9)
+    plain = GradientTransforms(unscaling=case.unscaling)
+    skipping = GradientTransforms(
+        unscaling=case.unscaling, decide=lambda has_nan, amax: Decision(False, [])
+    )
+    for _ in range(steps):
+        opt._take(case.pairs(case.gradients()), None, "step", plain)
+    arrays = [grad.numpy().copy() for grad in case.gradients()]
+    seen = [weakref.ref(array) for array in arrays]  # a tensor over an array keeps it alive
+    gradients = [torch.from_numpy(array) for array in arrays]
+    assert not opt._take(case.pairs(gradients), None, "step", skipping).taken
+    del arrays, gradients
+    gc.collect()
+    assert all(ref() is None for ref in seen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_largest_magnitude_is_that_of_processed_gradients(dtype: torch.dtype) -> None:
+    case = Case(dtype)
+    gradients, found = case.gradients(), []
+    seen: list[float] = []
+
+    def decide(has_nan: bool, amax: float) -> Decision:
+        seen.append(amax)
+        return Decision(True, [])
+
+    how = GradientTransforms(
+        unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, exact=True, narrow=True,
+        decide=decide, watch=found.append,
+    )  # fmt: skip
+    opt = train.GradientDescentOptimizer(0.1)
+    for _ in range(2):
+        opt._take(case.pairs(gradients), None, "step", how, case.copies)
+        made = by_hand(case, gradients, found[-1].clip_scale, trusts=True)
+        assert seen[-1] == max(float(grad.abs().max()) for grad in made)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_are_of_unscaled_gradients_and_of_variables_before_the_step(
+    dtype: torch.dtype,
+) -> None:
+    case, found = Case(dtype), []
+    how = GradientTransforms(
+        unscaling=case.unscaling, global_clipnorm=5.0, trust=trust, watch=found.append, narrow=True
+    )
+    opt = train.MomentumOptimizer(0.1, 0.9)
+    for _ in range(2):
+        gradients = case.gradients()
+        own = [
+            float(torch.linalg.vector_norm(grad.double() * float(one)))
+            for grad, one in zip(gradients, case.unscaling, strict=True)
+        ]
+        sizes = [float(torch.linalg.vector_norm(var.detach().double())) for var in case.variables]
+        opt._take(case.pairs(gradients), None, "step", how, case.copies)
+        known: GradientStats = found[-1]
+        np.testing.assert_allclose(known.gradient_norms, own, rtol=1e-12)
+        np.testing.assert_allclose(known.variable_norms, sizes, rtol=1e-12)
+        np.testing.assert_allclose(known.global_norm, np.linalg.norm(own), rtol=1e-12)
+        np.testing.assert_allclose(known.clipped_global_norm, 5.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("unscaling", "overflow", "norm"),
+    [(1.0, False, 2e20), (1.0, True, np.inf), (2.0**-20, True, 2e20 * 2.0**-20)],
+)
+def test_a_norm_overflows_where_the_squares_of_unscaled_gradients_do(
+    unscaling: float, overflow: bool, norm: float
+) -> None:
+    var, found = Variable(torch.zeros(4)), []
+    how = GradientTransforms(
+        unscaling=np.array([unscaling], np.float32), global_clipnorm=1.0, overflow=overflow,
+        whole_is_nan=False, watch=found.append,
+    )  # fmt: skip
+    train.GradientDescentOptimizer(1.0)._take([(torch.full((4,), 1e20), var)], None, "step", how)
+    np.testing.assert_allclose(found[0].global_norm, norm, rtol=1e-6)
+    np.testing.assert_allclose(found[0].gradient_norms, [norm], rtol=1e-6)
+    # A gradient that is finite is finite after clipping, too.
+    clipped = 0.0 if norm == np.inf else 1.0
+    np.testing.assert_allclose(found[0].clipped_norms, [clipped], rtol=1e-6)
+    np.testing.assert_allclose(var.detach().norm(), clipped, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_rows_that_repeat_are_added_up_in_the_dtype_of_the_variable(dtype: torch.dtype) -> None:
+    grad = IndexedSlices(torch.full((64, 1), 1638.0, dtype=dtype), torch.zeros(64).long(), (2, 1))
+    value = float(grad.values[0].float())
+    for how in (
+        GradientTransforms(narrow=True),
+        GradientTransforms(trust=lambda v, g: np.ones(1), narrow=True),
+    ):
+        var = Variable([[0.0], [0.0]])
+        train.GradientDescentOptimizer(1.0)._take([(grad, var)], None, "step", how)
+        assert var.tolist() == [[-64 * value], [0.0]]
+
+
+def test_a_gradient_of_another_dtype_or_shape_changes_nothing() -> None:
+    case, opt = Case(torch.float16), train.MomentumOptimizer(0.1, 0.9)
+    how = GradientTransforms(unscaling=case.unscaling, narrow=True)
+    opt._take(case.pairs(case.gradients()), None, "step", how, case.copies)
+    before = [var.detach().clone() for var in case.variables]
+    for bad in (torch.ones(5), torch.ones(SIZES[-1], dtype=torch.float64)):
+        gradients = [*case.gradients()[:-1], bad]
+        with pytest.raises(ValueError, match="w70000"):
+            opt._take(case.pairs(gradients), None, "step", how, case.copies)
+    assert all(torch.equal(a, b) for a, b in zip(case.variables, before, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("crossed", [False, True])
+def test_variables_and_copies_of_other_strides(crossed: bool, engine: Any) -> None:
+    var = torch.nn.Parameter(torch.randn(6, 4).t())
+    copy = torch.empty(4, 6) if crossed else torch.empty(6, 4).t()
+    copy = copy.half()
+    opt = train.GradientDescentOptimizer(0.5)
+    opt.engine = engine
+    before, grad = var.detach().clone(), torch.ones(4, 6, dtype=torch.float16)
+    slow = crossed and engine == "cpu"
+    with pytest.warns(PerformanceWarning) if slow else contextlib.nullcontext():
+        opt._take([(grad, var)], None, "step", GradientTransforms(narrow=True), [copy])
+    assert torch.equal(var.detach(), before - 0.5)
+    assert torch.equal(copy, (before - 0.5).half())

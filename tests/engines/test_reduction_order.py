@@ -1,0 +1,568 @@
+"""Sums have one order: the same bits from NumPy, torch and kernels, whatever else there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rulebook import slow_unless
+from thalweg import Hyper, Rule, RuleError, Slot, Variable, optim, sqrt, where
+from thalweg import engine as use_engine
+from thalweg._engines import Dispatcher, Selection, Tensors
+from thalweg._engines.cpu import launch
+from thalweg._engines.cpu.offsets import Offsets
+from thalweg._engines.cpu.reductions import Leaves, sums_of
+from thalweg._engines.denormals import set_denormals
+from thalweg._engines.layout import STORAGE_NAMES, compute_dtype
+from thalweg._engines.protocol import Columns, StepRequest
+from thalweg._engines.reduction_order import (
+    LANES,
+    LEAF,
+    Tree,
+    combine_leaves,
+    leaf_counts,
+    leaves_of,
+)
+from thalweg._engines.reference import numpy_formula
+from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
+from thalweg.keras.optimizers import SGD
+from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale
+from thalweg.rules.modern.common import ones
+
+NO_COLUMNS = Columns({}, {})
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZES = (0, 1, 7, 1023, 1024, 1025, 8191, 8193, 65535, 65536, 65537, 200003, 3 * 65536 + 5)
+SPECIAL = (np.nan, np.inf, -np.inf, -0.0)
+
+
+def numbers(size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Numbers over many powers of two, whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(size + seed)
+    made = torch.randn(size, generator=generator, dtype=torch.float64)
+    return (made * torch.exp2(torch.randint(-9, 7, (size,), generator=generator))).to(dtype)
+
+
+def bounded(grad, *, bound):
+    return maximum(minimum(grad, bound), -bound)
+
+
+def wide(tensor: Tensor) -> np.ndarray:
+    return tensor.double().numpy()
+
+
+def measured(
+    formulas, tensors, stages=(), scalars=None, flush=False, leaves=False, copied=False, places=None
+):
+    """Return what the kernel makes of tensors of several streams each, all of one signature.
+
+    Args:
+        copied: Whether the last stream is a copy, at which the variable begins.
+        places: Optional. The `Offsets` of the tensors, for a kernel that gathers.
+    """
+    first = tensors[0]
+    storage = tuple(STORAGE_NAMES[each.dtype] for each in first)
+    compute = compute_dtype(first[0].dtype)
+    kernel = launch.sum_kernel(formulas, stages, storage, compute, copied, places is not None)
+    base = np.array([[each.data_ptr() for each in streams] for streams in tensors], np.int64)
+    table = Leaves([streams[0].numel() for streams in tensors], places)
+    found = table.measure(kernel, base, scalars, flush)
+    return found if leaves else table.combine(found)
+
+
+def specified(formula, streams, stages=(), scalars=None):
+    """The leaves of one tensor as the specification has them."""
+    given = scalars or {}
+    compute = compute_dtype(streams[0].dtype)
+    arrays = [each.numpy() if each.element_size() > 2 else each.float().numpy() for each in streams]
+
+    def called(function, dtype, *values):
+        code = function.__code__
+        names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        chosen = {name: dtype(given[name]) for name in names}
+        return numpy_formula(function, dtype)(*values, **chosen)[0]
+
+    with np.errstate(all="ignore"):
+        for stage in stages:
+            arrays[1] = called(stage, compute, arrays[1].astype(compute))
+        arrays = [each.astype(np.float64) for each in arrays[: formula.__code__.co_argcount]]
+        return leaves_of(called(formula, np.float64, *arrays))
+
+
+def one_by_one(values: np.ndarray) -> float:
+    """A tensor's sum as the text of the specification says it, in Python's own floats."""
+    leaves = []
+    for start in range(0, len(values), LEAF):
+        lanes = [0.0] * LANES
+        for index, value in enumerate(values[start : start + LEAF].tolist()):
+            lanes[index % LANES] += value
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+        leaves += lanes
+    while len(leaves) > 1:
+        leaves += [0.0] * (len(leaves) % 2)
+        leaves = [a + b for a, b in zip(leaves[::2], leaves[1::2], strict=True)]
+    return leaves[0] if leaves else 0.0
+
+
+def assert_bits(found, wanted) -> None:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(wanted[wanted == 0]))
+
+
+# The specification
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_specification_is_what_its_text_says(size):
+    values = wide(numbers(size))
+    (found,) = combine_leaves(leaves_of(values), leaf_counts([size]))
+    assert_bits(found, one_by_one(values))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 8, 9, 37])
+def test_leaves_are_added_in_pairs_of_neighbours(count):
+    values = wide(numbers(count))
+    wanted = values
+    while len(wanted) > 1:
+        wanted = np.append(wanted, [0.0] * (len(wanted) % 2))
+        wanted = wanted[::2] + wanted[1::2]
+    assert_bits(combine_leaves(values, np.array([count])), wanted)
+
+
+def test_many_tensors_are_combined_like_each_alone():
+    counts = np.array([0, 3, 1, 0, 17, 2, 1, 4, 0])
+    leaves = wide(numbers(int(2 * counts.sum()))).reshape(-1, 2)
+    before = leaves.copy()
+    parts = np.split(leaves, np.cumsum(counts)[:-1])
+    alone = [combine_leaves(part, np.array([len(part)]))[0] for part in parts]
+    assert_bits(combine_leaves(leaves, counts), alone)
+    in_torch = combine_leaves(torch.from_numpy(leaves), counts)
+    assert_bits(in_torch.numpy(), alone)
+    assert_bits(leaves, before)
+    assert combine_leaves(np.zeros((0, 2)), np.zeros(3, np.int64)).tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_torch_adds_in_the_same_order(size):
+    values = numbers(size).double().square()
+    assert_bits(leaves_of(values).numpy(), leaves_of(values.numpy()))
+
+
+# The kernels
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("formula", [gradient_squares, variable_squares])
+def test_kernels_add_in_the_same_order(dtype, formula):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
+    found = measured((formula,), tensors, leaves=True)
+    wanted = np.concatenate([specified(formula, streams) for streams in tensors])
+    assert_bits(found[:, 0], wanted)
+    column = int(formula is gradient_squares)
+    found = sums_of(gradient_squares, [streams[column] for streams in tensors])
+    assert_bits(found, combine_leaves(wanted, leaf_counts(SIZES)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("position", [0, 1023, 1024, 65_535, 70_000])
+def test_special_numbers(dtype, special, position):
+    grad = torch.zeros(70_001, dtype=dtype)
+    grad[position] = special
+
+    def plain(var, grad):
+        return grad
+
+    for formula in (plain, gradient_squares):
+        found = measured((formula,), [(grad, grad)], leaves=True)[:, 0]
+        assert_bits(found, specified(formula, (grad, grad)))
+        assert not np.signbit(found[found == 0]).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_denormals_count_whatever_the_thread_does_with_them(dtype):
+    grad = torch.full((3000,), torch.finfo(dtype).smallest_normal, dtype=torch.float64)
+    grad = (grad / 4).to(dtype)
+    assert (grad != 0).all()
+
+    def plain(var, grad):
+        return grad
+
+    wanted = specified(plain, (grad, grad))
+    assert wanted[0] > 0
+    with set_denormals(flush=True):
+        assert_bits(measured((plain,), [(grad, grad)])[:, 0], wanted)
+
+
+def test_denormals_are_flushed_where_the_update_flushes_them():
+    grad = torch.full((3000,), 1e-38)
+    scalars = {"clipnorm": 0.5, "clip_divisor": 1.0}
+    halved = measured((gradient_squares,), [(grad, grad)], (clip_by_norm,), scalars)
+    flushed = measured((gradient_squares,), [(grad, grad)], (clip_by_norm,), scalars, flush=True)
+    assert halved[0, 0] > 0
+    assert flushed[0, 0] == 0
+
+
+# What a sum does not depend on
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_threads_do_not_change_bits(count, threads):
+    tensors = [(each, each) for each in (numbers(1_000_003), numbers(5), numbers(70_000))]
+    threads(count)
+    found = measured((gradient_squares,), tensors)[:, 0]
+    wanted = [
+        combine_leaves(specified(gradient_squares, s), leaf_counts([len(s[0])]))[0] for s in tensors
+    ]
+    assert_bits(found, wanted)
+
+
+def test_the_other_tensors_do_not_change_bits():
+    tensors = [numbers(size) for size in (200_003, 1000, 65_537, 12)]
+    alone = [sums_of(gradient_squares, [each])[0] for each in tensors]
+    assert_bits(sums_of(gradient_squares, tensors), alone)
+    assert_bits(sums_of(gradient_squares, tensors[::-1]), alone[::-1])
+    many = [*tensors, *(numbers(100, seed=seed) for seed in range(500)), numbers(3_000_000)]
+    assert_bits(sums_of(gradient_squares, many)[: len(tensors)], alone)
+
+
+@pytest.mark.parametrize("cut", [LEAF, 2 * LEAF])
+def test_parts_of_a_tensor_have_its_leaves(cut):
+    grad = numbers(200_003)
+    whole = measured((gradient_squares,), [(grad, grad)], leaves=True)
+    parts = [(grad[:cut], grad[:cut]), (grad[cut:], grad[cut:])]
+    assert_bits(measured((gradient_squares,), parts, leaves=True), whole)
+
+
+def permuted(tensor, order):
+    """A tensor whose memory has its dimensions in another order."""
+    back = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(back)
+
+
+LAYOUTS = [
+    lambda x: x.clone(memory_format=torch.contiguous_format),
+    lambda x: x.contiguous(memory_format=torch.channels_last),
+    lambda x: permuted(x, [3, 1, 0, 2]),
+    lambda x: torch.stack([x, x], -1)[..., 0],
+    lambda x: torch._neg_view(-x),
+]
+
+
+def _decayed(var, grad, mean, *, learning_rate):
+    mean = mean * 0.5 + grad
+    return var - learning_rate * mean, mean
+
+
+def _with_slot(var, grad, mean):
+    return (var * grad + mean) * mean
+
+
+SLOTTED = Rule(name="Slotted", update=_decayed, hypers=(Hyper("learning_rate", 0.1),),
+               slots=(Slot("mean"),))  # fmt: skip
+READING = gradient_squares, variable_squares, _with_slot
+
+
+def of_step(streams, engine: str, repeats: int = 1) -> np.ndarray:
+    """What steps over a variable, its gradient and its slot measure, one column for each step."""
+    var, grad, slot = streams
+    gate, selection = Dispatcher(), Selection(name=engine)
+    columns = Columns({np.float32: {}, np.float64: {}}, {})
+    found = []
+    for _ in range(repeats):
+        ready = gate.plan_step(StepRequest(SLOTTED, (), [var], [grad], [[slot]], ["x"], selection))
+        found.append(np.concatenate(ready.compute_sums(READING, (), columns)))
+        found[-1] = np.append(found[-1], ready.compute_leaves(READING[2:], (), columns)[0].sum())
+        ready.release_gradients()
+        for each in (grad, slot):
+            each.mul_(0.75)
+    return np.stack(found)
+
+
+@pytest.mark.filterwarnings("ignore::thalweg.errors.PerformanceWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_grad", range(5))
+@pytest.mark.parametrize("of_var", range(4))
+def test_elements_count_in_row_major_order_whatever_their_layout(of_var, of_grad, dtype):
+    """Every engine measures what it would of contiguous tensors, to the last bit."""
+    shape = (8, 4, 67, 35)
+    plain = [numbers(8 * 4 * 67 * 35, dtype, seed).view(shape) for seed in range(3)]
+    wanted = of_step([each.clone() for each in plain], "cpu", 2)
+    for engine in ("cpu", "reference"):
+        for of_slot in (0, of_var):
+            how = of_var, of_grad, of_slot
+            streams = [LAYOUTS[k](each.clone()) for k, each in zip(how, plain, strict=True)]
+            assert_bits(of_step(streams, engine, 2), wanted)
+    var, grad = LAYOUTS[of_var](plain[0]), LAYOUTS[of_grad](plain[1])
+    found = Tensors([grad], [var]).compute_sums(READING[:2], (), NO_COLUMNS)
+    assert_bits(np.concatenate(found), wanted[0, :2])
+
+
+def test_of_a_transposed_matrix_a_copy_is_measured():
+    plain = [numbers(30 * 1100, seed=seed).view(30, 1100) for seed in range(3)]
+    wanted = of_step([each.clone() for each in plain], "cpu", 2)
+    assert not Offsets([layout_of(permuted(plain[0], [1, 0]))]).are_near
+    assert_bits(of_step([permuted(each, [1, 0]) for each in plain], "cpu", 2), wanted)
+
+
+# Shapes, and the orders of dimensions in memory, from the outermost.
+ORDERS = [
+    ((130, 64, 3, 3), [0, 2, 3, 1]),
+    ((5, 700, 31, 2), [0, 2, 3, 1]),
+    ((3, 4, 5, 6), [3, 1, 0, 2]),
+    ((64, 3, 1, 49), [0, 2, 3, 1]),
+    ((90_001, 3), [1, 0]),
+    ((3, 40_001), [1, 0]),
+    ((130, 1100), [1, 0]),
+    ((2, 3, 16_411), [2, 0, 1]),
+    ((2, 16_411, 3), [2, 1, 0]),
+    ((300, 300), [0, 1]),
+]
+
+
+def layout_of(tensor):
+    return tuple(tensor.shape), tensor.stride()
+
+
+@pytest.mark.parametrize(("shape", "order"), ORDERS, ids=str)
+def test_tables_have_the_place_of_each_element(shape, order):
+    tensor = permuted(torch.arange(np.prod(shape)).view(shape), order)
+    in_memory = tensor.permute(order).reshape(-1)
+    offsets = Offsets([layout_of(tensor)])
+    period = offsets.table[0, 0]
+    if tensor.is_contiguous():
+        assert not offsets.table.any()
+        return
+    (tables,) = offsets._tables.values()
+    assert tables is not None
+    within, periods = tables.within, tables.periods
+    assert len(within) == period
+    assert len(periods) == -(-tensor.numel() // period)
+    places = (periods[:, None] + within).reshape(-1)[: tensor.numel()]
+    assert (in_memory[torch.from_numpy(places)] == torch.arange(tensor.numel())).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "is_near"),
+    [
+        ((256, 256, 3, 3), [0, 2, 3, 1], True),
+        ((64, 3, 7, 7), [0, 2, 3, 1], True),
+        ((9000, 3), [1, 0], True),
+        ((64, 8), [0, 1], True),
+        ((4096, 1024), [1, 0], False),
+        ((1 << 20, 1 << 20), [1, 0], False),
+    ],
+    ids=str,
+)
+def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, is_near):
+    strides = [
+        int(np.prod([shape[k] for k in order[order.index(d) + 1 :]])) for d in range(len(shape))
+    ]
+    assert Offsets([(shape, tuple(strides))]).are_near is is_near
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_gather_what_lies_in_another_order(dtype, count, threads):
+    plain = [
+        tuple(numbers(int(np.prod(shape)), dtype, seed).view(shape) for seed in range(3))
+        for shape, _ in ORDERS
+    ]
+    orders = [order for _, order in ORDERS]
+    others = [tuple(permuted(x, o) for x in own) for own, o in zip(plain, orders, strict=True)]
+    places = Offsets([layout_of(streams[0]) for streams in others])
+    threads(count)
+    for formulas in ((gradient_squares, ones), (_with_slot,), (ones,)):
+        for stages, scalars in (((), {}), ((clip_by_value,), {"clipvalue": 0.5})):
+            wanted = measured(formulas, plain, stages, scalars, leaves=True)
+            found = measured(formulas, others, stages, scalars, leaves=True, places=places)
+            assert_bits(found, wanted)
+
+
+def test_kernels_gather_copies_at_which_variables_begin():
+    ((shape, order), *_) = ORDERS
+    plain = tuple(numbers(int(np.prod(shape)), seed=seed).view(shape) for seed in range(2))
+    plain = (*plain, plain[0].bfloat16() * (torch.rand(shape) < 0.5))
+    others = tuple(permuted(x, order) for x in plain)
+    wanted = measured((variable_squares,), [plain], copied=True)
+    assert wanted != measured((variable_squares,), [plain[:2]])
+    places = Offsets([layout_of(others[0])])
+    assert_bits(measured((variable_squares,), [others], copied=True, places=places), wanted)
+
+
+# Formulas and stages
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_measures_in_one_sweep_equal_each_alone(dtype):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (200_003, 10, 1025)]
+    both = measured((gradient_squares, variable_squares), tensors)
+    for column, formula in enumerate((gradient_squares, variable_squares)):
+        assert_bits(both[:, column], measured((formula,), tensors)[:, 0])
+
+
+STAGES = {
+    "value": ((clip_by_value,), {"clipvalue": 0.1}),
+    "two": (
+        (unscale, scale_by_trust, clip_by_value),
+        {
+            "unscaling": np.array([0.3, 0.7]),
+            "trust_factor": np.array([1.0, 0.9]),
+            "clipvalue": 0.1,
+        },
+    ),
+    "bounded": ((bounded,), {"bound": 0.1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("stages", "scalars", "dtype"),
+    [
+        slow_unless(dtype == torch.float32 or name == "value", *row, dtype)
+        for name, row in STAGES.items()
+        for dtype in DTYPES
+    ],
+)
+def test_stages_come_first_in_the_type_of_the_update(dtype, stages, scalars):
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in (70_001, 900)]
+    found = measured((gradient_squares, variable_squares), tensors, stages, scalars)
+    for index, streams in enumerate(tensors):
+        own = {name: np.broadcast_to(value, 2)[index] for name, value in scalars.items()}
+        for column, formula in enumerate((gradient_squares, variable_squares)):
+            leaves = specified(formula, streams, stages, own)
+            assert_bits(found[index, column], combine_leaves(leaves, np.array([len(leaves)]))[0])
+
+
+def half(x):
+    return x * 0.5
+
+
+def with_slot(value, slope, memory, *, rate):
+    positive = memory > 0
+    mixed = where(positive, memory, -memory) * rate + half(slope)
+    return sqrt(mixed * mixed + 0.1) / (1 + slope * slope)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_formula_of_its_own_with_a_slot_and_a_scalar(dtype):
+    streams = tuple(numbers(70_001, dtype, seed) for seed in (1, 2, 3))
+    stages, scalars = (clip_by_value,), {"rate": 0.3, "clipvalue": 2.0}
+    found = measured((with_slot, gradient_squares), [streams], stages, scalars, leaves=True)
+    assert_bits(found[:, 0], specified(with_slot, streams, stages, scalars))
+    assert_bits(found[:, 1], specified(gradient_squares, streams, stages, scalars))
+
+
+def nearly_ones(var, grad):
+    return where(grad > 0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_counts_beside_other_measures(dtype):
+    formulas = (gradient_squares, ones, nearly_ones, ones, variable_squares)
+    tensors = [(numbers(size, dtype), numbers(size, dtype, 1)) for size in SIZES]
+    tensors[4][0][7:9] = torch.nan
+    found = measured(formulas, tensors)
+    for own, streams, size in zip(found, tensors, SIZES, strict=True):
+        wanted = [combine_leaves(specified(each, streams), leaf_counts([size]))[0]
+                  for each in formulas]  # fmt: skip
+        assert_bits(own, wanted)
+        assert own[1] == size
+    assert_bits(measured((ones, gradient_squares), tensors), found[:, [1, 0]])
+
+
+def test_streams_of_several_types():
+    streams = (numbers(70_001), numbers(70_001, torch.float16, 1), numbers(70_001, torch.bfloat16))
+    scalars = {"rate": 0.3}
+    found = measured((with_slot,), [streams], (), scalars, leaves=True)
+    assert_bits(found[:, 0], specified(with_slot, streams, (), scalars))
+
+
+def test_what_no_formula_reads_is_not_read():
+    grad = numbers(3000)
+    kernel = launch.sum_kernel((gradient_squares,), (), ("float32", "float32"), np.float32)
+    base = np.array([[0, grad.data_ptr()]], np.int64)  # a variable at address 0 cannot be read
+    assert_bits(Leaves([3000]).compute_sums(kernel, base), [sums_of(gradient_squares, [grad])])
+
+
+def test_products_are_rounded_before_they_are_added():
+    grad = numbers(2048, torch.float64)
+    square = wide(grad) * wide(grad)
+    assert_bits(sums_of(gradient_squares, [grad]), [one_by_one(square)])
+
+
+def too_many(var, grad, first, second):
+    return first * second
+
+
+def two_results(var, grad):
+    return var, grad
+
+
+@pytest.mark.parametrize("formula", [too_many, two_results])
+def test_a_formula_that_does_not_fit_is_refused(formula):
+    with pytest.raises(RuleError, match=rf"{formula.__name__} .* a measure of 2 tensors takes up"):
+        launch.sum_kernel((formula,), (), ("float32", "float32"), np.float32)
+
+
+def count(var, grad):
+    return 1.0
+
+
+def rate_of_count(var, grad, *, learning_rate):
+    return learning_rate
+
+
+def as_it_is(*, total):
+    return {"found": total}
+
+
+def set_to_total(var, grad, *, found):
+    return (found,)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize(("formula", "wanted"), [(count, 15.0), (rate_of_count, 3.75)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_formula_that_reads_no_element_is_added_up_for_each(engine, formula, wanted, dtype):
+    rule = Rule(
+        name="Counting",
+        update=set_to_total,
+        measures={"total": formula},
+        per_variable=as_it_is,
+        hypers=(Hyper("learning_rate", 0.25),),
+    )
+    param = torch.zeros(3, 5, dtype=dtype).requires_grad_()
+    param.grad = torch.zeros_like(param)
+    with use_engine(engine):
+        optim.RuleOptimizer([param], rule).step()
+    assert (param == wanted).all()
+
+
+def test_a_tree_is_used_again():
+    tree = Tree(np.array([3, 1]))
+    for seed in range(3):
+        leaves = wide(numbers(4, seed=seed))
+        assert_bits(tree.combine(leaves), [(leaves[0] + leaves[1]) + leaves[2], leaves[3]])
+
+
+def test_norms_do_not_depend_on_strides() -> None:
+    grad, found = torch.rand(300, 400, dtype=torch.float64), []
+    for each in (grad, grad.t().contiguous().t()):
+        w = Variable(torch.zeros(300, 400, dtype=torch.float64), name="w")
+        SGD(1.0, clipnorm=0.5).apply_gradients([(each, w)])
+        found.append(w.detach().clone())
+    assert torch.equal(*found)
+
+
+def test_sums_beyond_float64_are_infinite_without_a_warning() -> None:
+    # Each leaf has a sum, both together have none.
+    var = Variable(torch.zeros(2 * LEAF, dtype=torch.float64))
+    SGD(1.0, clipnorm=1.0).apply_gradients([(torch.full_like(var, 4e151), var)])
+    assert (var == 0).all()
+    leaves = np.array([np.inf, -np.inf, 1e308, 1e308])
+    np.testing.assert_array_equal(combine_leaves(leaves, np.array([2, 2])), [np.nan, np.inf])
+    assert np.isnan(leaves_of(np.array([np.inf, *[0.0] * (LANES - 1), -np.inf])))

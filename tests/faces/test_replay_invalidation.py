@@ -1,0 +1,92 @@
+"""What is done to variables between two steady steps is noticed by the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg import Variable, keras, v1
+from thalweg._engines.dense_plan import DensePlan
+from thalweg.errors import InvalidTypeError
+from thalweg.openseq2seq.optimizers import optimize_loss
+
+OPTIMIZERS = {
+    "keras": lambda: keras.optimizers.SGD(0.1),
+    "v1": lambda: v1.train.GradientDescentOptimizer(0.1),
+}
+each_face = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+@each_face
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
+def test_a_constraint_given_later_holds_from_then_on(make: Any, kind: Any) -> None:
+    var, opt = kind(torch.zeros(2)), make()
+    for count in range(6):
+        if count == 3:
+            var.constraint = lambda value: value.clamp(max=0.35)  # pyright: ignore
+        opt.apply_gradients([(torch.full((2,), -1.0), var)])
+    assert var.tolist() == pytest.approx([0.35] * 2)
+
+
+@each_face
+def test_a_constraint_elsewhere_leaves_plans_in_force(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    var, opt, other = Variable(torch.zeros(2)), make(), Variable(0.0)
+    opt.apply_gradients([(torch.ones(2), var)])
+    found: list[bool] = []
+    again = DensePlan.try_rebind
+
+    def spied(*args: Any) -> bool:
+        found.append(again(*args))
+        return found[-1]
+
+    monkeypatch.setattr(DensePlan, "try_rebind", spied)
+    for _ in range(3):
+        other.constraint = torch.relu
+        opt.apply_gradients([(torch.ones(2), var)])
+    assert found[:2] == [True] * 2  # the second repeats the first, the third plans what follows
+    assert all(found)
+    assert opt._plans.now().replay.taken == 2
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, Variable])
+def test_a_constraint_given_later_ends_swept_steps(kind: Any) -> None:
+    var = kind(torch.zeros(2))
+    step = optimize_loss(
+        lambda: -var.sum(),
+        "Momentum",
+        {"momentum": 0.0},
+        lambda global_step: 0.1,
+        var_list=[var],
+        clip_gradients=100.0,
+    )
+    for count in range(6):
+        if count == 3:
+            var.constraint = lambda value: value.clamp(max=0.35)  # pyright: ignore
+        step()
+    assert var.tolist() == pytest.approx([0.35] * 2)
+
+
+@each_face
+def test_another_16_bit_dtype_of_a_variable_is_refused(make: Any) -> None:
+    var, opt = Variable(torch.ones(4, dtype=torch.bfloat16)), make()
+    grad = torch.ones(4, dtype=torch.bfloat16)
+    for _ in range(3):
+        opt.apply_gradients([(grad, var)])
+    var.data = var.data.view(torch.float16)
+    before = var.detach().clone()
+    with pytest.raises(InvalidTypeError, match="bfloat16 but the variable is float16"):
+        opt.apply_gradients([(grad, var)])
+    assert torch.equal(var, before)
+
+
+@each_face
+def test_a_deferred_sign_of_several_elements_counts(make: Any) -> None:
+    var, opt = Variable(torch.ones(2)), make()
+    for _ in range(3):
+        opt.apply_gradients([(torch.zeros(2), var)])
+    opt.apply_gradients([(torch._neg_view(torch.full((2,), 10.0)), var)])
+    assert var.tolist() == [2.0, 2.0]

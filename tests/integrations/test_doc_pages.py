@@ -1,0 +1,63 @@
+"""The pages of `docs/with` run, each where what it is about is installed."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import doc_blocks
+from isolated_import import import_alone
+from thalweg import optim
+
+PAGES = Path(__file__).parents[2] / "docs" / "with"
+CONFIGS = (PAGES / "configs.md").read_text()
+NEEDED = {
+    "configs.md": ("hydra",),
+    "hf-trainer.md": ("transformers", "accelerate"),
+    "lightning.md": ("lightning", "jsonargparse"),
+    "timm.md": ("timm",),
+}
+
+
+def test_every_page_is_here() -> None:
+    assert {path.name for path in PAGES.glob("*.md")} == {*NEEDED}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_page_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if name == "timm.md":  # without its models, which need torchvision
+        models: Any = ModuleType("timm.models")
+        models.group_parameters = None
+        import_alone(monkeypatch, "timm.optim", models=models)
+    for package in NEEDED[name]:
+        if package != "timm":
+            pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)  # where trainers write
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the frameworks
+        sessions = [*doc_blocks.sessions(PAGES / name)]
+        assert sessions
+        assert "".join(doc_blocks.run(each, tmp_path) for each in sessions) == ""
+
+
+def test_torchtune_makes_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    logging: Any = ModuleType("torchtune.utils._logging")
+    logging.get_logger = logging.log_rank_zero = None
+    utils = ModuleType("torchtune.utils")
+    config = import_alone(
+        monkeypatch, "torchtune.config", **{"utils": utils, "utils._logging": logging}
+    )
+    (block,) = re.findall(r"```yaml\n(optimizer:\n  _component_.*?)```", CONFIGS, re.DOTALL)
+    model = torch.nn.Linear(2, 2)
+    made = config.instantiate(omegaconf.OmegaConf.create(block).optimizer, model.parameters())
+    assert type(made) is optim.AdamW
+    assert made.param_groups[0]["lr"] == 2e-5
+    assert made.defaults["ema_decay"] == 0.999
+    assert made.param_groups[0]["params"][0] is model.weight

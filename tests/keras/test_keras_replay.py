@@ -1,0 +1,460 @@
+"""Steps of `thalweg.keras.optimizers` in one native call: only their time differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg import IndexedSlices, Variable
+from thalweg._core.plan_cache import PlanCache
+from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import guard_table, replay_kernel
+from thalweg.keras import optimizers
+from thalweg.rules import ADAM, ADAM_V1
+from thalweg.schedules import ExponentialDecay
+
+pytestmark = pytest.mark.skipif(
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
+)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+CLASSES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True}),
+    ("Adam", {"decay": 0.1}),
+    ("Adamax", {}),
+    ("Adagrad", {}),
+    ("Adadelta", {}),
+    ("Ftrl", {"l2_shrinkage_regularization_strength": 0.1}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("RuleOptimizer", {"rule": ADAM}),
+    ("Adam", {"learning_rate": ExponentialDecay(0.1, 2, 0.5)}),
+    ("SGD", {"clipnorm": 1.0}),
+    ("Adam", {"clipvalue": 0.5}),
+    ("RMSprop", {"global_clipnorm": 1.0}),
+    ("Adam", {"global_clipnorm": 0.1, "learning_rate": ExponentialDecay(0.1, 2, 0.5)}),
+]
+
+
+class Training:
+    """An optimizer over three variables; its twin takes no step in one call."""
+
+    def __init__(self, name: str = "Adam", is_twin: bool = False, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.variables = [
+            Variable(torch.randn(shape).to(dtype), name=f"{place}_{dtype}")
+            for dtype in DTYPES
+            for place, shape in enumerate([(3, 2), (70,), ()])
+        ]
+        self.optimizer = getattr(optimizers, name)(**options)
+        self.is_twin = is_twin
+
+    @property
+    def kept(self) -> Any:
+        return self.optimizer._plans.now()
+
+    @property
+    def taken(self) -> int:
+        return getattr(self.kept.replay, "taken", 0)
+
+    def pairs(self, seed: int) -> list[tuple[Any, Any]]:
+        dice = torch.Generator().manual_seed(seed)
+        return [
+            (torch.randn(var.shape, generator=dice).to(var.dtype), var) for var in self.variables
+        ]
+
+    def step(self, seed: int, change: Callable[[list[Any]], Any] = lambda pairs: pairs) -> None:
+        if self.is_twin:
+            self.kept.replay = None
+        self.optimizer.apply_gradients(change(self.pairs(seed)))
+
+    def written(self) -> list[Any]:
+        return [each.clone() for each in (*self.variables, *self.optimizer.variables())]
+
+
+def assert_same(own: Training, twin: Training) -> None:
+    for one, other in zip(own.written(), twin.written(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "options"), CLASSES, ids=["-".join((n, *o)) for n, o in CLASSES])
+def test_every_class_has_them(name: str, options: dict[str, Any]) -> None:
+    own, twin = Training(name, **options), Training(name, True, **options)
+    for seed in range(8):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+    assert own.taken == 6
+    assert twin.taken == 0
+    assert int(own.optimizer.iterations) == 8
+
+
+def test_those_that_are_zipped_have_them() -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(8):
+        gradients = [grad for grad, _ in own.pairs(seed)]
+        own.optimizer.apply_gradients(zip(gradients, own.variables, strict=True))
+        twin.step(seed)
+        assert_same(own, twin)
+    assert own.taken == 6
+
+
+def test_those_of_minimize_have_them() -> None:
+    own = Training()
+    for _ in range(8):
+        own.optimizer.minimize(
+            lambda: sum((var * var).sum().float() for var in own.variables), own.variables
+        )
+    assert own.taken == 6
+
+
+NONE = {
+    "another number is counted": ("Nadam", {}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), NONE.values(), ids=list(NONE))
+def test_where_there_are_none(name: str, options: dict[str, Any]) -> None:
+    own = Training(name, **options)
+    for seed in range(5):
+        own.step(seed)
+    assert own.taken == 0
+
+
+# What may happen between two steps, and whether the next one is taken in a call all the same.
+
+
+def _other_rate(own: Training) -> None:
+    own.optimizer.learning_rate = 0.5
+
+
+def _written_rate(own: Training) -> None:
+    own.optimizer._hyper["learning_rate"].assign(0.5)
+
+
+def _rate_without_a_version(own: Training) -> None:
+    own.optimizer._hyper["learning_rate"].data.fill_(0.5)
+
+
+def _other_beta(own: Training) -> None:
+    own.optimizer.beta_1 = 0.5
+
+
+def _other_epsilon(own: Training) -> None:
+    own.optimizer.epsilon = 1.0
+
+
+def _other_count(own: Training) -> None:
+    own.optimizer.iterations.assign(100)
+
+
+def _count_without_a_version(own: Training) -> None:
+    own.optimizer.iterations.data.fill_(100)
+
+
+def _written_variable(own: Training) -> None:
+    own.variables[0].assign(torch.ones(3, 2))
+
+
+def _other_memory(own: Training) -> None:
+    own.variables[1].data = torch.ones(70)
+
+
+def _constraint(own: Training) -> None:
+    own.variables[0].constraint = torch.abs
+
+
+def _other_weights(own: Training) -> None:
+    weights = own.optimizer.get_weights()
+    own.optimizer.set_weights([each * 0 + 1 for each in weights])
+
+
+def _clipped(own: Training) -> None:
+    own.optimizer.clipnorm = 0.1
+
+
+def _rate_is_a_schedule(own: Training) -> None:
+    own.optimizer.learning_rate = ExponentialDecay(0.1, 2, 0.5)
+
+
+def _own_scalars(own: Training) -> None:
+    made = own.optimizer._rule_scalars
+    own.optimizer._rule_scalars = lambda dtype, rate=None: {
+        **made(dtype),
+        "learning_rate": dtype(1),
+    }
+
+
+class _Doubled(optimizers.Adam):
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        return super()._resource_apply_dense(grad * 2, var, apply_state)
+
+
+def _other_class(own: Training) -> None:
+    own.optimizer.__class__ = _Doubled
+
+
+BETWEEN = [
+    (False, _other_class),
+    (False, _own_scalars),
+    (True, _other_rate),
+    (True, _written_rate),
+    (True, _rate_without_a_version),
+    (True, _other_beta),
+    (False, _other_epsilon),
+    (True, _other_count),
+    (True, _count_without_a_version),
+    (True, _written_variable),
+    (False, _other_memory),
+    (False, _constraint),
+    (True, _other_weights),
+    (False, _clipped),
+    (False, _rate_is_a_schedule),
+]
+
+
+@pytest.mark.parametrize(
+    ("stays", "change"), BETWEEN, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_what_happens_between_two_steps(
+    stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlanCache, "longest_wait", 1)
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    quick, taken = own.kept.replay, own.taken
+    assert taken == 3
+    for each in (own, twin):
+        change(each)
+    own.step(5)
+    twin.step(5)
+    assert_same(own, twin)
+    assert (own.kept.replay is quick and quick.taken == taken + 1) is stays
+    for seed in range(6, 10):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+OTHER_RULES: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("SGD", {"momentum": 0.9}, "nesterov", True),
+    ("RuleOptimizer", {"rule": ADAM}, "rule", ADAM_V1),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "attribute", "value"), OTHER_RULES, ids=["SGD", "own"])
+def test_another_rule_is_seen(
+    name: str, options: dict[str, Any], attribute: str, value: Any
+) -> None:
+    own, twin = Training(name, **options), Training(name, True, **options)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    assert own.taken == 3
+    for seed in range(5, 9):
+        for each in (own, twin):
+            setattr(each.optimizer, attribute, value)
+            each.step(seed)
+        assert_same(own, twin)
+
+
+@pytest.mark.parametrize("value", [np.array(0.1), torch.tensor(0.1)], ids=["array", "tensor"])
+def test_an_epsilon_that_can_be_written_in_place(value: Any) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for each in (own, twin):
+        each.optimizer.epsilon = deepcopy(value)
+    for seed in range(8):
+        for each in (own, twin):
+            each.step(seed)
+            each.optimizer.epsilon += 0.5
+        assert_same(own, twin)
+
+
+class _Halved(optimizers.Adam):
+    def _rate(self, dtype: Any) -> Any:
+        return super()._rate(dtype) / dtype(int(self.iterations) + 1)
+
+
+def test_a_subclass_that_makes_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "Halved", _Halved, raising=False)
+    own, twin = Training("Halved"), Training("Halved", True)
+    for seed in range(8):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+# What else may be given, of which none is taken in a call.
+
+
+def _a_tuple(pairs: list[Any]) -> Any:
+    return tuple(pairs)
+
+
+def _reversed(pairs: list[Any]) -> Any:
+    return pairs[::-1]
+
+
+def _fewer(pairs: list[Any]) -> Any:
+    return pairs[:-1]
+
+
+def _a_generator(pairs: list[Any]) -> Any:
+    return (pair for pair in pairs)
+
+
+def _lists_as_pairs(pairs: list[Any]) -> Any:
+    return list(map(list, pairs))
+
+
+def _without_one(pairs: list[Any]) -> Any:
+    return [(None, pairs[0][1]), *pairs[1:]]
+
+
+def _rows(pairs: list[Any]) -> Any:
+    grad, var = pairs[0]
+    return [(IndexedSlices(grad[:2], torch.tensor([2, 0]), (3, 2)), var), *pairs[1:]]
+
+
+def _parameters(pairs: list[Any]) -> Any:
+    return [(torch.nn.Parameter(grad), var) for grad, var in pairs]
+
+
+def _of_other_strides(pairs: list[Any]) -> Any:
+    grad, var = pairs[0]
+    return [(grad.t().contiguous().t(), var), *pairs[1:]]
+
+
+def _variable_itself(pairs: list[Any]) -> Any:
+    return [(pairs[0][1].detach().as_subclass(torch.Tensor), pairs[0][1]), *pairs[1:]]
+
+
+OTHERS = [_a_tuple, _reversed, _fewer, _a_generator, _lists_as_pairs, _without_one, _rows,
+          _parameters, _of_other_strides, _variable_itself]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("change", OTHERS)
+def test_what_else_is_given(change: Callable[[list[Any]], Any]) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    quick, taken = own.kept.replay, own.taken
+    own.step(5, change)
+    twin.step(5, change)
+    assert quick.taken == taken
+    for seed in range(6, 9):
+        own.step(seed)
+        twin.step(seed)
+        assert_same(own, twin)
+
+
+REFUSED = [
+    lambda pairs: [(pairs[0][0].double(), pairs[0][1]), *pairs[1:]],
+    lambda pairs: [(pairs[0][0][:1], pairs[0][1]), *pairs[1:]],
+    lambda pairs: [(pairs[0][0].to("meta"), pairs[0][1]), *pairs[1:]],
+    lambda pairs: [*pairs[:-1], (3.0, None)],
+    lambda pairs: [*pairs[:-1], 3.0],
+    lambda pairs: 3.0,
+]
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused_is_so_after_them(change: Callable[[list[Any]], Any]) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    before, errors = own.written(), []
+    for each in (own, twin):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            each.step(5, change)
+        errors.append((type(caught.value), str(caught.value), caught.value.__notes__))
+    assert errors[0] == errors[1]
+    assert all(map(torch.equal, before, own.written()))
+    own.step(6)
+    twin.step(6)
+    assert_same(own, twin)
+
+
+BLOCKS = {
+    "engine": lambda: thalweg.engine("reference"),
+    "denormals": lambda: thalweg.engine(denormals="keep"),
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
+def test_blocks_are_seen(block: Callable[[], Any]) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    quick = own.kept.replay
+    with block():
+        own.step(5)
+        twin.step(5)
+    assert quick.taken == 3
+    own.step(6)
+    twin.step(6)
+    assert_same(own, twin)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a signal's function may
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_interruption_says_what_has_become_of_the_step(
+    is_after: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, twin = Training(), Training(is_twin=True)
+    for seed in range(5):
+        own.step(seed)
+        twin.step(seed)
+    take = guard_table.GuardTable.take
+
+    def interrupted(*given: Any) -> int:
+        mismatch = take(*given) if is_after else 0
+        if (
+            mismatch == replay_kernel.NOT_TABLED
+        ):  # the numbers of the step are computed, and it is called again
+            return mismatch
+        raise error
+
+    monkeypatch.setattr(guard_table.GuardTable, "take", interrupted)
+    with pytest.raises(error) as caught:
+        own.step(5)
+    monkeypatch.undo()
+    said = [
+        note for note in getattr(caught.value, "__notes__", []) if note == "The step was taken."
+    ]
+    assert bool(said) is is_after
+    if is_after:
+        twin.step(5)
+    assert_same(own, twin)
+    own.step(6)
+    twin.step(6)
+    assert_same(own, twin)
+    # Not taken, it is planned anew: what was kept may be half of one step, half of another.
+    assert own.taken == (5 if is_after else 0)
+    assert int(own.optimizer.iterations) == 6 + is_after
+
+
+def test_a_copy_begins_anew() -> None:
+    own = Training()
+    for seed in range(5):
+        own.step(seed)
+    other = deepcopy(own)
+    assert other.taken == 0
+    for seed in range(5, 9):
+        own.step(seed)
+        other.step(seed)
+        assert_same(own, other)

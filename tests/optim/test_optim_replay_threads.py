@@ -1,0 +1,226 @@
+"""The look at many tensors, which all of torch's threads take part in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from forks import told
+from replay_twins import OPTIONS, differences, give, params, taken
+from thalweg import optim
+from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import guard_table, openmp, replay_kernel
+from thalweg.v1 import train
+
+pytestmark = pytest.mark.skipif(
+    isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
+)
+COUNT = 2 * replay_kernel.MANY + replay_kernel.PART // 2  # the last part is no whole one
+
+
+@pytest.fixture
+def comes_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team that comes for kernels, too, however small the tensors."""
+    monkeypatch.setattr(guard_table.GuardTable, "_has_threads", lambda _: True)
+
+
+def _snapshot_of(own: list[Parameter]) -> tuple[guard_table.GuardTable, Any]:
+    found = guard_table.snapshot()
+    assert found is not None
+    found.hold_list(own)
+    for param in own:
+        assert found.tensor(param) is not None
+    cells = torch.zeros(len(own), dtype=torch.int64).numpy()
+    gradients = [(each, each.grad, cells[k : k + 1].ctypes.data) for k, each in enumerate(own)]
+    bounds = sorted(edge for each in own for edge in (each.data_ptr(), each.data_ptr() + 24))
+    found.finish(gradients, [], [], own, torch.tensor(bounds).numpy())
+    return found, cells
+
+
+def _no_gradient(param: Parameter) -> None:
+    param.grad = None
+
+
+def _gradient_that_is_written(param: Parameter) -> None:
+    param.grad = param.detach()
+
+
+def _other_memory(param: Parameter) -> None:
+    with torch.no_grad():
+        param.set_(param.detach().clone())  # pyright: ignore[reportArgumentType]
+
+
+def _other_shape(param: Parameter) -> None:
+    param.data = param.data.T
+
+
+Change = Callable[[Parameter], None]
+FOUND: list[tuple[dict[int, Change], int]] = [
+    *(
+        ({place: change}, reason)
+        for place in (0, replay_kernel.PART, replay_kernel.MANY, COUNT - 1)
+        for change, reason in (
+            (_no_gradient, replay_kernel.OTHER_GRADIENT),
+            (_gradient_that_is_written, replay_kernel.SHARED_GRADIENT),
+            (_other_memory, replay_kernel.OTHER_MEMORY),
+            (_other_shape, replay_kernel.OTHER_TENSOR),
+        )
+    ),
+    # What is said is what one thread finds first: tensors come before gradients.
+    ({0: _no_gradient, COUNT - 1: _other_memory}, replay_kernel.OTHER_MEMORY),
+    ({3: _other_memory, COUNT - 1: _other_shape}, replay_kernel.OTHER_MEMORY),
+    ({3: _other_shape, COUNT - 1: _other_memory}, replay_kernel.OTHER_TENSOR),
+    ({3: _gradient_that_is_written, COUNT - 1: _no_gradient}, replay_kernel.SHARED_GRADIENT),
+]
+
+
+@pytest.mark.usefixtures("comes_anyway")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_tensor_and_gradient_is_looked_at(
+    count: int, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads(count)
+    calls: list[int] = []
+    routine = guard_table.parts_routine
+    monkeypatch.setattr(guard_table, "parts_routine", lambda: calls.append(1) or routine())
+    own = params(COUNT)
+    give(own, 0)
+    found, cells = _snapshot_of(own)
+    for step in range(3):
+        give(own, step)
+        assert found.take() == 0
+        assert cells.tolist() == [param.grad.data_ptr() for param in own if param.grad is not None]
+        # Each thread asks once more than there are parts for it.
+        asked = [2 * -(-COUNT // replay_kernel.PART) + count, COUNT] if count > 1 else [0, 0]
+        assert [found.block[replay_kernel.TICKET], found.block[replay_kernel.PARTED]] == asked
+    assert len(calls) == (3 if count > 1 else 0)
+    for changes, reason in FOUND:
+        for param in own:
+            param.data = param.data.reshape(3, 2).clone(memory_format=torch.contiguous_format)
+        give(own, 0)
+        found, _ = _snapshot_of(own)
+        assert found.take() == 0
+        versions = [param._version for param in own]
+        for place, change in changes.items():
+            change(own[place])
+            versions[place] = own[place]._version
+        assert (found.take(), found.taken) == (reason, 1)
+        assert [param._version for param in own] == versions
+
+
+@pytest.mark.usefixtures("comes_anyway")
+@pytest.mark.parametrize(("options", "calls"), OPTIONS, ids=str)
+def test_whatever_changes_a_step_over_few_is_noticed_by_a_team(
+    options: dict[str, Any],
+    calls: int,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads(2)
+    monkeypatch.setattr(replay_kernel, "MANY", 1)
+    calls_of_team: list[int] = []
+    routine = guard_table.parts_routine
+    monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
+
+    def made(seed: int) -> tuple[Any, list[Parameter]]:
+        own = params(5)
+        return optim.AdamW(own, lr=0.01, **options), own
+
+    for seed in range(8):
+        assert not differences(made, seed, 5 * calls)
+    assert calls_of_team
+
+
+@pytest.mark.usefixtures("comes_anyway")
+def test_threads_may_become_others(threads: Callable[[int], None]) -> None:
+    results: list[list[torch.Tensor]] = []
+    for counts in ([1], [2, 1, 3, 2]):
+        own = params(COUNT)
+        opt = optim.Adam(own)
+        for step in range(10):
+            threads(counts[step % len(counts)])
+            give(own, step, {COUNT - 1} if step == 3 else set())
+            opt.step()
+            if (quick := opt._own.replay) is not None and quick.taken:
+                block = quick.snapshot.block
+                count = torch.get_num_threads()
+                assert (block[replay_kernel.TEAM] != 0) == (count > 1)
+                assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
+        assert taken(opt) > 1
+        results.append([*own, *(x for each in opt.state.values() for x in each.values())])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("length", "comes"), [(6, False), (64, True)])
+def test_a_team_looks_where_it_updates(
+    length: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmp, "team_size", lambda: 2)
+    own = params(COUNT, (length,))
+    opt = optim.Adam(own)
+    for step in range(6):
+        give(own, step)
+        opt.step()
+    assert taken(opt) > 1
+    assert opt._own.replay is not None
+    assert (opt._own.replay.snapshot.block[replay_kernel.TEAM] != 0) == comes
+
+
+def test_a_look_by_one_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
+    monkeypatch.setattr(openmp, "team_size", lambda: 4)
+    openmp.gomp_parallel.cache_clear()
+    try:
+        own = params(COUNT)  # few elements, which one thread updates anyway
+        opt = optim.Adam(own)
+        for step in range(6):
+            give(own, step)
+            opt.step()
+        assert taken(opt) > 1
+    finally:
+        openmp.gomp_parallel.cache_clear()
+
+
+@pytest.mark.usefixtures("comes_anyway")
+def test_pairs_are_looked_at_by_one(threads: Callable[[int], None]) -> None:
+    results: list[list[Parameter]] = []
+    for count in (1, 2):
+        threads(count)
+        own, opt = params(COUNT), train.AdamOptimizer(0.1)
+        for step in range(6):
+            give(own, step)
+            opt.apply_gradients([(param.grad, param) for param in own])
+        quick = opt._plans.now().replay
+        assert quick.taken > 1
+        block = quick._found.snapshot.block
+        assert (block[replay_kernel.TICKET] > count) == (count > 1)
+        assert block[replay_kernel.PARTED] == 0
+        results.append(own)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("comes_anyway")
+@pytest.mark.parametrize("is_sent_home", [True, False])
+def test_a_child_looks_by_itself(
+    is_sent_home: bool, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads(2)
+    own = params(COUNT)
+    opt = optim.SGD(own, lr=0.25)
+    for step in range(4):
+        give(own, step)
+        opt.step()
+    if not is_sent_home:
+        monkeypatch.setattr(openmp, "_find_runtime", lambda: None)
+
+    def child() -> Any:
+        opt.step()
+        return taken(opt), openmp._alone
+
+    assert told(child) == (3, not is_sent_home)

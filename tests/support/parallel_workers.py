@@ -1,0 +1,74 @@
+"""Work that several threads, or several processes of one group, do at the same time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fresh_process import Fresh
+
+
+def together(*works: Callable[[], Any]) -> None:
+    """Run each in a thread of its own; none may fail."""
+    failed: list[BaseException] = []
+
+    def guarded(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[work]) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def told_by_ranks(script: str | Path, folder: Path, count: int = 2, *names: str) -> list[Any]:
+    """What a script prints last, as JSON, on each rank.
+
+    It is given its rank, a file to meet, the number of ranks, and names.
+    """
+    given = [str(folder / "store"), str(count), *names]
+    with ExitStack() as stack:  # at its end one may wait for another that is no more
+        ranks = [stack.enter_context(Fresh(script, str(rank), *given)) for rank in range(count)]
+        ended = [rank.done(300) for rank in ranks]
+    assert not any(each.returncode for each in ended), [each.stderr for each in ended]
+    return [json.loads(each.stdout.splitlines()[-1]) for each in ended]
+
+
+def told_once(folder: Path, script: str | Path, count: int, *names: str) -> list[Any]:
+    """Return what ranks tell, as `told_by_ranks` does; they run once for each folder.
+
+    Args:
+        folder: Of `shared_folder`: processes that ask at the same time wait for the first.
+        script: The program of each rank.
+        count: The number of ranks.
+        names: Further arguments of the program.
+    """
+    import fcntl
+
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = folder / "found.json"
+        if not found.exists():
+            found.write_text(json.dumps(told_by_ranks(script, folder, count, *names)))
+        return json.loads(found.read_text())
+
+
+def shared_folder(
+    config: pytest.Config, tmp_path_factory: pytest.TempPathFactory, title: str
+) -> Path:
+    """Return a temporary folder that all processes of a test session have under this title."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(config, "workerinput") else base) / title
+    folder.mkdir(exist_ok=True)
+    return folder

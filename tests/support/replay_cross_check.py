@@ -1,0 +1,63 @@
+"""Steps in one call beside the careful look: what the one takes, the other has to find the same.
+
+    THALWEG_CHECK_LOOK=1 pytest
+
+asks both at each step of the tests' own processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thalweg._core import replay_pairs
+from thalweg._core.replay import stands
+from thalweg.optim import replay
+
+DISAGREES = "the look takes a step that the careful look does not find to be the one before"
+
+
+def check_steps() -> None:
+    """From now on fail where both do not agree."""
+    from thalweg.keras.optimizers import replay as of_keras
+    from thalweg.v1.train import replay as of_v1
+
+    ask_both(replay.ReplayedStep, _found_by_optim)
+    ask_both(of_keras.KerasReplay, lambda step, optimizer, kept, given: _found(step, given))
+    ask_both(of_v1.V1Replay, lambda step, optimizer, kept, given: _found(step, given[0]))
+
+
+def _found_by_optim(
+    step: Any, optimizer: Any, has_sums: bool = False, unrecorded: bool = False
+) -> bool:
+    if has_sums is not step._has_sums:
+        return False
+    gradients = optimizer._gradients(step._owners)
+    if step.may_lack:
+        pairs = zip(gradients, step._owners, strict=True)
+        gradients = [torch.empty_like(x) if grad is None else grad for grad, x in pairs]
+    return step._stands(optimizer, gradients)
+
+
+def _found(step: Any, given: Any) -> bool:
+    planned = step._planned
+    return replay_pairs._are_pairs(given, planned) and stands(planned, [grad for grad, _ in given])
+
+
+def ask_both(kind: Any, is_found: Callable[..., bool]) -> None:
+    """Have a kind of steps fail where `is_found` does not find what is taken."""
+    take = kind.take
+
+    def taken(step: Any, *given: Any) -> bool:
+        try:
+            careful = is_found(step, *given)
+        except Exception:  # then nothing may be taken
+            careful = False
+        found = take(step, *given)
+        if found and not careful:
+            raise AssertionError(DISAGREES)
+        return found
+
+    kind.take = taken
