@@ -50,7 +50,7 @@ from thalweg._graph.default_graph import (
     reset_default_graph,
 )
 from thalweg._graph.derived_gradients import made_of_gradients
-from thalweg._graph.get_variable import get_variable
+from thalweg._graph.get_variable import create_partitioned_variables, get_variable
 from thalweg._graph.gradients import gradients
 from thalweg._graph.graph import Graph
 from thalweg._graph.initializers import (
@@ -148,6 +148,7 @@ __all__ = [
     "constant_initializer",
     "control_dependencies",
     "convert_to_tensor",
+    "create_partitioned_variables",
     "current_session",
     "deduplicated",
     "disable_eager_execution",

@@ -39,6 +39,7 @@ from thalweg._graph import (
     assign_add,
     assign_sub,
     constant_initializer,
+    create_partitioned_variables,
     disable_eager_execution,
     enable_eager_execution,
     executing_eagerly,
