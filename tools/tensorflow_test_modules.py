@@ -144,11 +144,14 @@ def get_test_data(
     return (samples[train], labels[train]), (samples[test], labels[test])
 
 
-def get_small_sequential_mlp(num_hidden: int, num_classes: int, input_dim: int) -> Any:
-    """Return a model of two dense layers."""
+def get_small_sequential_mlp(
+    num_hidden: int, num_classes: int, input_dim: int | None = None
+) -> Any:
+    """Return a model of two dense layers, without weights if `input_dim` is None."""
     last = "softmax" if num_classes > 1 else "sigmoid"
     dense: Any = tf.keras.layers.Dense
-    hidden = dense(num_hidden, activation="relu", input_dim=input_dim)
+    options = {} if input_dim is None else {"input_dim": input_dim}
+    hidden = dense(num_hidden, activation="relu", **options)
     return tf.keras.Sequential([hidden, dense(num_classes, activation=last)])
 
 
