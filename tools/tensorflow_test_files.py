@@ -31,6 +31,7 @@ REWRITING = "rewriting of graphs"
 MISSING_OPTIMIZERS = "optimizers of tf.contrib that Thalweg lacks"
 KERAS_SCALING = "tf.keras.mixed_precision, which is that of Keras 3"
 META_GRAPHS = "meta graphs"
+SESSIONS = "private classes of TensorFlow's sessions"
 TRACKING = "private classes of TensorFlow that track objects"
 # Parts of the names of files, and the feature that their tests are about.
 EXCLUDED_FILES = {
@@ -72,6 +73,14 @@ EXCLUDED_TESTS = {
     "*/layers/optimizers_test.py:*.testGradientNoise*": "values of TensorFlow's random numbers",
     "*/variable_clipping_optimizer_test.py:*Distributed": CLUSTERS,
     "*/partitioned_variables_test.py:*.testMetaGraphSaveLoad": META_GRAPHS,
+    "*/monitored_session_test.py:WrappedSessionTest.*": SESSIONS,
+    "*/monitored_session_test.py:CoordinatedSessionTest.*": SESSIONS,
+    "*/monitored_session_test.py:RecoverableSessionTest.*": SESSIONS,
+    "*/monitored_session_test.py:MonitoredTrainingSessionWithDistributeCoordinatorTest.*": CLUSTERS,
+    "*/basic_session_run_hooks_test.py:ProfilerHookTest.*": "tf.train.ProfilerHook",
+    "*/saver_test.py:MetaGraphTest.*": META_GRAPHS,
+    "*/saver_test.py:ScopedGraphTest.*": META_GRAPHS,
+    "*/session_manager_test.py:*.testWaitForSession*": CLUSTERS,
     "*/partitioned_variables_test.py:*.testVariableAxisSizePartitioner": "variables of strings",
 }
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from absl.testing import parameterized
+from tensorflow_test_doubles import FakeSummaryWriter, add_doubles
 
 import thalweg.tf as tf
 from thalweg import _graph
@@ -199,9 +200,13 @@ COMBINATIONS: dict[str, object] = {
     "keras_mode_combinations": lambda **options: combine(mode="eager", run_eagerly=True),
     "times": times,
 }
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
+    "tensorflow.contrib.testing.python.framework.fake_summary_writer": {
+        "FakeSummaryWriter": FakeSummaryWriter,
+    },
     "tensorflow.python.distribute.combinations": COMBINATIONS,
     "tensorflow.python.framework.test_combinations": COMBINATIONS,
+    "tensorflow.python.training.tracking.tracking": {"AutoTrackable": tf.train.Checkpoint},
     "tensorflow.python.framework.test_util": TEST_UTIL,
     "tensorflow.python.keras.combinations": COMBINATIONS,
     "tensorflow.python.keras.keras_parameterized": COMBINATIONS,
@@ -267,6 +272,7 @@ class Finder(MetaPathFinder, Loader):
 
     def __init__(self, roots: list[Path]) -> None:
         self.roots = roots
+        add_doubles()
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         packages = ("tensorflow.contrib", "tensorflow.core", "tensorflow.keras", "tf_keras")
