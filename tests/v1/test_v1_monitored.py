@@ -800,6 +800,17 @@ def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     assert session.run(w) == 3
 
 
+def test_a_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: Path) -> None:
+    w = tf.Variable(1.0, name="w")
+    manager = train.SessionManager(ready_op=tf.assert_variables_initialized())
+    session, is_ready = manager.recover_session(saver=train.Saver(), checkpoint_dir=tmp_path)
+    assert not is_ready
+    with pytest.raises(RuntimeError, match="uninitialized value w"):
+        manager.prepare_session(init_op=tf.no_op())
+    session = manager.prepare_session(init_op=w.initializer)
+    assert session.run(w) == 1.0
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_manager_initializes_locally_with_and_without_a_checkpoint(
     graph: tf.Graph, tmp_path: Path, is_there: bool

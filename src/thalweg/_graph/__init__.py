@@ -23,6 +23,7 @@ from thalweg._graph.atomic_update import after_writes, updates_since
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.conditional import case, cond
 from thalweg._graph.control import (
+    assert_variables_initialized,
     global_variables,
     global_variables_initializer,
     group,
@@ -136,6 +137,7 @@ __all__ = [
     "after_writes",
     "apply_as_one_update",
     "apply_constraint",
+    "assert_variables_initialized",
     "assign",
     "assign_add",
     "assign_sub",

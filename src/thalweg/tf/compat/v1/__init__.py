@@ -35,6 +35,7 @@ from thalweg._graph import (
     Session,
     VariableScope,
     add_to_collection,
+    assert_variables_initialized,
     assign,
     assign_add,
     assign_sub,
