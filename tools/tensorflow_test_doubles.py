@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import thalweg.tf.compat.v1 as tf
 from thalweg.tf import private_modules
 from thalweg.v1.summary import writer
+from thalweg.v1.train.monitored import (
+    basic_session_run_hooks,
+    checkpoint_saver_hook,
+    step_counter_hook,
+)
 
 TRAIN: Any = tf.train
 
@@ -34,7 +40,22 @@ class HookedSession(TRAIN.MonitoredSession):
     def __init__(self, sess: Any, hooks: Iterable[Any]) -> None:
         self._session, self._hooks, self._graph = sess, list(hooks), sess.graph
         self._coordinator = TRAIN.Coordinator()
-        self._stop_requested = False
+        self._should_stop = False
+
+    @property
+    def _should_stop(self) -> bool:
+        return self._stop_requested
+
+    @_should_stop.setter
+    def _should_stop(self, value: bool) -> None:
+        self._stop_requested = value
+
+
+class TestedLogger:
+    """Logger of hooks that calls the functions of `tf_logging`, which tests replace."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("tensorflow.python.platform.tf_logging"), name)
 
 
 class FakeSummaryWriter:
@@ -105,6 +126,23 @@ class FakeSummaryWriter:
                 raise AssertionError(f"{actual} instead of {expected}")
 
 
+def create_identity_with_grad_check_fn(
+    expected_gradient: Any, expected_dtype: object = None
+) -> Callable[[Any], Any]:
+    """Return an identity whose gradient must have the expected value."""
+
+    @tf.custom_gradient
+    def identity(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def check(dx: Any) -> Any:
+            expected = tf.cast(tf.convert_to_tensor(expected_gradient), dx.dtype)
+            with tf.control_dependencies([tf.assert_equal(dx, expected + tf.zeros_like(dx))]):
+                return tf.identity(dx)
+
+        return tf.identity(x), check
+
+    return identity
+
+
 class BaseSaverBuilder:
     """Names of classes of saved objects; Thalweg's Saver saves variables only."""
 
@@ -112,7 +150,9 @@ class BaseSaverBuilder:
 
 
 def add_doubles() -> None:
-    """Add the classes to Thalweg's stand-ins for private modules of TensorFlow."""
+    """Add the classes to stand-ins for private modules of TensorFlow, and replace loggers."""
+    for module in (basic_session_run_hooks, checkpoint_saver_hook, step_counter_hook):
+        vars(module)["_LOG"] = TestedLogger()
     sessions = {"_HookedSession": HookedSession, "_WrappedSession": WrappedSession}
     private_modules._OWN["training.monitored_session"] = {**sessions}
     private_modules._OWN["training.saver"] = {"BaseSaverBuilder": BaseSaverBuilder}

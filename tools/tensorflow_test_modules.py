@@ -22,7 +22,11 @@ from typing import Any
 
 import numpy as np
 from absl.testing import parameterized
-from tensorflow_test_doubles import FakeSummaryWriter, add_doubles
+from tensorflow_test_doubles import (
+    FakeSummaryWriter,
+    add_doubles,
+    create_identity_with_grad_check_fn,
+)
 
 import thalweg.tf as tf
 from thalweg import _graph
@@ -211,6 +215,9 @@ MODULES: dict[str, dict[str, Any]] = {
     "tensorflow.python.keras.combinations": COMBINATIONS,
     "tensorflow.python.keras.keras_parameterized": COMBINATIONS,
     "tensorflow.python.keras.testing_utils": TEST_UTIL,
+    "tensorflow.python.keras.mixed_precision.experimental.test_util": {
+        "create_identity_with_grad_check_fn": create_identity_with_grad_check_fn,
+    },
     "tf_keras.testing_infra.test_combinations": COMBINATIONS,
     "tf_keras.testing_infra.test_utils": TEST_UTIL,
 }

@@ -15,7 +15,7 @@ import torch
 import thalweg.v1 as tf
 from graph_training import Training, bits
 from logged import Logged
-from thalweg.errors import NotFoundError
+from thalweg.errors import NotFoundError, OutOfRangeError
 from thalweg.v1 import train
 from thalweg.v1.train.queues import FIFOQueue
 
@@ -778,6 +778,19 @@ def test_timers() -> None:
     assert seconds >= 0
     steps.reset()
     assert steps.should_trigger_for_step(15)
+
+
+def test_final_ops_that_read_an_ended_input_warn(
+    graph: tf.Graph, logged: Logged
+) -> None:
+    class Ended:
+        def run(self, fetches: object, feed_dict: object) -> None:
+            raise OutOfRangeError("End of sequence")
+
+    hook = train.FinalOpsHook(tf.no_op())
+    with pytest.raises(OutOfRangeError, match="End of sequence"):
+        hook.end(Ended())
+    assert "dependency back to some input source" in logged.messages[0]
 
 
 # --- SessionManager -------------------------------------------------------------------------------
