@@ -17,6 +17,7 @@ import argparse
 import collections
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -119,6 +120,13 @@ def run_file(path: Path, version: int, roots: list[Path], report: str) -> None:
             unittest.TestSuite(suite).run(recorder)
 
 
+def run_and_exit(*args: Any) -> None:
+    """Call `run_file` and end the process, without waiting for threads that tests have left."""
+    run_file(*args)
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def find_files(roots: list[Path], patterns: list[str]) -> Iterator[tuple[Path, str]]:
     """Yield the files whose names match a pattern, each with its name in the checkout."""
     for root in roots:
@@ -133,7 +141,7 @@ def run_separately(path: Path, version: int, roots: list[Path]) -> Outcomes:
     with tempfile.NamedTemporaryFile("r") as report:
         args = (path, version, roots, report.name)
         # A fork has imported Thalweg already.
-        process = multiprocessing.get_context("fork").Process(target=run_file, args=args)
+        process = multiprocessing.get_context("fork").Process(target=run_and_exit, args=args)
         process.start()
         process.join(SECONDS_PER_FILE)
         if process.is_alive():
