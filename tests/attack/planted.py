@@ -79,14 +79,14 @@ def _split() -> None:
 
 
 def _in_place(
-    path: Any, parts: Any, total: int, progress: Any = None, *, room: int = 0, head: Any = None
+    path: Any, parts: Any, total: int, progress: Any = None, *, reserved: int = 0, make_head: Any = None
 ) -> None:
     with open(path, "wb", buffering=0) as file:
-        file.seek(room)
+        file.seek(reserved)
         for part in parts:
             file.write(part)
         file.seek(0)
-        file.write(head())
+        file.write(make_head())
 
 
 DEFECTS: dict[str, Callable[[], None]] = {
