@@ -238,7 +238,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             pairs, copies = hooks.aim(pairs)
         outcome = try_rebind(hooks, kept, pairs, how, copies, is_last=is_last)
         is_repeated = outcome is not None
-        outcome = outcome or run_step(hooks, kept, pairs, how, copies, is_last=is_last, may_rebind=False)
+        outcome = outcome or run_step(
+            hooks, kept, pairs, how, copies, is_last=is_last, may_rebind=False
+        )
         hooks.settle()
         raise_first(outcome.errors)
         if is_last:
