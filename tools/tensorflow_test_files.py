@@ -83,7 +83,7 @@ EXCLUDED_TESTS = {
     "*/monitored_session_test.py:MonitoredTrainingSessionWithDistributeCoordinatorTest.*": CLUSTERS,
     "*/monitored_session_test.py:MonitoredSessionTest.*recover*": CLUSTERS,
     "*/monitored_session_test.py:MonitoredSessionTest.test_retry*": CLUSTERS,
-    "*/monitored_session_test.py:MonitoredSessionTest.test_step_fn_exception_from_before*": CLUSTERS,
+    "*/monitored_session_test.py:MonitoredSessionTest.test_step_fn_exception*": CLUSTERS,
     "*/basic_session_run_hooks_test.py:ProfilerHookTest.*": "tf.train.ProfilerHook",
     "*/saver_test.py:MetaGraphTest.*": META_GRAPHS,
     "*/saver_test.py:ScopedGraphTest.*": META_GRAPHS,
