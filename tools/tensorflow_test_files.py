@@ -42,6 +42,7 @@ EXCLUDED_FILES = {
     "training/drop_stale_gradient": CLUSTERS,
     "training/elastic_average": CLUSTERS,
     "training/model_average": CLUSTERS,
+    "training/warm_starting_util": "tf.train.warm_start",
     "training/evaluation_test": "NumPy 1: its tests convert arrays of one element to integers",
     "training/checkpoint_ops_test": "private initializers from vocabularies",
     "training/quantize_training": REWRITING,
@@ -87,6 +88,7 @@ EXCLUDED_TESTS = {
     "*/basic_session_run_hooks_test.py:ProfilerHookTest.*": "tf.train.ProfilerHook",
     "*/saver_test.py:MetaGraphTest.*": META_GRAPHS,
     "*/saver_test.py:ScopedGraphTest.*": META_GRAPHS,
+    "*/sync_replicas_optimizer_test.py:*.test*Workers*": CLUSTERS,
     "*/session_manager_test.py:*.testWaitForSession*": CLUSTERS,
     "*/partitioned_variables_test.py:*.testVariableAxisSizePartitioner": "variables of strings",
 }
