@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from thalweg.optim.rule_names import KINDS
 from torch import Tensor, nn
 
 import thalweg
@@ -19,6 +18,7 @@ from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow
+from thalweg.optim.rule_names import KINDS
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 
