@@ -79,7 +79,13 @@ def _split() -> None:
 
 
 def _in_place(
-    path: Any, parts: Any, total: int, progress: Any = None, *, reserved: int = 0, make_head: Any = None
+    path: Any,
+    parts: Any,
+    total: int,
+    progress: Any = None,
+    *,
+    reserved: int = 0,
+    make_head: Any = None,
 ) -> None:
     with open(path, "wb", buffering=0) as file:
         file.seek(reserved)
