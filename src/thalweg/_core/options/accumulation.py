@@ -131,9 +131,7 @@ def _check_all(
     if _are_addable(pairs):
         return
     sparse_flags = [any(map(_is_sparse, pair)) for pair in pairs]
-    dense_pairs = [
-        pair for pair, has_sparse in zip(pairs, sparse_flags, strict=True) if not has_sparse
-    ]
+    dense_pairs = [pair for pair, flag in zip(pairs, sparse_flags, strict=True) if not flag]
     needs_check = sparse_flags if _are_addable(dense_pairs) else repeat(True)
     names = get_names()
     for (grad, grad_sum), name in compress(zip(pairs, names, strict=True), needs_check):
@@ -210,25 +208,18 @@ def _copy_shared(
         LayoutError: A dense sum shares memory with another sum or a parameter.
     """
     written = [grad_sum for grad_sum in sums if grad_sum is not None and not grad_sum.is_sparse]
-    written_storages = set(_storages_of(written))
-    if len(written_storages) < len(written) or not written_storages.isdisjoint(
-        _storages_of(params)
-    ):
+    storages = set(_storages_of(written))
+    if len(storages) < len(written) or not storages.isdisjoint(_storages_of(params)):
         param_names = get_names(params)
         pairs = zip(sums, param_names, strict=True)
         sum_names = [
-            f"{name}/{SUM}"
-            for grad_sum, name in pairs
-            if grad_sum is not None and not grad_sum.is_sparse
+            f"{name}/{SUM}" for total, name in pairs if total is not None and not total.is_sparse
         ]
         check_disjoint([*written, *params], [*sum_names, *param_names])
-    if written_storages.isdisjoint(_storages_of(gradients)):
+    if storages.isdisjoint(_storages_of(gradients)):
         return gradients
     grads_and_storages = zip(gradients, _storages_of(gradients), strict=True)
-    return [
-        grad.clone() if storage in written_storages else grad
-        for grad, storage in grads_and_storages
-    ]
+    return [grad.clone() if storage in storages else grad for grad, storage in grads_and_storages]
 
 
 def _storages_of(tensors: Iterable[Tensor]) -> Iterable[int]:

@@ -165,11 +165,9 @@ class UpdateTargets:
             return cached[2]
         # A parameter with gaps has contiguous slots, so the order of its copy must be the same.
         memory_format = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
+        device = self._storage.device
         stand_in = torch.empty_like(
-            param,
-            device=self._storage.device,
-            pin_memory=param.is_cuda,
-            memory_format=memory_format,
+            param, device=device, pin_memory=param.is_cuda, memory_format=memory_format
         )
         stand_in = stand_in.detach().copy_(param.detach())
         self._stand_ins[id(param)] = param, _memory_key(param), stand_in
