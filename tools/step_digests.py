@@ -75,17 +75,17 @@ def hash_text(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def possible_cases(optimizer: str, option: str, arguments: int = 0) -> list[Case]:
+def possible_cases(optimizer: str, option: str, variant: int = 0) -> list[Case]:
     """Return all cases of an optimizer with an option."""
     values: dict[str, Sequence[Any]] = dict(FACTORS)
     for pattern, factor, allowed in LIMITS:
         if re.search(pattern, f"{optimizer} {option}"):
-            values[factor] = [value for value in values[factor] if value in allowed.split()]
-    return [Case(optimizer, arguments, option, *row) for row in product(*values.values())]
+            values[factor] = list(filter(allowed.split().__contains__, values[factor]))
+    return [Case(optimizer, variant, option, *row) for row in product(*values.values())]
 
 
 def list_cases() -> list[Case]:
-    """Return the covering array, built greedily: a row for each optimizer and option."""
+    """Return the covering array: the best row for each optimizer and option, then missing pairs."""
     covered: set[tuple[tuple[int, object], ...]] = set()
     cases: dict[Case, None] = {}
     for optimizer, variants in OPTIMIZERS.items():
@@ -101,12 +101,20 @@ def list_cases() -> list[Case]:
             best = max(possible, key=lambda case: len(set(case.pairs()) - covered))
             covered.update(best.pairs())
             cases[best] = None
+    for optimizer in OPTIMIZERS:
+        for option in (*OPTIONS[optimizer.partition(".")[0]], "plain"):
+            for case in possible_cases(optimizer, option):
+                if not covered.issuperset(case.pairs()):
+                    covered.update(case.pairs())
+                    cases[case] = None
     return list(cases)
 
 
 def update_digest(digest: Any, value: object) -> None:
     """Add the bits of tensors, and other values as text, to a digest."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.is_sparse:
+        update_digest(digest, [tuple(value.shape), value._indices(), value._values()])
+    elif isinstance(value, Tensor):
         tensor = value.detach().as_subclass(Tensor).contiguous().resolve_conj().resolve_neg()
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -125,11 +133,12 @@ def update_digest(digest: Any, value: object) -> None:
 
 def digest_on_engine(case: Case, engine: str) -> str:
     """Return the digest of a case on an engine, or the class of the error that it raises."""
-    digest = hashlib.sha256()
     try:
-        update_digest(digest, run_training(case, engine, random_seed=hash_text(case.name)))
+        params_and_state = run_training(case, engine, random_seed=hash_text(case.name))
     except Exception as error:
         return type(error).__name__
+    digest = hashlib.sha256()
+    update_digest(digest, params_and_state)
     return digest.hexdigest()[:10]
 
 
@@ -166,9 +175,9 @@ def read_record(path: Path) -> tuple[str, dict[str, str]]:
     return machine.removeprefix("# "), {" ".join(row[:6]): row[6] for row in rows}
 
 
-def print_names(title: str, names: Sequence[str]) -> None:
+def print_names(title: str, case_names: Sequence[str]) -> None:
     """Print the number of cases and their names."""
-    sys.stdout.write("\n  ".join([f"{title}: {len(names)}", *sorted(names)]) + "\n")
+    sys.stdout.write("\n  ".join([f"{title}: {len(case_names)}", *sorted(case_names)]) + "\n")
 
 
 def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
@@ -184,7 +193,7 @@ def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
     if recorded_machine != machine:
         raise ValueError(f"{part} was recorded with {recorded_machine}; delete it to begin again.")
     with part.open("a") as file:
-        for name, words in digest_cases([c for c in cases if c.name not in digests], jobs):
+        for name, words in digest_cases([case for case in cases if case.name not in digests], jobs):
             digests[name] = words
             file.write(f"{name} {words}\n")
             file.flush()
@@ -194,18 +203,18 @@ def write_record(path: Path, cases: Sequence[Case], jobs: int) -> None:
     sys.stdout.write(f"recorded {len(digests)} cases, of which {errors} raise an error\n")
 
 
-def check_record(path: Path, cases: Sequence[Case], jobs: int, seconds: float | None) -> int:
+def check_record(path: Path, cases: Sequence[Case], jobs: int, time_limit: float | None) -> int:
     """Compare digests with a record, print the differences, and return the exit status.
 
     Args:
-        seconds: The time for a sample, which is computed in this process; None: no limit.
+        time_limit: The seconds for a sample, which is computed in this process; None: no limit.
     """
     machine, old_digests = read_record(path)
     if machine != describe_machine():
         sys.stdout.write(f"skipped: recorded with {machine}; this is {describe_machine()}\n")
         return 0
-    end, digests = time.monotonic() + (seconds or float("inf")), {}
-    if seconds is not None:
+    end, digests = time.monotonic() + (time_limit or float("inf")), {}
+    if time_limit is not None:
         cases, jobs = sorted(cases, key=lambda case: hash_text(case.name)), 1
     for name, words in digest_cases(cases, jobs):
         digests[name] = words

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from thalweg.optim.kinds import KINDS
 from torch import Tensor, nn
 
 import thalweg
@@ -19,6 +18,7 @@ from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
 from thalweg.optim import tensorflow
+from thalweg.optim.rule_names import KINDS
 from thalweg.v1 import train
 from thalweg.v1.contrib import opt as contrib
 
@@ -105,7 +105,7 @@ V1_OPTIONS: dict[str, Arguments] = {
 # Keywords by front end and option; each option runs once with each optimizer.
 OPTIONS: dict[str, dict[str, Arguments]] = {
     "optim": {
-        **{name: {name: value} for name, value in OPTIM_VALUES.items()},
+        **{name: {name: OPTIM_VALUES[name]} for name in OPTIM_VALUES},
         "fused_unscale": {"fused_unscale": True, "clip_grad_norm": 1.0},
         "flat": {"gradients": "flat"},
         "cautious_decay": {"cautious_decay": True, "weight_decay": 0.1},
@@ -180,7 +180,10 @@ def make_torch_style(name: str, keywords: Arguments, params: list[Tensor]) -> An
     if cls != "Mixed":
         return getattr(optim if front_end == "optim" else tensorflow, cls)(params, **keywords)
     of_group = {key: keywords.pop(key) for key in ("lr", "weight_decay") if key in keywords}
-    parts = ([p for p in params if p.dim() == 2], [p for p in params if p.dim() != 2])
+    parts = (
+        [param for param in params if param.dim() == 2],
+        [param for param in params if param.dim() != 2],
+    )
     groups = [
         {"params": part, "rule": rule, **of_group}
         for part, rule in zip(parts, keywords.pop("pair"), strict=True)

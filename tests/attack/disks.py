@@ -27,7 +27,7 @@ def save(size):
     container.write(path, {"w": StoredTensor("U8", (size,), memoryview(bytes(size)))}, {})
 
 from thalweg._formats import checksum
-checksum._FEW = 10**9  # NumPy and LLVM are not there
+checksum._SMALL = 10**9  # NumPy and LLVM are not there
 if not os.path.exists(path):
     save(100)
 before = open(path, "rb").read()

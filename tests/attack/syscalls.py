@@ -40,13 +40,13 @@ def save(path, fill):
 if len(sys.argv) > 1 and sys.argv[1] == "in place":
     from thalweg._formats import atomic_write as disk
 
-    def in_place(path, parts, total, progress=None, *, room=0, head=None):
+    def in_place(path, parts, total, progress=None, *, reserved=0, make_head=None):
         with open(path, "wb", buffering=0) as file:
-            file.seek(room)
+            file.seek(reserved)
             for part in parts:
                 file.write(part)
             file.seek(0)
-            file.write(head())
+            file.write(make_head())
 
     disk.replace = in_place
     del sys.argv[1]

@@ -89,7 +89,7 @@ def test_masks_are_those_of_tensorflow() -> None:
 def test_without_the_instruction_tables_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum_compiled, "_crc_instructions", lambda: None)
     monkeypatch.setattr(checksum_compiled, "by_slices", lambda table: BY_SLICES)
-    monkeypatch.setattr(checksum, "_made", [])
+    monkeypatch.setattr(checksum, "_fast_functions", [])
     data = random.Random(0).randbytes(10_000)
     assert crc32c(data) == checksum._by_table(memoryview(data), 0)
 

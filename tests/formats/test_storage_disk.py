@@ -63,7 +63,7 @@ def test_the_beginning_is_written_last(path: Path) -> None:
         seen.append("head")
         return b"head"
 
-    atomic_write.replace(path, parts(), 10, room=4, head=head)
+    atomic_write.replace(path, parts(), 10, reserved=4, make_head=head)
     assert path.read_bytes() == b"headonetwo"
     assert seen == ["one", "two", "head"]
 
@@ -195,7 +195,7 @@ def test_errors_of_the_caller_leave_nothing(
             parts(),
             3,
             stop if place == "progress" else None,
-            head=stop if place == "head" else None,
+            make_head=stop if place == "head" else None,
         )
     assert type(caught.value) is error
     assert path.read_bytes() == OLD

@@ -1,4 +1,4 @@
-"""Files of tensors: bytes, checksums and the order in which they reach the disk. No optimizers.
+"""File formats: bytes, checksums and atomic writes of tensors.
 
-Nothing is imported here, so that `thalweg._formats.atomic_write` needs the standard library alone.
+This module imports nothing, so that `atomic_write` needs the standard library only.
 """

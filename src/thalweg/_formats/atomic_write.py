@@ -1,10 +1,10 @@
-"""Files that are replaced as a whole: whatever happens, the old file is there or the new one.
+"""Atomic replacement of files: after a crash, the old file or the new one exists.
 
 The bytes go to a new file beside the old one and from there to the disk; then the new file takes
-the old one's name, and the folder goes to the disk, too. A crash between any two of these steps
+the old one's name, and the directory goes to the disk, too. A crash between any two of these steps
 leaves the old file or the new one, and after the last step the new one survives a power loss.
 
-Needs the standard library alone, so that each of its system calls can be made to fail in a test.
+This module imports the standard library only, so that tests can make each of its system calls fail.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFi
 Buffer = bytes | bytearray | memoryview
 Progress = Callable[[int, int], None]
 
-_PIECE = 1 << 22  # bytes written at once, between two calls of `progress`
-_BURST = 1 << 23  # bytes after which the disk is told to begin
-# What the system says of a path at which there is nothing. Links may lead to one another.
+_CHUNK = 1 << 22  # bytes written at once, between two calls of `progress`
+_BURST = 1 << 23  # bytes between two calls of `start_writeback`
+# Errors for paths without a file; ELOOP: links that form a cycle.
 NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
@@ -35,33 +35,33 @@ def replace(
     total: int,
     progress: Progress | None = None,
     *,
-    room: int = 0,
-    head: Callable[[], Buffer] | None = None,
+    reserved: int = 0,
+    make_head: Callable[[], Buffer] | None = None,
 ) -> None:
-    """Give a file new content. When it returns, the content survives a power loss.
+    """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    A link is followed: the file that it leads to is replaced. The new file is closed to everyone
-    to whom the old one was closed, and to everyone whom the umask shuts out. Temporary files of
-    this path that crashed processes left are deleted.
+    Links are followed: the file that a link leads to is replaced. The new file has the permissions
+    of the old one, without those that the umask removes. Temporary files of this path that crashed
+    processes left are deleted.
 
     Args:
-        path: Where; the folder must exist.
-        parts: The bytes. Each part is written before the next one is asked for.
-        total: How many bytes there are altogether, `room` included.
+        path: The file; its directory must exist.
+        parts: The bytes. Each part is written before the next one is requested.
+        total: The number of bytes, `reserved` included.
         progress: Called with the number of bytes written so far, and with `total`.
-        room: How many bytes are left free at the beginning.
-        head: Gives what is written there, after all parts; at most `room` bytes.
+        reserved: Number of bytes that are left free at the beginning.
+        make_head: Returns, after all parts are written, at most `reserved` bytes for the beginning.
 
     Raises:
-        CheckpointWriteError: A system call failed; the old file is as it was.
-        InvalidArgumentError: There is something else than a file, or there are not `total` bytes.
+        CheckpointWriteError: A system call failed; the old file is unchanged.
+        InvalidArgumentError: The path is not a file, or there are not `total` bytes.
     """
-    commit = _Commit(os.fsdecode(path), total, progress, room)
+    commit = _Commit(os.fsdecode(path), total, progress, reserved)
     with commit.report_write_errors():
         folder = syscalls.open_folder(os.path.dirname(commit.target))
     try:
         temp_files.remove_abandoned(commit.target)
-        with commit.write_temporary(parts, head):
+        with commit.write_temporary(parts, make_head):
             commit.rename_into_place()
         with commit.report_write_errors():
             syscalls.sync_folder(folder)
@@ -72,29 +72,29 @@ def replace(
 def replace_together(
     files: Iterable[tuple[str, Iterable[Buffer], int]], progress: Progress | None = None
 ) -> None:
-    """Give files new content that is only of use together, as `replace` does for one.
+    """Replace several files that belong together, as `replace` does for one.
 
-    All content is on the disk before the first file takes its name. So a full disk leaves all old
-    files; what can still come between is a crash while the names are changed.
+    All content is on the disk before the first file is renamed. So a full disk leaves all old
+    files; only a crash between the renames can mix old and new files.
 
     Args:
-        files: Paths, with the bytes and their number. Each is asked for after the one before it is
+        files: Paths, with the bytes and their number. Each is requested after the previous one is
             written.
-        progress: As in `replace`; for the first file alone.
+        progress: As in `replace`; for the first file only.
 
     Raises:
-        CheckpointWriteError: A system call failed; says what is left.
+        CheckpointWriteError: A system call failed; the message describes the remaining files.
         InvalidArgumentError: As in `replace`.
     """
     commits: list[_Commit] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as exit_stack:
         for path, parts, total in files:
             commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
             with commit.report_write_errors():
                 commit.folder = syscalls.open_folder(os.path.dirname(commit.target))
-            held.callback(syscalls.close_folder, commit.folder)
+            exit_stack.callback(syscalls.close_folder, commit.folder)
             temp_files.remove_abandoned(commit.target)
-            held.enter_context(commit.write_temporary(parts, None))
+            exit_stack.enter_context(commit.write_temporary(parts, None))
             commits.append(commit)
         for commit in commits:
             commit.rename_into_place()
@@ -107,66 +107,70 @@ def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
     """Return a file, open for reading.
 
     Raises:
-        MissingFileError: There is none, or links that lead to one another.
-        InvalidArgumentError: It is a folder, a device, or something else that is no file.
-        OSError: It cannot be read.
+        MissingFileError: The file does not exist, or links form a cycle.
+        InvalidArgumentError: The path is a directory, a device or a pipe.
+        OSError: The file cannot be read.
     """
-    given = os.fsdecode(path)
+    full_path = os.fsdecode(path)
     try:
-        # One object owns the descriptor and closes it once, whatever interrupts.
-        file = open(given, "rb", opener=_for_reading)  # noqa: SIM115
+        # One object owns the descriptor, so that an interruption cannot leak it.
+        stream = open(full_path, "rb", opener=_for_reading)  # noqa: SIM115
     except IsADirectoryError as error:
-        raise InvalidArgumentError(f"{given}: This is a folder, not a file.") from error
+        raise InvalidArgumentError(f"{full_path}: This is a folder, not a file.") from error
     except OSError as error:
         if error.errno not in NOWHERE:
             raise
-        raise MissingFileError(f"{given}: {error.strerror}.") from error
+        raise MissingFileError(f"{full_path}: {error.strerror}.") from error
     except ValueError as error:  # a NUL in the name
-        raise MissingFileError(f"{given!r}: {error}.") from error
+        raise MissingFileError(f"{full_path!r}: {error}.") from error
     try:
-        _check_regular(given, os.fstat(file.fileno()).st_mode)
+        _check_regular(full_path, os.fstat(stream.fileno()).st_mode)
     except BaseException:
-        file.close()
+        stream.close()
         raise
-    return file
+    return stream
 
 
 def _for_reading(path: str, flags: int) -> int:
-    # A pipe in its place must not make us wait.
+    # Opening a pipe must not block.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it, so that they survive a power loss.
+    """Make a directory and its parents; they survive a power loss.
 
     Raises:
         CheckpointWriteError: One of them cannot be made.
     """
-    given = os.path.abspath(os.fsdecode(path))
-    if os.path.isdir(given):
+    full_path = os.path.abspath(os.fsdecode(path))
+    if os.path.isdir(full_path):
         return
-    above = os.path.dirname(given)
-    make_folder(above)
+    parent = os.path.dirname(full_path)
+    make_folder(parent)
     try:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(given)
-        if not os.path.isdir(given):
+            os.mkdir(full_path)
+        if not os.path.isdir(full_path):
             raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
-        folder = syscalls.open_folder(above)
+        folder = syscalls.open_folder(parent)
         try:
             syscalls.sync_folder(folder)
         finally:
             syscalls.close_folder(folder)
     except OSError as error:
-        raise CheckpointWriteError(error.errno, f"{given}: {error.strerror}.") from error
+        raise CheckpointWriteError(error.errno, f"{full_path}: {error.strerror}.") from error
 
 
 class _Commit:
-    """One replacement.
+    """Replacement of one file.
+
+    Args:
+        path, total, progress, reserved: As in `replace`.
+        earlier: Replacements that are renamed before this one.
 
     Attributes:
-        target: The file that is replaced, without links.
-        folder: Its folder, if it was opened.
+        target: The file that is replaced, with links resolved.
+        folder: The descriptor of its directory, if it was opened.
     """
 
     def __init__(
@@ -174,123 +178,128 @@ class _Commit:
         path: str,
         total: int,
         progress: Progress | None,
-        room: int,
-        before: tuple[_Commit, ...] = (),
+        reserved: int,
+        earlier: tuple[_Commit, ...] = (),
     ) -> None:
-        self._path, self._total, self._progress, self._room = path, total, progress, room
-        self._before = before
-        self._made = ""
+        self._path, self._total, self._progress, self._reserved = path, total, progress, reserved
+        self._earlier = earlier
+        self._temporary = ""
         self.folder: int | None = None
-        self._done = self._begun = 0
-        self._old: os.stat_result | None = None
-        self._is_there = False
+        self._written = self._flushed = 0
+        self._previous: os.stat_result | None = None
+        self._is_renamed = False
         with self.report_write_errors():
             try:
                 self.target = syscalls.without_links(path)
-                found = syscalls.status(self.target)
+                status = syscalls.status(self.target)
             except ValueError as error:  # a NUL in the name
                 raise InvalidArgumentError(f"{path!r}: {error}.") from error
-        if found is not None:
-            _check_regular(path, found.st_mode)
-            self._old = found
+        if status is not None:
+            _check_regular(path, status.st_mode)
+            self._previous = status
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Raise failed system calls as errors that say how much had been written."""
+        """Raise failed system calls as errors that state how much was written."""
         try:
             yield
         except OSError as error:
             number = error.errno or errno.EIO
-            done, total = self._done / 1e6, self._total / 1e6
+            written, total = self._written / 1e6, self._total / 1e6
             raise CheckpointWriteError(
                 number,
-                f"{self._path}: {os.strerror(number)} after {done:.1f} of {total:.1f} MB;"
-                f" {self._describe_what_is_left()}",
+                f"{self._path}: {os.strerror(number)} after {written:.1f} of {total:.1f} MB;"
+                f" {self._describe_outcome()}",
             ) from error
 
-    def _describe_what_is_left(self) -> str:
-        if self._is_there:
+    def _describe_outcome(self) -> str:
+        """Return a description of what a reader finds after a failed write."""
+        if self._is_renamed:
             return "the new checkpoint is in its place, but may not survive a power loss."
-        for each in self._before:
-            if each._is_there and each._old is not None:
+        for commit in self._earlier:
+            if commit._is_renamed and commit._previous is not None:
                 return (
-                    f"{each._path} is new already and does not go together with what is here, so"
+                    f"{commit._path} is new already and does not go together with what is here, so"
                     " there is no checkpoint to be read. Save again."
                 )
-        return "nothing was saved." if self._old is None else "the previous checkpoint is intact."
+        return "the previous checkpoint is intact." if self._previous else "nothing was saved."
 
     @contextlib.contextmanager
     def write_temporary(
-        self, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
+        self, parts: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> Generator[None]:
-        """Write the new content to a temporary file, which the block has to `rename_into_place`."""
+        """Write the new content to a temporary file; the block must call `rename_into_place`."""
         with self.report_write_errors():
-            self._made = made = temp_files.name_of(self.target)
-        temp_files.under_way.add(made)
+            self._temporary = temporary = temp_files.name_of(self.target)
+        temp_files.active_paths.add(temporary)
         try:
-            mode = 0o666 if self._old is None else self._old.st_mode & 0o666
+            mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
-                file = syscalls.retry_interrupted(
-                    os.open, made, _NEW | temp_files.SAFELY, mode | 0o600
+                descriptor = syscalls.retry_interrupted(
+                    os.open, temporary, _NEW | temp_files.SAFELY, mode | 0o600
                 )
             try:
                 try:
-                    if self._old is not None:
+                    if self._previous is not None:
                         with self.report_write_errors():
-                            syscalls.give_ownership(file, self._old)
-                    self._write_content(file, parts, head)
+                            syscalls.give_ownership(descriptor, self._previous)
+                    self._write_content(descriptor, parts, make_head)
                 finally:
                     with self.report_write_errors():
-                        syscalls.close(file)
+                        syscalls.close(descriptor)
                 yield
             except BaseException:
                 with contextlib.suppress(OSError):
-                    syscalls.retry_interrupted(os.unlink, made)
+                    syscalls.retry_interrupted(os.unlink, temporary)
                 raise
         finally:
-            temp_files.under_way.discard(made)
+            temp_files.active_paths.discard(temporary)
 
     def rename_into_place(self) -> None:
-        """Give the temporary file the name."""
+        """Rename the temporary file to the target."""
         with self.report_write_errors():
-            syscalls.retry_interrupted(os.replace, self._made, self.target)
-            self._is_there = True
+            syscalls.retry_interrupted(os.replace, self._temporary, self.target)
+            self._is_renamed = True
 
     def _write_content(
-        self, file: int, parts: Iterable[Buffer], head: Callable[[], Buffer] | None
+        self, descriptor: int, parts: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> None:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            temp_files.lock_file(file)
-        if self._room:
+        """Write all parts and the head to a descriptor, and sync it."""
+        # Some file systems have no locks.
+        with contextlib.suppress(OSError):
+            temp_files.lock_file(descriptor)
+        if self._reserved:
             with self.report_write_errors():
-                syscalls.retry_interrupted(os.lseek, file, self._room, os.SEEK_SET)
+                syscalls.retry_interrupted(os.lseek, descriptor, self._reserved, os.SEEK_SET)
         for part in parts:
-            self._write_part(file, part)
-        if head is not None:
-            first = head()
+            self._write_part(descriptor, part)
+        if make_head is not None:
+            first = make_head()
             with self.report_write_errors():
-                syscalls.retry_interrupted(os.lseek, file, 0, os.SEEK_SET)
-            self._write_part(file, first)
-        if self._done != self._total:
-            raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._done}.")
+                syscalls.retry_interrupted(os.lseek, descriptor, 0, os.SEEK_SET)
+            self._write_part(descriptor, first)
+        if self._written != self._total:
+            raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._written}.")
         with self.report_write_errors():
-            syscalls.sync(file)
+            syscalls.sync(descriptor)
 
-    def _write_part(self, file: int, part: Buffer) -> None:
-        left = memoryview(part)
-        left = left.cast("B") if left.nbytes else memoryview(b"")
-        while left:
+    def _write_part(self, descriptor: int, chunk: Buffer) -> None:
+        """Write bytes, report progress, and start writeback after every `_BURST` bytes."""
+        remaining = memoryview(chunk)
+        remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
+        while remaining:
             with self.report_write_errors():
-                count = syscalls.retry_interrupted(os.write, file, left[:_PIECE])
+                count = syscalls.retry_interrupted(os.write, descriptor, remaining[:_CHUNK])
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
-            left = left[count:]
-            self._done += count
-            if self._done - self._begun >= _BURST:
-                syscalls.start_writeback(file, self._room + self._begun, self._done - self._begun)
-                self._begun = self._done
+            remaining = remaining[count:]
+            self._written += count
+            if self._written - self._flushed >= _BURST:
+                begin, size = self._reserved + self._flushed, self._written - self._flushed
+                syscalls.start_writeback(descriptor, begin, size)
+                self._flushed = self._written
             if self._progress is not None:
-                self._progress(self._done, self._total)
+                self._progress(self._written, self._total)
 
 
 def _check_regular(path: str, mode: int) -> None:

@@ -1,4 +1,4 @@
-"""Our files: tensors and a document, each byte under a checksum. safetensors reads them, too."""
+"""Container format of thalweg: a safetensors file with a document and checksums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
-_POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which Python has no name for
+_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them
 _ALIGNED = 64  # bytes
 
@@ -53,51 +53,51 @@ class Contents:
 
 def write(
     path: Path,
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
     document: Mapping[str, object],
     progress: Progress | None = None,
 ) -> None:
-    """Write a file in the place of the one that is there; see `disk.replace`.
+    """Write a file atomically; see `atomic_write.replace`.
 
     Tensors may change meanwhile: the checksums are those of the bytes that were written.
 
     Args:
-        path: Where.
-        tensors: Tensors by name.
-        document: What JSON can hold.
-        progress: Called with the number of bytes written so far, and with that of all.
+        path: The file.
+        stored_tensors: Tensors by name.
+        document: A JSON object.
+        progress: Called with the number of bytes written so far and their total.
 
     Raises:
-        CheckpointWriteError: It cannot be written; what was there is as it was.
-        InvalidArgumentError: A name, a tensor or the document cannot be in a file.
-        InvalidTypeError: Likewise.
+        CheckpointWriteError: The file cannot be written; an old file is unchanged.
+        InvalidArgumentError: A name, a tensor or the document has a value that cannot be saved.
+        InvalidTypeError: The document has a type that cannot be saved.
     """
-    kept = dict(tensors)
-    draft, checksums = Draft(kept, document), dict[str, int]()
+    mapping = dict(stored_tensors)
+    draft, checksums = Draft(mapping, document), dict[str, int]()
     atomic_write.replace(
         path,
-        _tensor_pieces(kept, draft.order, checksums),
-        draft.room + sum(each.data.nbytes for each in kept.values()),
+        _tensor_pieces(mapping, draft.order, checksums),
+        draft.reserved + sum(tensor.data.nbytes for tensor in mapping.values()),
         progress,
-        room=draft.room,
-        head=lambda: draft.finish_header(checksums),
+        reserved=draft.reserved,
+        make_head=lambda: draft.finish_header(checksums),
     )
 
 
 def _tensor_pieces(
-    tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
+    stored_tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
 ) -> Iterator[memoryview]:
-    """The bytes of all tensors; `checksums` are filled in on the way."""
+    """Yield the bytes of all tensors; add their checksums to `checksums`."""
     piece = memoryview(bytearray(_PIECE))
     for name in order:
-        data, value = tensors[name].data, 0
-        for begin in range(0, data.nbytes, _PIECE):
-            size = min(_PIECE, data.nbytes - begin)
-            # What is summed must be what is written, whatever other threads do to the tensor.
-            piece[:size] = data[begin : begin + size]
-            value = crc32c(piece[:size], value)
+        view, checksum = stored_tensors[name].data, 0
+        for begin in range(0, view.nbytes, _PIECE):
+            size = min(_PIECE, view.nbytes - begin)
+            # Other threads may write to the tensor between checksum and write.
+            piece[:size] = view[begin : begin + size]
+            checksum = crc32c(piece[:size], checksum)
             yield piece[:size]
-        checksums[name] = value
+        checksums[name] = checksum
 
 
 def read(
@@ -105,103 +105,105 @@ def read(
 ) -> Contents:
     """Read a file, and verify every checksum of what is read.
 
-    All tensors lie in one piece of memory, which is there for as long as one of them is.
+    All tensors share one allocation, which lives as long as one of them.
 
     Args:
         path: The file.
         names: The tensors to read; by default all.
-        progress: Called with the number of bytes read so far, and with that of all to be read.
+        progress: Called with the number of bytes read so far and their total.
 
     Raises:
-        MissingFileError: There is no file.
-        DataLossError: It is damaged.
-        CheckpointMismatchError: Its two descriptions of the tensors differ.
-        InvalidConfigError: Its document is no JSON that is read here.
-        UnsupportedCheckpointError: It is of a newer version.
-        InvalidArgumentError: It is no file but a folder, a device or a pipe.
+        MissingFileError: The file does not exist.
+        DataLossError: The file is damaged.
+        CheckpointMismatchError: The file's two descriptions of the tensors differ.
+        InvalidConfigError: The document is not valid JSON.
+        UnsupportedCheckpointError: The file has a newer version.
+        InvalidArgumentError: The path is a directory, a device or a pipe.
     """
-    given = os.fsdecode(path)
-    with atomic_write.open_for_reading(path) as file:
-        described = _read_description(given, file)
-        wanted = _select_wanted(described, names)
-        rooms = _allocate_rooms(wanted)
-        _check_all(given, file, wanted, rooms, progress)
+    file_path = os.fsdecode(path)
+    with atomic_write.open_for_reading(path) as stream:
+        description = _read_description(file_path, stream)
+        headers = _select_headers(description, names)
+        buffers = _allocate_buffers(headers)
+        _verify_checksums(file_path, stream, headers, buffers, progress)
     tensors = {
-        name: StoredTensor(each.dtype, each.shape, rooms[name]) for name, each in wanted.items()
+        name: StoredTensor(entry.dtype, entry.shape, buffers[name])
+        for name, entry in headers.items()
     }
-    return Contents(described.document, tensors)
+    return Contents(description.document, tensors)
 
 
 def mapped(
     path: Path, names: Container[str] | None = None, progress: Progress | None = None
 ) -> Contents:
-    """Read a file as `read` does, with the tensors left in the file: no memory is allocated for
-    them.
+    """Read a file as `read` does, with tensors that are memory-mapped instead of copied.
 
     Every checksum is verified first. The file may be replaced afterwards, but not changed in place
-    for as long as a tensor is used; what is written to a tensor does not reach the file.
+    while a tensor is in use; writes to a tensor do not reach the file.
 
     Raises:
-        ThalwegError: As `read`.
+        ThalwegError: See `read`.
     """
-    given = os.fsdecode(path)
-    with atomic_write.open_for_reading(path) as file:
-        described = _read_description(given, file)
-        wanted = _select_wanted(described, names)
-        _check_all(given, file, wanted, {}, progress)
+    file_path = os.fsdecode(path)
+    with atomic_write.open_for_reading(path) as stream:
+        description = _read_description(file_path, stream)
+        headers = _select_headers(description, names)
+        _verify_checksums(file_path, stream, headers, {}, progress)
         try:
-            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError:  # a file system that maps no files
+            pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError:
+            # Some file systems cannot map files.
             return read(path, names)
     if sys.platform == "linux":
-        # An older Linux knows no such advice and comes to know of each page when it is read.
+        # Older kernels lack this advice, and load each page at its first use.
         with contextlib.suppress(OSError):
             pages.madvise(_POPULATE_READ)
-    whole = memoryview(pages)
+    view = memoryview(pages)
     tensors = {
-        name: StoredTensor(each.dtype, each.shape, whole[each.begin : each.begin + each.bytes])
-        for name, each in wanted.items()
+        name: StoredTensor(entry.dtype, entry.shape, view[entry.begin : entry.begin + entry.bytes])
+        for name, entry in headers.items()
     }
-    return Contents(described.document, tensors)
+    return Contents(description.document, tensors)
 
 
 def describe(path: Path) -> Description:
-    """Return a file's description of itself; the header is verified, the tensors are not read.
+    """Return the description of a file; only the header is read and verified.
 
     Raises:
-        ThalwegError: As `read`.
+        ThalwegError: See `read`.
     """
-    with atomic_write.open_for_reading(path) as file:
-        return _read_description(os.fsdecode(path), file)
+    with atomic_write.open_for_reading(path) as stream:
+        return _read_description(os.fsdecode(path), stream)
 
 
 def verify(path: Path, progress: Progress | None = None) -> Description:
-    """Return the description that `describe` returns, after all of the file was read and verified.
+    """Read and verify all of a file; return its description.
 
     Raises:
-        ThalwegError: As `read`.
+        ThalwegError: See `read`.
     """
-    given = os.fsdecode(path)
-    with atomic_write.open_for_reading(path) as file:
-        described = _read_description(given, file)
-        _check_all(given, file, described.tensors, {}, progress)
-        return described
+    file_path = os.fsdecode(path)
+    with atomic_write.open_for_reading(path) as stream:
+        description = _read_description(file_path, stream)
+        _verify_checksums(file_path, stream, description.tensors, {}, progress)
+        return description
 
 
 def is_container(path: Path) -> bool:
-    """Return True if a file begins as a thalweg file does; False where there is no file."""
+    """Return True if a file begins as a thalweg file does; False if there is no file."""
     try:
-        with atomic_write.open_for_reading(path) as file:
-            return header.begins_like_ours(file.read(header.LENGTH + len(header.FIRST)))
+        with atomic_write.open_for_reading(path) as stream:
+            return header.begins_like_ours(stream.read(header.LENGTH + len(header.FIRST)))
     except (OSError, ThalwegError):
         return False
 
 
-def _read_description(path: str, file: BinaryIO) -> Description:
-    size = os.fstat(file.fileno()).st_size
-    first = file.read(header.LENGTH)
-    if not header.begins_like_ours(first + file.read(len(header.FIRST))):
-        raise format_detection.refusal_error(path, file, "file of thalweg")
+def _read_description(path: str, stream: BinaryIO) -> Description:
+    """Read and validate the header of an open file."""
+    size = os.fstat(stream.fileno()).st_size
+    first = stream.read(header.LENGTH)
+    if not header.begins_like_ours(first + stream.read(len(header.FIRST))):
+        raise format_detection.refusal_error(path, stream, "file of thalweg")
     length = int.from_bytes(first, "little")
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
@@ -210,42 +212,46 @@ def _read_description(path: str, file: BinaryIO) -> Description:
             f"{path}: It is cut off, or its first bytes are damaged: it has {size} bytes, and its"
             f" header alone has {length + header.LENGTH}."
         )
-    file.seek(header.LENGTH)
-    text = file.read(length)
+    stream.seek(header.LENGTH)
+    text = stream.read(length)
     if len(text) < length:
         raise DataLossError(f"{path}: It ends within its header.")
     return header.decode_header(path, first, text, size)
 
 
-def _select_wanted(described: Description, names: Container[str] | None) -> dict[str, TensorHeader]:
+def _select_headers(
+    description: Description, names: Container[str] | None
+) -> dict[str, TensorHeader]:
     return {
-        name: each for name, each in described.tensors.items() if names is None or name in names
+        name: entry for name, entry in description.tensors.items() if names is None or name in names
     }
 
 
-def _allocate_rooms(wanted: Mapping[str, TensorHeader]) -> dict[str, memoryview]:
-    """Memory for tensors, each of which begins where vectors do.
+def _allocate_buffers(headers: Mapping[str, TensorHeader]) -> dict[str, memoryview]:
+    """Return aligned memory for tensors, by name.
 
-    It is one piece: the system is faster with large ones, as it makes the pages larger, too.
+    It is one allocation: the system uses larger pages for it, which is faster.
     """
     import numpy as np
 
-    sizes = {name: -(-each.bytes // _ALIGNED) * _ALIGNED for name, each in wanted.items()}
-    whole = np.empty(sum(sizes.values()) + _ALIGNED, np.uint8)
-    place, rooms = -whole.ctypes.data % _ALIGNED, dict[str, memoryview]()
-    for name, each in wanted.items():
-        rooms[name] = whole.data[place : place + each.bytes]
-        place += sizes[name]
-    return rooms
+    sizes = {name: -(-entry.bytes // _ALIGNED) * _ALIGNED for name, entry in headers.items()}
+    memory = np.empty(sum(sizes.values()) + _ALIGNED, np.uint8)
+    offset, buffers = -memory.ctypes.data % _ALIGNED, dict[str, memoryview]()
+    for name, entry in headers.items():
+        buffers[name] = memory.data[offset : offset + entry.bytes]
+        offset += sizes[name]
+    return buffers
 
 
-def _check_all(
+def _verify_checksums(
     path: str,
-    file: BinaryIO,
-    wanted: Mapping[str, TensorHeader],
-    rooms: Mapping[str, memoryview],
+    stream: BinaryIO,
+    headers: Mapping[str, TensorHeader],
+    buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    with closing(tensor_payload.iterate_checksums(path, file, wanted, rooms, progress)) as found:
-        for name, value in found:
-            header.check_sum(path, repr(name[:200]), wanted[name].checksum, value)
+    with closing(
+        tensor_payload.iterate_checksums(path, stream, headers, buffers, progress)
+    ) as checksums:
+        for name, checksum in checksums:
+            header.check_sum(path, repr(name[:200]), headers[name].checksum, checksum)

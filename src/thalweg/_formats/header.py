@@ -1,9 +1,9 @@
-"""The header of our files: what safetensors reads, and in its metadata a manifest that tells more.
+"""Header of thalweg files: that of safetensors, with a manifest in its metadata.
 
 A file is 8 bytes with the header's length, the header, and the tensors without gaps in the order of
-the header, little-endian. The header begins with `BEGIN`, which holds the version and the checksum
-of length and header, these digits taken as zeros. The manifest is a JSON text: each tensor's dtype,
-shape and CRC32C, and the document.
+the header, little-endian. The header begins with `BEGIN`, which has the version and the checksum of
+length and header, computed with zeros as checksum. The manifest is a JSON text: each tensor's
+dtype, shape and CRC32C, and the document.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BEGIN = re.compile(
 )
 FIRST = b'{"__metadata__":{"format":"thalweg",'
 
-_DAMAGED = 3  # bytes of `FIRST` that may be others in a file that was ours
+_DAMAGED = 3  # bytes of `FIRST` that may differ in a damaged thalweg file
 _DIMENSIONS = 64
 _LARGEST = 2**63
 _ZEROS = b"0" * 8
 _HIGHEST = 0xFFFFFFFF
-# safetensors has no complex numbers, or not in all versions: they stand as pairs of these.
+# Complex numbers are saved as pairs, as older versions of safetensors lack them.
 _PAIRS = {"C64": "F32", "C128": "F64"}
 
 
@@ -50,7 +50,7 @@ class TensorHeader:
         dtype: As in `StoredTensor`.
         shape: As in `StoredTensor`.
         checksum: The CRC32C of its bytes.
-        begin: Where they begin in the file.
+        begin: The offset of its bytes in the file.
         bytes: Their number.
     """
 
@@ -66,7 +66,7 @@ class Description:
     """Description of a file.
 
     Attributes:
-        document: The values saved beside the tensors.
+        document: The document saved with the tensors.
         tensors: The description of each tensor.
         bytes: The file's size.
     """
@@ -77,7 +77,7 @@ class Description:
 
 
 def decode_header(path: str, length: bytes, text: bytes, size: int) -> Description:
-    """Check all of a header and return its description of the file.
+    """Validate a header and return its description of the file.
 
     Args:
         path: The file, for messages.
@@ -86,17 +86,17 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
         size: The file's size.
 
     Raises:
-        DataLossError: The header is damaged, or the file is not of the size that it tells.
-        CheckpointMismatchError: Header and manifest do not say the same.
-        InvalidConfigError: The manifest is no JSON that is read here.
-        UnsupportedCheckpointError: The file is of a newer version.
+        DataLossError: The header is damaged, or the file has another size than the header states.
+        CheckpointMismatchError: Header and manifest differ.
+        InvalidConfigError: The manifest is not valid JSON.
+        UnsupportedCheckpointError: The file has a newer version.
     """
     begin = BEGIN.match(text)
     if begin is None:
         raise DataLossError(f"{path}: The beginning of its header is damaged.")
-    stored = int(begin[2], 16)
+    stored_checksum = int(begin[2], 16)
     actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
-    check_sum(path, "header", stored, actual)
+    check_sum(path, "header", stored_checksum, actual)
     if int(begin[1]) != VERSION:
         raise UnsupportedCheckpointError(
             f"{path}: The file is of version {int(begin[1])}; this version of Thalweg reads"
@@ -108,32 +108,30 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
     return Description(manifest["document"], tensors, size)
 
 
-def begins_like_ours(start: bytes) -> bool:
+def begins_like_ours(first_bytes: bytes) -> bool:
     """Return True if a file begins as a thalweg file does, as far as its bytes go."""
-    found = start[LENGTH : LENGTH + len(FIRST)]
-    return bool(found) and FIRST.startswith(found)
+    prefix = first_bytes[LENGTH : LENGTH + len(FIRST)]
+    return bool(prefix) and FIRST.startswith(prefix)
 
 
-def nearly_begins(start: bytes) -> bool:
-    """Return True if a file begins as a thalweg file does but for a few bytes; others have other
-    names.
-    """
-    found = start[LENGTH : LENGTH + len(FIRST)]
-    differ = sum(one != other for one, other in zip(found, FIRST, strict=False))
-    return len(found) == len(FIRST) and 0 < differ <= _DAMAGED
+def nearly_begins(first_bytes: bytes) -> bool:
+    """Return True if a file begins as a thalweg file does except for a few damaged bytes."""
+    prefix = first_bytes[LENGTH : LENGTH + len(FIRST)]
+    differ = sum(byte != expected for byte, expected in zip(prefix, FIRST, strict=False))
+    return len(prefix) == len(FIRST) and 0 < differ <= _DAMAGED
 
 
-def check_sum(path: str, name: str, stored: int, actual: int) -> None:
+def check_sum(path: str, name: str, stored_checksum: int, actual: int) -> None:
     """Raise DataLossError if a checksum is not the stored one."""
-    if stored != actual:
+    if stored_checksum != actual:
         raise DataLossError(
-            f"{path}: {name}: Checksum does not match: stored {stored} vs. calculated on the"
-            f" restored bytes {actual}"
+            f"{path}: {name}: Checksum does not match: stored {stored_checksum} vs. calculated on"
+            f" the restored bytes {actual}"
         )
 
 
 def seal_header(length: bytes, text: bytes) -> bytes:
-    """Length and header, with their checksum in its place."""
+    """Return length and header with the checksum filled in."""
     actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
     return length + _replace_checksum(text, f"{actual:08x}".encode())
 
@@ -145,12 +143,13 @@ def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
 
 def _parse_header(path: str, text: bytes) -> dict[str, Any]:
     try:
-        found = json_text.loads(text)
+        header = json_text.loads(text)
     except json_text.DuplicateKeyError as error:
         raise CheckpointMismatchError(f"{path}: header: {error} Nothing was loaded.") from error
     except InvalidConfigError as error:
         raise DataLossError(f"{path}: header: {error}") from error
-    return found  # an object with "__metadata__": it begins with it
+    # `BEGIN` matched, so the text is an object.
+    return header
 
 
 def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
@@ -158,41 +157,44 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
     if metadata.keys() != {"format", "version", "checksum", "manifest"} or type(text) is not str:
         raise DataLossError(f"{path}: header: The metadata have no manifest.")
     try:
-        found = json_text.loads(text)
+        decoded = json_text.loads(text)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: manifest: {error}") from error
-    made = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-    if set(made) != {"tensors", "document"} or not all(type(v) is dict for v in made.values()):
+    manifest = cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}
+    if set(manifest) != {"tensors", "document"} or not all(
+        type(part) is dict for part in manifest.values()
+    ):
         raise InvalidConfigError(f"{path}: manifest: It has not the parts of a manifest.")
-    return made
+    return manifest
 
 
 def _parse_tensors(
-    path: str, header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
+    path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    found: dict[str, TensorHeader] = {}
+    """Return the tensors of a header; raise if header, manifest and file size do not agree."""
+    tensors: dict[str, TensorHeader] = {}
     end = start
-    for name, each in header.items():
-        described = _parse_entry(path, name, each, start, end)
-        found[name], end = described, described.begin + described.bytes
+    for name, entry in raw_header.items():
+        tensor_header = _parse_entry(path, name, entry, start, end)
+        tensors[name], end = tensor_header, tensor_header.begin + tensor_header.bytes
     if end != size:
         cut = "It is cut off: it" if size < end else "It"
         raise DataLossError(f"{path}: {cut} has {size} bytes; its header tells of {end}.")
-    differences = list(_differences(found, manifest))
+    differences = list(_differences(tensors, manifest))
     if differences:
-        shown = listed(differences, "\n")
+        lines = listed(differences, "\n")
         raise CheckpointMismatchError(
-            f"{path}: Header and manifest differ:\n{shown}\nNothing was loaded."
+            f"{path}: Header and manifest differ:\n{lines}\nNothing was loaded."
         )
     return {
-        name: TensorHeader(dtype, tuple(shape), checksum, found[name].begin, found[name].bytes)
+        name: TensorHeader(dtype, tuple(shape), checksum, tensors[name].begin, tensors[name].bytes)
         for name, (dtype, shape, checksum) in manifest.items()
     }
 
 
-def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> TensorHeader:
-    """One entry of the header, whose bytes must begin where the last one's ended."""
-    entry = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) -> TensorHeader:
+    """Return one entry of the header; raise DataLossError unless its bytes begin at `end`."""
+    entry = cast(dict[str, Any], encoded) if isinstance(encoded, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DataLossError(f"{path}: {name[:200]!r}: The header's entry is not one of a tensor.")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -209,36 +211,39 @@ def _parse_entry(path: str, name: str, given: object, start: int, end: int) -> T
     return TensorHeader(dtype, tuple(shape), 0, end, size)
 
 
-def _is_whole_numbers(value: object) -> TypeGuard[list[int]]:
-    if not isinstance(value, list):
+def _is_whole_numbers(encoded: object) -> TypeGuard[list[int]]:
+    if not isinstance(encoded, list):
         return False
-    return all(type(each) is int and each >= 0 for each in cast(list[Any], value))
+    return all(type(number) is int and number >= 0 for number in cast(list[Any], encoded))
 
 
-def is_shape(value: object) -> TypeGuard[list[int]]:
-    """Return True if a value is a list of sizes, none of which is beyond all memory."""
-    if not _is_whole_numbers(value) or len(value) > _DIMENSIONS:
+def is_shape(encoded: object) -> TypeGuard[list[int]]:
+    """Return True if JSON is a list of sizes whose product fits into memory."""
+    if not _is_whole_numbers(encoded) or len(encoded) > _DIMENSIONS:
         return False
-    return prod(each for each in value if each) < _LARGEST
+    return prod(length for length in encoded if length) < _LARGEST
 
 
-def _differences(header: dict[str, TensorHeader], manifest: dict[str, object]) -> Iterable[str]:
-    for name in header.keys() - manifest.keys():
+def _differences(
+    tensor_headers: dict[str, TensorHeader], manifest: dict[str, object]
+) -> Iterable[str]:
+    """Yield a line for each tensor that header and manifest describe differently."""
+    for name in tensor_headers.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
-    for name, given in manifest.items():
-        if name not in header:
+    for name, encoded in manifest.items():
+        if name not in tensor_headers:
             yield f"{name[:200]!r} is in the manifest only"
-        elif not _is_entry(given):
+        elif not _is_entry(encoded):
             yield f"{name[:200]!r} has an entry in the manifest that is not one of a tensor"
         else:
-            wanted = kept_as(given[0], given[1])
-            actual = header[name].dtype, list(header[name].shape)
-            if wanted != actual:
-                yield f"{name[:200]!r} is {actual!r:.200} in the header, not {wanted!r:.200}"
+            expected = kept_as(encoded[0], encoded[1])
+            actual = tensor_headers[name].dtype, list(tensor_headers[name].shape)
+            if expected != actual:
+                yield f"{name[:200]!r} is {actual!r:.200} in the header, not {expected!r:.200}"
 
 
-def _is_entry(given: object) -> TypeGuard[tuple[str, list[int], int]]:
-    entry = cast(list[Any], given) if isinstance(given, list) else []
+def _is_entry(encoded: object) -> TypeGuard[tuple[str, list[int], int]]:
+    entry = cast(list[Any], encoded) if isinstance(encoded, list) else []
     if len(entry) != 3:
         return False
     dtype, shape, checksum = entry
@@ -247,7 +252,7 @@ def _is_entry(given: object) -> TypeGuard[tuple[str, list[int], int]]:
 
 
 def kept_as(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
-    """Dtype and shape as safetensors knows them."""
+    """Return dtype and shape as safetensors has them: complex numbers are pairs of floats."""
     if dtype in _PAIRS:
         return _PAIRS[dtype], [*shape, 2]
     return dtype, list(shape)

@@ -1,4 +1,4 @@
-"""The header of a file before its tensors are written: all but their checksums."""
+"""Header of a file before its checksums are known."""
 
 from __future__ import annotations
 
@@ -11,80 +11,86 @@ from thalweg._formats import header, json_text
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError
 
-_LONGEST = 0xFFFFFFFF
+_MAX_CHECKSUM = 0xFFFFFFFF
 
 
 class Draft:
-    """A header.
+    """Header of a file to be written.
 
     Args:
-        tensors: What will be in the file.
-        document: Likewise.
+        stored_tensors: The tensors of the file.
+        document: The document of the file.
 
     Attributes:
-        order: The names of the tensors as their bytes follow each other: wide items first, so that
-            all are aligned.
-        room: How many bytes length and header take.
+        order: The names of the tensors in the order of the file: wide items first, so that all are
+            aligned.
+        reserved: The number of bytes of length and header.
 
     Raises:
-        InvalidArgumentError: No file holds such a name, tensor or document, or so much of it.
-        InvalidTypeError: Likewise.
+        InvalidArgumentError: A name, a tensor or the document has a value that cannot be saved, or
+            the header is too long.
+        InvalidTypeError: The document has a type that cannot be saved.
     """
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], document: Mapping[str, object]) -> None:
-        self._tensors = dict(tensors)
-        for name, each in self._tensors.items():
-            _check_given(name, each)
+    def __init__(
+        self, stored_tensors: Mapping[str, StoredTensor], document: Mapping[str, object]
+    ) -> None:
+        self._tensors = dict(stored_tensors)
+        for name, tensor in self._tensors.items():
+            _check_tensor(name, tensor)
         self._document = json_text.dumps({"document": dict(document)})
         self.order = sorted(self._tensors, key=lambda name: -ITEM_BYTES[self._tensors[name].dtype])
-        manifest = self._manifest_of(dict.fromkeys(self._tensors, _LONGEST))
+        manifest = self._manifest_of(dict.fromkeys(self._tensors, _MAX_CHECKSUM))
         text = self._header_text(manifest)
-        self.room = header.LENGTH + -(-len(text) // 8) * 8
-        if self.room > header.LIMIT:
+        self.reserved = header.LENGTH + -(-len(text) // 8) * 8
+        if self.reserved > header.LIMIT:
             raise InvalidArgumentError(
                 f"Names and document take {len(text)} bytes; a file holds {header.LIMIT}."
             )
-        for each in (text, manifest):  # what cannot be read must not be written
-            json_text.loads(each)
+        # Anything that cannot be read must not be written.
+        for json_part in (text, manifest):
+            json_text.loads(json_part)
 
     def finish_header(self, checksums: Mapping[str, int]) -> bytes:
-        """Length and header with the checksums of all tensors: `room` bytes, spaces at the end."""
-        text = self._header_text(self._manifest_of(checksums)).ljust(self.room - header.LENGTH)
+        """Return length and header with all checksums: `reserved` bytes, padded with spaces."""
+        text = self._header_text(self._manifest_of(checksums)).ljust(self.reserved - header.LENGTH)
         return header.seal_header(len(text).to_bytes(header.LENGTH, "little"), text)
 
     def _manifest_of(self, checksums: Mapping[str, int]) -> str:
         table = {
-            name: [each.dtype, each.shape, checksums[name]] for name, each in self._tensors.items()
+            name: [tensor.dtype, tensor.shape, checksums[name]]
+            for name, tensor in self._tensors.items()
         }
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
-    def _header_text(self, manifest: str) -> bytes:
+    def _header_text(self, manifest_text: str) -> bytes:
         begin = {"format": "thalweg", "version": str(header.VERSION), "checksum": "0" * 8}
-        made: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest}}
-        place = 0
+        entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
+        offset = 0
         for name in self.order:
-            each = self._tensors[name]
-            dtype, shape = header.kept_as(each.dtype, each.shape)
-            end = place + each.data.nbytes
-            made[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-            place = end
-        return _compact_json(made).encode()
+            tensor = self._tensors[name]
+            dtype, shape = header.kept_as(tensor.dtype, tensor.shape)
+            end = offset + tensor.data.nbytes
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        return _compact_json(entries).encode()
 
 
-def _compact_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _compact_json(encoded: object) -> str:
+    return json.dumps(encoded, ensure_ascii=False, separators=(",", ":"))
 
 
-def _check_given(name: str, given: StoredTensor) -> None:
+def _check_tensor(name: str, tensor: StoredTensor) -> None:
+    """Raise InvalidArgumentError if a name, dtype, shape or size cannot be saved."""
     if name == "__metadata__" or not json_text.is_unicode(name):
         raise InvalidArgumentError(f"No tensor can be called {name[:200]!r}.")
-    if given.dtype not in ITEM_BYTES:
-        raise InvalidArgumentError(f"{name[:200]!r}: {given.dtype!r} is no dtype of a file.")
-    if not header.is_shape(header.kept_as(given.dtype, given.shape)[1]):
-        raise InvalidArgumentError(f"{name[:200]!r}: {given.shape!r:.200} is no shape of a file.")
-    size = prod(given.shape) * ITEM_BYTES[given.dtype]
-    if given.data.nbytes != size or given.data.ndim != 1 or given.data.itemsize != 1:
+    if tensor.dtype not in ITEM_BYTES:
+        raise InvalidArgumentError(f"{name[:200]!r}: {tensor.dtype!r} is no dtype of a file.")
+    if not header.is_shape(header.kept_as(tensor.dtype, tensor.shape)[1]):
+        raise InvalidArgumentError(f"{name[:200]!r}: {tensor.shape!r:.200} is no shape of a file.")
+    size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    if tensor.data.nbytes != size or tensor.data.ndim != 1 or tensor.data.itemsize != 1:
         raise InvalidArgumentError(
-            f"{name[:200]!r} has {given.data.nbytes} bytes; {given.dtype} of shape {given.shape}"
+            f"{name[:200]!r} has {tensor.data.nbytes} bytes; {tensor.dtype} of shape {tensor.shape}"
             f" has {size}."
         )

@@ -1,7 +1,7 @@
-"""JSON as it was meant: no key twice, no NaN, no number or depth beyond reason.
+"""Strict JSON: no duplicate keys, no NaN, no excessive numbers or depth.
 
-What Python's parser takes beside that would mean one thing here and another to the next reader, or
-would cost more than the text is worth.
+Python's parser accepts texts that other readers interpret differently, or that cost far more memory
+than their size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thalweg.errors import InvalidArgumentError, InvalidConfigError, InvalidType
 
 DEPTH = 100
 DIGITS = 100
-PARTS = 8_000_000  # quotes, brackets and commas: what a text may cost beyond its own size
+PARTS = 8_000_000  # quotes, brackets and commas, each of which costs memory
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -24,27 +24,27 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class DuplicateKeyError(InvalidConfigError):
-    """An object names one thing twice."""
+    """A JSON object has a key twice."""
 
 
 def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        InvalidConfigError: It is no JSON, or has a key twice (DuplicateKeyError), NaN, an infinite
-            or very long number, more than 100 levels, or more parts than a description has.
+        InvalidConfigError: The text is not JSON, or has a key twice (DuplicateKeyError), NaN, an
+            infinite or very long number, more than 100 levels, or too many parts.
     """
     try:
-        found = text.decode() if isinstance(text, bytes) else text
+        decoded = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise InvalidConfigError(f"Not UTF-8 at byte {error.start}.") from error
-    if sum(found.count(part) for part in '"[{,') > PARTS:
+    if sum(decoded.count(part) for part in '"[{,') > PARTS:
         raise InvalidConfigError(f"More than {PARTS} parts.")
-    if _is_deep(found):
+    if _is_deep(decoded):
         raise InvalidConfigError(f"More than {DEPTH} levels.")
     try:
-        value = json.loads(
-            found,
+        parsed = json.loads(
+            decoded,
             object_pairs_hook=_reject_duplicates,
             parse_constant=_reject_constant,
             parse_float=_parse_float,
@@ -52,52 +52,52 @@ def loads(text: str | bytes) -> Any:
         )
     except json.JSONDecodeError as error:
         raise InvalidConfigError(f"No JSON: {error.msg} at character {error.pos}.") from error
-    if _HALF.search(found) and not is_unicode(json.dumps(value, ensure_ascii=False)):
+    if _HALF.search(decoded) and not is_unicode(json.dumps(parsed, ensure_ascii=False)):
         raise InvalidConfigError("A text holds one half of a pair of surrogates.")
-    return value
+    return parsed
 
 
-def dumps(value: object) -> str:
-    """Return the text of a value, which `loads` reads back: tuples come back as lists.
+def dumps(content: object) -> str:
+    """Return JSON text that `loads` reads; tuples become lists.
 
     Raises:
-        InvalidTypeError: It holds something else than dictionaries with strings as keys, lists,
-            tuples, strings, numbers, booleans and None.
-        InvalidArgumentError: It holds NaN, an infinite or very long number, text that is no
+        InvalidTypeError: The content has something else than dictionaries with strings as keys,
+            lists, tuples, strings, numbers, booleans and None.
+        InvalidArgumentError: The content has NaN, an infinite or very long number, text that is not
             Unicode, or more than 100 levels.
     """
-    _check_value(value, ())
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    _check_value(content, ())
+    return json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def _is_deep(text: str) -> bool:
-    """Return whether brackets stand in more than `DEPTH` others, by searches that take no stack.
+    """Return whether brackets are nested deeper than `DEPTH`, without recursion.
 
-    Python's parser would need one as deep as the text.
+    Python's parser would need a stack as deep as the text.
     """
     if text.count("[") + text.count("{") <= DEPTH:
         return False
-    outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
-    left = "".join(outside).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
+    unquoted = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
+    brackets = "".join(unquoted).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
     for _ in range(DEPTH):
-        left, before = left.replace(b"[]", b""), len(left)
-        if len(left) == before:
+        brackets, length = brackets.replace(b"[]", b""), len(brackets)
+        if len(brackets) == length:
             break
-    return b"[" in left
+    return b"[" in brackets
 
 
 def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise DuplicateKeyError(f"{twice[:80]!r} is there twice.")
-    return made
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names: set[str] = set()
+        repeated = next(name for name, _ in pairs if name in names or names.add(name))
+        raise DuplicateKeyError(f"{repeated[:80]!r} is there twice.")
+    return mapping
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """Return an object of JSON; an empty one in the place of anything else."""
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+def as_object(parsed: Any) -> dict[str, Any]:
+    """Return a JSON object; an empty one instead of anything else."""
+    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {}
 
 
 def _reject_constant(name: str) -> object:
@@ -105,10 +105,10 @@ def _reject_constant(name: str) -> object:
 
 
 def _parse_float(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
+    number = float(digits)
+    if math.isinf(number):
         raise InvalidConfigError(f"{digits[:20]} is beyond all numbers.")
-    return value
+    return number
 
 
 def _parse_int(digits: str) -> int:
@@ -117,45 +117,46 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def _check_value(value: object, path: tuple[str, ...]) -> None:
+def _check_value(content: object, path: tuple[str, ...]) -> None:
+    """Raise if a value cannot be written as strict JSON; `path` has the keys that lead to it."""
     if len(path) > DEPTH:
         raise InvalidArgumentError(f"{'/'.join(path[:3])}... has more than {DEPTH} levels.")
-    if value is None or isinstance(value, bool):
+    if content is None or isinstance(content, bool):
         return
-    if type(value) is str:
-        _check_text(value, path)
-    elif type(value) is int:
-        if abs(value) >= 10 ** (DIGITS - 1):
+    if type(content) is str:
+        _check_text(content, path)
+    elif type(content) is int:
+        if abs(content) >= 10 ** (DIGITS - 1):
             raise InvalidArgumentError(f"{_path_text(path)} has more than {DIGITS - 1} digits.")
-    elif type(value) is float:
-        if not math.isfinite(value):
+    elif type(content) is float:
+        if not math.isfinite(content):
             raise InvalidArgumentError(
-                f"{_path_text(path)} is {value}, which JSON has no word for."
+                f"{_path_text(path)} is {content}, which JSON has no word for."
             )
-    elif isinstance(value, dict):
-        _check_items(cast(dict[Any, Any], value), path)
-    elif isinstance(value, list | tuple):
-        items = enumerate(cast(Iterable[Any], value))
-        _check_all(((str(number), each) for number, each in items), path)
+    elif isinstance(content, dict):
+        _check_items(cast(dict[Any, Any], content), path)
+    elif isinstance(content, list | tuple):
+        items = enumerate(cast(Iterable[Any], content))
+        _check_all(((str(number), entry) for number, entry in items), path)
     else:
         raise InvalidTypeError(
-            f"{_path_text(path)} is a {type(value).__name__}, which JSON cannot hold."
+            f"{_path_text(path)} is a {type(content).__name__}, which JSON cannot hold."
         )
 
 
-def _check_items(value: Mapping[Any, Any], path: tuple[str, ...]) -> None:
-    for key in value:
+def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
+    for key in mapping:
         if type(key) is not str:
             raise InvalidTypeError(
                 f"{_path_text(path)} has a key that is a {type(key).__name__}, no string."
             )
         _check_text(key, path)
-    _check_all(value.items(), path)
+    _check_all(mapping.items(), path)
 
 
 def _check_all(items: Iterable[tuple[str, object]], path: tuple[str, ...]) -> None:
-    for name, each in items:
-        _check_value(each, (*path, name))
+    for name, entry in items:
+        _check_value(entry, (*path, name))
 
 
 def _check_text(text: str, path: tuple[str, ...]) -> None:
@@ -168,7 +169,7 @@ def _path_text(path: tuple[str, ...]) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Return True if a text can be encoded in UTF-8: it may hold half a pair of surrogates."""
+    """Return True if a text can be encoded in UTF-8: half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Kind of a path, judged by content: the one place that decides it for all readers."""
+"""Resolution of a path to a checkpoint and its format, for all readers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from enum import Enum
 from thalweg._formats import atomic_write, container, format_detection
 from thalweg.errors import MissingFileError, ThalwegError, UnsupportedCheckpointError, did_you_mean
 
-ENDING = ".safetensors"  # savers call our files by a name without it
+ENDING = ".safetensors"  # omitted by savers
 _OF_BUNDLES = re.compile(r"\.(index|meta|data-[0-9]{5}-of-[0-9]{5})\Z")
-_LISTED = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h5")
+_PATTERNS = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*.h5")
 
 
 class PathKind(Enum):
-    """Kind of a path; the values are the file's writer, or the kind itself."""
+    """Format of a path; the values are the file's writer, or the kind itself."""
 
     OURS = "thalweg"
     BUNDLE = "tensorflow"
@@ -33,12 +33,11 @@ class PathKind(Enum):
 
 @dataclass(frozen=True)
 class ResolvedPath:
-    """Path of a checkpoint with its kind.
+    """Path of a checkpoint with its format.
 
     Attributes:
-        path: As its reader takes it: of thalweg the file, of TensorFlow the prefix of all its
-            files.
-        kind: The kind.
+        path: The argument for its reader: the file, or the prefix of a TensorFlow checkpoint.
+        kind: The format.
     """
 
     path: str
@@ -46,7 +45,7 @@ class ResolvedPath:
 
     @property
     def writer(self) -> str:
-        """Writer of the checkpoint: "thalweg", "tensorflow" or "keras"; "" if it is none."""
+        """Writer of the checkpoint: "thalweg", "tensorflow" or "keras"; "" for other files."""
         writers = {
             PathKind.OURS: "thalweg",
             PathKind.BUNDLE: "tensorflow",
@@ -58,40 +57,41 @@ class ResolvedPath:
 
     @property
     def of(self) -> str:
-        """The writer, as it writes itself."""
+        """Name of the writer in messages."""
         return {"tensorflow": "TensorFlow", "keras": "Keras"}.get(self.writer, self.writer)
 
     def check_readable(self) -> ResolvedPath:
-        """This.
+        """Return this path if it is a checkpoint.
 
         Raises:
-            MissingFileError: There is nothing, or no more than a folder or a list of checkpoints.
-            UnsafeCheckpointError: It is a pickle.
-            DataLossError: It is of no kind that is read here; says what it is, as far as it tells.
+            MissingFileError: The path does not exist, or is only a directory or a list of
+                checkpoints.
+            UnsafeCheckpointError: The file is a pickle.
+            DataLossError: The format is unknown or not supported; the message names it.
         """
         if not self.writer:
-            raise _REFUSED[self.kind](self.path)
+            raise _ERRORS[self.kind](self.path)
         return self
 
     def path_if_ours(self) -> str:
-        """Return the path of a file of thalweg.
+        """Return the path of a thalweg file.
 
         Raises:
-            UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras.
-            ThalwegError: As `check_readable`.
+            UnsupportedCheckpointError: The path is a checkpoint of TensorFlow or Keras.
+            ThalwegError: See `check_readable`.
         """
         if self.check_readable().kind is not PathKind.OURS:
             raise UnsupportedCheckpointError(
-                f"{self.path} is a checkpoint of {self.of}: {format_detection.THEIRS}."
+                f"{self.path} is a checkpoint of {self.of}: {format_detection.CONVERT_HINT}."
             )
         return self.path
 
     def of_savers(self) -> ResolvedPath:
-        """This, as something that `tf.train`'s savers read.
+        """Return this path if `tf.train`'s savers read it.
 
         Raises:
-            UnsupportedCheckpointError: It is a file of Keras.
-            ThalwegError: As `check_readable`.
+            UnsupportedCheckpointError: The path is a file of Keras.
+            ThalwegError: See `check_readable`.
         """
         if self.check_readable().writer == "keras":
             raise UnsupportedCheckpointError(
@@ -102,37 +102,38 @@ class ResolvedPath:
 
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
-    """Return the checkpoint at a path, with its kind.
+    """Return the checkpoint at a path, with its format.
 
-    The first of these that is there: a thalweg or Keras file of exactly this name; a thalweg file
+    The first of these that exists: a thalweg or Keras file of exactly this name; a thalweg file
     with ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file.
-    So the file saved last is found where TensorFlow's lies beside it; that is "x.index" then.
+    So a newer thalweg file is preferred to a TensorFlow checkpoint beside it; that is "x.index"
+    then.
 
     Args:
         path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
             or a thalweg file without ".safetensors".
 
     Raises:
-        InvalidArgumentError: It is a device or a pipe.
-        OSError: It cannot be read.
+        InvalidArgumentError: The path is a device or a pipe.
+        OSError: The path cannot be read.
     """
-    given = os.fsdecode(path)
-    prefix = _OF_BUNDLES.sub("", given)
-    kind = _by_content(given) if os.path.isfile(given) else PathKind.MISSING
-    if kind is PathKind.OURS or (prefix == given and kind in (PathKind.KERAS, PathKind.HDF5)):
-        return ResolvedPath(given, kind)
-    ours = given + ENDING
-    if prefix == given and os.path.lexists(ours) and not os.path.isdir(ours):
-        return ResolvedPath(ours, PathKind.OURS)
-    for each in dict.fromkeys((given, prefix)):
-        if os.path.lexists(f"{each}.index"):
-            return ResolvedPath(each, PathKind.BUNDLE)
-    if _is_first_bundle(given):
-        return ResolvedPath(given, PathKind.FIRST_BUNDLE)
-    if os.path.isdir(given):
-        return ResolvedPath(given, PathKind.FOLDER)
-    if os.path.exists(given) and prefix == given:
-        return ResolvedPath(given, _by_content(given))
+    file_path = os.fsdecode(path)
+    prefix = _OF_BUNDLES.sub("", file_path)
+    kind = _by_content(file_path) if os.path.isfile(file_path) else PathKind.MISSING
+    if kind is PathKind.OURS or (prefix == file_path and kind in (PathKind.KERAS, PathKind.HDF5)):
+        return ResolvedPath(file_path, kind)
+    thalweg_path = file_path + ENDING
+    if prefix == file_path and os.path.lexists(thalweg_path) and not os.path.isdir(thalweg_path):
+        return ResolvedPath(thalweg_path, PathKind.OURS)
+    for candidate in dict.fromkeys((file_path, prefix)):
+        if os.path.lexists(f"{candidate}.index"):
+            return ResolvedPath(candidate, PathKind.BUNDLE)
+    if _is_first_bundle(file_path):
+        return ResolvedPath(file_path, PathKind.FIRST_BUNDLE)
+    if os.path.isdir(file_path):
+        return ResolvedPath(file_path, PathKind.FOLDER)
+    if os.path.exists(file_path) and prefix == file_path:
+        return ResolvedPath(file_path, _by_content(file_path))
     return _missing(prefix)
 
 
@@ -141,21 +142,24 @@ def _missing(path: str) -> ResolvedPath:
 
 
 def _by_content(path: str) -> PathKind:
+    """Return the format of a file by its content."""
     if container.is_container(path):
         return PathKind.OURS
-    with atomic_write.open_for_reading(path) as file:
-        start = file.read(format_detection.SHOWN)
-    if start.startswith(format_detection.HDF5):
+    with atomic_write.open_for_reading(path) as stream:
+        first_bytes = stream.read(format_detection.PROBE_BYTES)
+    if first_bytes.startswith(format_detection.HDF5):
         return PathKind.HDF5
-    if start.startswith(format_detection.ZIP):
+    if first_bytes.startswith(format_detection.ZIP):
         is_keras = (
-            path.endswith(".keras") or format_detection.is_keras_archive(start) or _is_keras(path)
+            path.endswith(".keras")
+            or format_detection.is_keras_archive(first_bytes)
+            or _is_keras(path)
         )
         return PathKind.KERAS if is_keras else PathKind.FOREIGN
-    return PathKind.STATE if start.startswith(format_detection.STATE) else PathKind.FOREIGN
+    return PathKind.STATE if first_bytes.startswith(format_detection.STATE) else PathKind.FOREIGN
 
 
-# The formats of others are imported where a path may be one of theirs.
+# Readers of other formats are imported at their first use.
 def _is_first_bundle(path: str) -> bool:
     from thalweg._formats import bundle
 
@@ -169,6 +173,7 @@ def _is_keras(path: str) -> bool:
 
 
 def _no_file(path: str) -> ThalwegError:
+    """Return the error for a path that does not exist, with a hint at similar names."""
     if os.path.islink(path):
         return MissingFileError(f"{path} is a link to {os.readlink(path)!r}, and leads to no file.")
     folder, name = os.path.split(path)
@@ -177,10 +182,8 @@ def _no_file(path: str) -> ThalwegError:
             f"{path}.index does not exist: without it the data beside it have no names. Copy it,"
             " too."
         )
-    others = [
-        re.sub(r"\.index\Z", "", os.path.basename(each)) for each in _list_checkpoints(folder)
-    ]
-    hint = did_you_mean(name, others)
+    names = [re.sub(r"\.index\Z", "", os.path.basename(path)) for path in _list_checkpoints(folder)]
+    hint = did_you_mean(name, names)
     return MissingFileError(
         f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
         f" after it. {hint}".rstrip()
@@ -200,13 +203,13 @@ def _state_file_error(path: str) -> ThalwegError:
 
 
 def _foreign_error(path: str) -> ThalwegError:
-    with atomic_write.open_for_reading(path) as file:
+    with atomic_write.open_for_reading(path) as stream:
         return format_detection.refusal_error(
-            path, file, "checkpoint of thalweg, TensorFlow or Keras"
+            path, stream, "checkpoint of thalweg, TensorFlow or Keras"
         )
 
 
-_REFUSED = {
+_ERRORS = {
     PathKind.MISSING: _no_file,
     PathKind.FOLDER: _folder_error,
     PathKind.STATE: _state_file_error,
@@ -215,18 +218,22 @@ _REFUSED = {
 
 
 def _newest_hint(folder: str, name: str | None = None) -> str:
-    """The newest checkpoint of a folder, in words; "" if there is none."""
+    """Return a hint about the newest checkpoint of a directory; "" if there is none."""
     from thalweg._formats import bundle
 
     with contextlib.suppress(ThalwegError, OSError):
         state = bundle.read_state(folder, name or bundle.STATE)
         if state is not None and state.model_checkpoint_path:
             return f", such as {state.model_checkpoint_path}, the newest"
-    found = _list_checkpoints(folder)
-    return f", such as {re.sub(r'[.]index$', '', found[-1])}" if found else ""
+    checkpoints = _list_checkpoints(folder)
+    return f", such as {re.sub(r'[.]index$', '', checkpoints[-1])}" if checkpoints else ""
 
 
 def _list_checkpoints(folder: str) -> list[str]:
-    """Files in a folder that look like checkpoints, in order of their names."""
-    here = glob.escape(folder)
-    return [path for each in _LISTED for path in sorted(glob.glob(os.path.join(here, each)))]
+    """Return the files of a directory that are named like checkpoints, sorted by pattern and
+    name.
+    """
+    escaped = glob.escape(folder)
+    return [
+        path for pattern in _PATTERNS for path in sorted(glob.glob(os.path.join(escaped, pattern)))
+    ]

@@ -1,31 +1,32 @@
-"""Selection of the checkpoints of a training that stay, and of those that newer ones replace."""
+"""Selection of old checkpoints to delete."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-Dated = tuple[str, float]  # the path of a checkpoint, and when it was saved, in seconds since 1970
+# Path of a checkpoint, and its time in seconds since 1970.
+Dated = tuple[str, float]
 
 
-def _spare_after(saved: float, mark: float, span: float) -> float | None:
-    """Spare one that was saved a span after the last one that was; the mark is when that was."""
-    return saved if saved - span >= mark else None
+def _spare_after(saved_time: float, mark: float, span: float) -> float | None:
+    """Return the time of a checkpoint if it is `span` after the last retained one, else None."""
+    return saved_time if saved_time - span >= mark else None
 
 
 class Keeper:
-    """The newest checkpoints; what is too old for that is deleted, or spared for good.
+    """List of the newest checkpoints; older ones are deleted, or retained for good.
 
-    Whoever saves keeps to this order: the new file is on the disk, then it is listed as the newest,
-    then what is `too_old` is deleted. So a crash at any time leaves a checkpoint to go on from.
+    Savers follow this order: write the new file, list it as the newest, then delete what is
+    `too_old`. So a crash at any time leaves a checkpoint to continue from.
 
     Args:
-        most: How many are the newest; None for all.
-        span: One is spared for each so many seconds; None for none.
-        mark: The mark before any is spared.
-        newest: Those that are there, the oldest of them first.
-        spare: Given when one was saved that is too old, the mark and the span. Returns the mark
-            that follows if that one is spared, None if it is deleted.
+        most: The number of newest checkpoints; None for all.
+        span: One older checkpoint is retained per so many seconds; None for none.
+        mark: The time of the last retained checkpoint, initially.
+        newest: The existing checkpoints, the oldest first.
+        spare: Called with the time of a checkpoint that is too old, the mark and the span. Returns
+            the new mark to retain the checkpoint, None to delete it.
     """
 
     def __init__(
@@ -41,21 +42,21 @@ class Keeper:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the newest, the oldest of them first."""
+        """Paths of the newest checkpoints, the oldest first."""
         return [path for path, _ in self.newest]
 
     def after_saving(self, path: str) -> Keeper:
-        """Return a keeper of the same and of one that has just been saved."""
-        newest = [each for each in self.newest if each[0] != path]
+        """Return a new keeper with a checkpoint that has just been saved."""
+        newest = [checkpoint for checkpoint in self.newest if checkpoint[0] != path]
         newest.append((path, time.time()))
         return Keeper(self.most, self._span, self.mark, newest, self._spare)
 
     def too_old(self, most: int | None = None) -> Iterator[str]:
-        """Take what is too old from the list, `most` at most; the paths that are to be deleted."""
+        """Remove old checkpoints from the list, `most` at most; yield the paths to delete."""
         surplus = 0 if self.most is None else max(len(self.newest) - self.most, 0)
         for _ in range(surplus if most is None else min(surplus, most)):
-            path, saved = self.newest.pop(0)
-            mark = None if self._span is None else self._spare(saved, self.mark, self._span)
+            path, saved_time = self.newest.pop(0)
+            mark = None if self._span is None else self._spare(saved_time, self.mark, self._span)
             if mark is None:
                 yield path
             else:

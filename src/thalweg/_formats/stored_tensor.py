@@ -1,4 +1,4 @@
-"""A tensor's bytes, as a file holds them."""
+"""Bytes of a tensor in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, dtype
 
-# safetensors' names; C64 and C128 are ours, and stand in the file as pairs of floats.
+# Names of safetensors. C64 and C128 are additions, stored as pairs of floats.
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -41,9 +41,9 @@ class StoredTensor:
     """Bytes of a tensor.
 
     Attributes:
-        dtype: safetensors' name of its dtype, "F32"; "C64" and "C128" for complex numbers.
-        shape: Its shape.
-        data: Its bytes, little-endian, row by row: `product(shape) * itemsize` of them.
+        dtype: The dtype in safetensors' terms, "F32"; "C64" and "C128" for complex numbers.
+        shape: The shape.
+        data: The bytes, little-endian, row by row: `product(shape) * itemsize` of them.
     """
 
     dtype: str
@@ -51,11 +51,10 @@ class StoredTensor:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """Return the tensor. Shares memory with `data` if that is writable and aligned, else a
-        copy.
+        """Return the tensor; it shares memory with `data` if that is writable and aligned.
 
         Raises:
-            DataLossError: Something is neither true nor false.
+            DataLossError: A bool is neither 0 nor 1.
         """
         import torch
 
@@ -70,7 +69,7 @@ class StoredTensor:
         """Return the tensor as a NumPy array.
 
         Raises:
-            DataLossError: A bool is neither true nor false.
+            DataLossError: A bool is neither 0 nor 1.
             UnsupportedCheckpointError: NumPy has no such dtype.
         """
         import numpy as np
@@ -100,13 +99,13 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of a file that is not read.
+    """Description of a tensor in a file.
 
     Attributes:
-        name: Its name.
-        dtype: As in `StoredTensor`; TensorFlow's own name of what is read as no tensor: "string".
-        shape: Its shape.
-        bytes: How many bytes it has in the file.
+        name: The name.
+        dtype: As in `StoredTensor`; TensorFlow's own name for other types, such as "string".
+        shape: The shape.
+        bytes: The number of bytes in the file.
     """
 
     name: str
@@ -116,7 +115,7 @@ class TensorInfo:
 
 
 def dtype_of(name: str) -> dtype:
-    """Return the dtype of torch that has one of the names of `ITEM_BYTES`."""
+    """Return the torch dtype of a name in `ITEM_BYTES`."""
     import torch
 
     return getattr(torch, _TORCH[name])
@@ -126,9 +125,9 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
     """Return the bytes of a tensor; copied only if they are not contiguous CPU memory.
 
     Raises:
-        LayoutError: Its storage was cut.
-        InvalidTypeError: It is sparse, quantized, nested, or stands for several tensors.
-        InvalidArgumentError: It has no memory: it is on the meta device.
+        LayoutError: The storage of the tensor is too small.
+        InvalidTypeError: The tensor is sparse, quantized, nested, or a subclass of several tensors.
+        InvalidArgumentError: The tensor is on the meta device.
     """
     import numpy as np
     import torch
@@ -140,21 +139,25 @@ def of_tensor(tensor: Tensor) -> StoredTensor:
     _check_order()
     check_held(tensor)
     with DisableTorchFunctionSubclass(), no_grad():
-        plain = tensor.detach()
-        if plain.is_meta:
+        detached = tensor.detach()
+        if detached.is_meta:
             raise InvalidArgumentError("A tensor on the meta device has no values to save.")
-        if type(plain) is not torch.Tensor or plain.is_nested or plain.layout != torch.strided:
-            kind = f"{type(plain).__name__} of layout {plain.layout}"
+        if (
+            type(detached) is not torch.Tensor
+            or detached.is_nested
+            or detached.layout != torch.strided
+        ):
+            kind = f"{type(detached).__name__} of layout {detached.layout}"
             raise InvalidTypeError(f"Cannot save a {kind}; only plain dense tensors can be.")
-        name = _names_of_dtypes().get(plain.dtype)
+        name = _names_of_dtypes().get(detached.dtype)
         if name is None:
-            raise InvalidTypeError(f"Cannot save a tensor of {plain.dtype}.")
-        plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
-        if not plain.numel():
-            return StoredTensor(name, tuple(plain.shape), memoryview(b""))
-        # `numpy()` would mark the memory, which counted as another's ever after.
-        raw = np.from_dlpack(plain.view(-1).view(torch.uint8))
-    return StoredTensor(name, tuple(plain.shape), raw.data)
+            raise InvalidTypeError(f"Cannot save a tensor of {detached.dtype}.")
+        detached = detached.cpu().resolve_conj().resolve_neg().contiguous()
+        if not detached.numel():
+            return StoredTensor(name, tuple(detached.shape), memoryview(b""))
+        # `numpy()` would mark the storage as shared with NumPy for ever.
+        raw = np.from_dlpack(detached.view(-1).view(torch.uint8))
+    return StoredTensor(name, tuple(detached.shape), raw.data)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""System calls as a commit needs them: retried after signals, and durable on the disk itself."""
+"""System calls of an atomic write: retried after signals, and durable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ImportError:  # Windows
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LINKS = 40  # as many as Linux follows
+_LINKS = 40  # the limit of Linux
 
 
 def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -30,70 +30,75 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 
 
 def without_links(path: str) -> str:
-    """Return the file that a path leads to, which may not be there."""
+    """Return the file that a path leads to; it need not exist."""
     for _ in range(_LINKS):
         folder, name = os.path.split(path)
         if name in ("", ".", ".."):
             return retry_interrupted(os.path.realpath, path, strict=True)
         path = os.path.join(retry_interrupted(os.path.realpath, folder, strict=True), name)
-        found = status(path)
-        if found is None or not stat.S_ISLNK(found.st_mode):
+        info = status(path)
+        if info is None or not stat.S_ISLNK(info.st_mode):
             return path
         path = os.path.join(os.path.dirname(path), retry_interrupted(os.readlink, path))
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def status(path: str) -> os.stat_result | None:
-    """Return the status of a path itself, not of what a link leads to; None if there is nothing."""
+    """Return the status of a path itself, not of a link's target; None if it does not exist."""
     try:
         return retry_interrupted(os.lstat, path)
     except FileNotFoundError:
         return None
 
 
-def give_ownership(file: int, old: os.stat_result) -> None:
-    """Give a new file the owner and group of another; a group that cannot get it gets no access.
+def give_ownership(descriptor: int, previous: os.stat_result) -> None:
+    """Give a new file the owner and group of another; without that right, remove group access.
 
     Args:
-        file: The new file, open.
-        old: What the system says of the other.
+        descriptor: The new file, open.
+        previous: The status of the other file.
     """
-    new = retry_interrupted(os.fstat, file)
-    if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) or not hasattr(os, "fchown"):
+    current = retry_interrupted(os.fstat, descriptor)
+    if (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid) or not hasattr(
+        os, "fchown"
+    ):
         return
-    for owner in (old.st_uid, -1):  # to another user it can be given by root alone
+    # Only root can give a file to another user.
+    for owner in (previous.st_uid, -1):
         with contextlib.suppress(OSError):
-            return retry_interrupted(os.fchown, file, owner, old.st_gid)
-    retry_interrupted(os.fchmod, file, stat.S_IMODE(new.st_mode) & ~0o070)
+            return retry_interrupted(os.fchown, descriptor, owner, previous.st_gid)
+    retry_interrupted(os.fchmod, descriptor, stat.S_IMODE(current.st_mode) & ~0o070)
 
 
-def close(file: int) -> None:
-    """Close a file that was written."""
-    with contextlib.suppress(InterruptedError):  # Linux has closed it then
-        os.close(file)
+def close(descriptor: int) -> None:
+    """Close a descriptor that was written; ignore interruptions."""
+    # Linux closes the file even if the call is interrupted.
+    with contextlib.suppress(InterruptedError):
+        os.close(descriptor)
 
 
-def start_writeback(file: int, begin: int, size: int) -> None:
-    """Start writing to the disk now what would otherwise wait for `fsync`."""
+def start_writeback(descriptor: int, begin: int, size: int) -> None:
+    """Start writing to the disk now, instead of at `fsync`."""
     advise = getattr(os, "posix_fadvise", None)
     if advise is not None:
         with contextlib.suppress(OSError):
-            # Linux begins to write what it is told to forget, and forgets only what is written.
-            advise(file, begin, size, os.POSIX_FADV_DONTNEED)
+            # Linux starts writing dirty pages that it is advised to drop.
+            advise(descriptor, begin, size, os.POSIX_FADV_DONTNEED)
 
 
-def sync(file: int) -> None:
-    """Wait until what was written is on the disk."""
-    full: Any = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: `fsync` leaves it in the disk's cache
+def sync(descriptor: int) -> None:
+    """Wait until written bytes are on the disk."""
+    # On macOS, `fsync` leaves the bytes in the disk's cache.
+    full: Any = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None and fcntl is not None:
         with contextlib.suppress(OSError):
-            fcntl.fcntl(file, full)
+            fcntl.fcntl(descriptor, full)
             return
-    retry_interrupted(os.fsync, file)
+    retry_interrupted(os.fsync, descriptor)
 
 
 def open_folder(path: str) -> int | None:
-    """Return a folder's descriptor; None on systems that have none."""
+    """Return a directory's descriptor; None on systems without them."""
     if not hasattr(os, "O_DIRECTORY"):
         return None
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
@@ -101,18 +106,19 @@ def open_folder(path: str) -> int | None:
 
 
 def close_folder(folder: int | None) -> None:
-    """Close a folder; nothing depends on it any more, so errors are ignored."""
+    """Close a directory; errors have no consequence and are ignored."""
     if folder is not None:
         with contextlib.suppress(OSError):
             os.close(folder)
 
 
 def sync_folder(folder: int | None) -> None:
-    """Return when the disk has the names in a folder."""
+    """Wait until the disk has the names in a directory."""
     if folder is None:
         return
     try:
         sync(folder)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system keeps names without being asked
+        # EINVAL: this file system cannot sync directories.
+        if error.errno != errno.EINVAL:
             raise

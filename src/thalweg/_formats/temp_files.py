@@ -1,4 +1,4 @@
-"""Temporary files: the name tells which process writes one, a lock whether it still does."""
+"""Temporary files: named after their process, and locked while it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError:  # Windows
 
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-under_way: set[str] = set()  # those that this process writes now
+active_paths: set[str] = set()  # files that this process is writing
 
 
 def name_of(target: str) -> str:
@@ -24,24 +24,23 @@ def name_of(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete the temporary files of this path that nobody writes any more."""
+    """Delete the temporary files of this path that no process writes any more."""
     if os.name != "posix":
         return
     folder, name = os.path.split(target)
     pattern = re.compile(rf"\.{re.escape(name)}\.([0-9]{{1,9}})-[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):
-        for each in os.listdir(folder):
-            found, full = pattern.fullmatch(each), os.path.join(folder, each)
-            if found and _is_abandoned(full, int(found[1])):
+        for candidate in os.listdir(folder):
+            match, full = pattern.fullmatch(candidate), os.path.join(folder, candidate)
+            if match and _is_abandoned(full, int(match[1])):
                 with contextlib.suppress(OSError):
                     os.unlink(full)
 
 
 def _is_abandoned(path: str, process: int) -> bool:
-    if path in under_way:
+    if path in active_paths:
         return False
-    # An own number that we know nothing of is that of a process before us: in a container all of
-    # them have the same.
+    # An unknown file with the id of this process is from an earlier one: in containers, ids repeat.
     if process != os.getpid() and _is_alive(process):
         return False
     return not _is_locked(path)
@@ -57,25 +56,25 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def lock_file(file: int) -> None:
-    """Hold a lock until the file is closed. Processes of other containers see it, too."""
+def lock_file(descriptor: int) -> None:
+    """Lock a file until it is closed. Processes of other containers see the lock, too."""
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _is_locked(path: str) -> bool:
     try:
-        file = os.open(path, os.O_RDWR | os.O_NONBLOCK | SAFELY)
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | SAFELY)
     except OSError:
         return True
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return True
-        lock_file(file)
+        lock_file(descriptor)
     except BlockingIOError:
         return True
-    except OSError:  # no locks here
+    except OSError:  # This file system has no locks.
         return False
     finally:
-        os.close(file)
+        os.close(descriptor)
     return False

@@ -1,7 +1,7 @@
-"""The bytes of tensors, read from a file and summed on the way, by several threads where it pays.
+"""Parallel reading of tensors with their checksums.
 
-Copying from the system's cache into fresh memory costs more than the checksum. Both leave other
-threads of Python alone, so that two cores read twice as fast as one.
+Copying from the system's cache into fresh memory costs more than the checksum. Both release the
+GIL, so that two cores read twice as fast as one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from thalweg.errors import DataLossError
 
 Progress = Callable[[int, int], None]
 
-_CACHED = 1 << 20  # bytes that a cache holds from the copy to the sum
-_BATCH = 1 << 22  # bytes for which it is worth to wake another thread
-_FEW = 1 << 25  # bytes for which it is not worth to make threads
+_CACHED = 1 << 20  # bytes that stay in the cache between copy and checksum
+_BATCH = 1 << 22  # bytes of one task of a thread
+_SMALL_TOTAL = 1 << 25  # bytes that are not worth starting threads
 _THREADS = 4
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some bytes of one tensor: where they are, and where they are wanted, if anywhere."""
+    """Some bytes of one tensor: offset in the file, and destination or None."""
 
     name: str
     begin: int
@@ -35,60 +35,65 @@ class _Piece:
 
 def iterate_checksums(
     path: str,
-    file: BinaryIO,
-    wanted: Mapping[str, TensorHeader],
-    rooms: Mapping[str, memoryview],
+    stream: BinaryIO,
+    headers: Mapping[str, TensorHeader],
+    buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> Generator[tuple[str, int]]:
     """Yield the checksums of tensors, in the order of the file, as soon as each has been read.
 
     Args:
         path: The file, for messages.
-        file: The file.
-        wanted: The tensors.
-        rooms: Memory for them; what has none is read and forgotten.
-        progress: Called with the number of bytes read so far, and with that of all to be read.
+        stream: The open file.
+        headers: The tensors.
+        buffers: Memory for tensors by name; others are read and discarded.
+        progress: Called with the number of bytes read so far and their total.
 
     Raises:
-        DataLossError: The file ends too early.
-        OSError: It cannot be read.
+        DataLossError: The file is too short.
+        OSError: The file cannot be read.
     """
-    done, total = 0, sum(each.bytes for each in wanted.values())
-    left = {name: each.bytes for name, each in wanted.items()}
-    values = dict.fromkeys(wanted, 0)
+    bytes_read, total = 0, sum(entry.bytes for entry in headers.values())
+    remaining = {name: entry.bytes for name, entry in headers.items()}
+    totals = dict.fromkeys(headers, 0)
 
     def checksum_batch(batch: list[_Piece]) -> list[int]:
-        return _checksum_pieces(path, file, batch)
+        return _checksum_pieces(path, stream, batch)
 
-    batches = list(_batch_pieces(wanted, rooms))
-    for batch, found in zip(batches, _map_in_threads(checksum_batch, batches, total), strict=True):
-        for piece, value in zip(batch, found, strict=True):
+    batches = list(_batch_pieces(headers, buffers))
+    for batch, checksums in zip(
+        batches, _map_in_threads(checksum_batch, batches, total), strict=True
+    ):
+        for piece, checksum in zip(batch, checksums, strict=True):
             name, size = piece.name, piece.size
-            values[name] = combine_checksums(values[name], value, size) if values[name] else value
-            left[name] -= size
-            done += size
-            if not left[name]:
-                yield name, values[name]
+            totals[name] = (
+                combine_checksums(totals[name], checksum, size) if totals[name] else checksum
+            )
+            remaining[name] -= size
+            bytes_read += size
+            if not remaining[name]:
+                yield name, totals[name]
         if progress is not None:
-            progress(done, total)
+            progress(bytes_read, total)
 
 
 def _batch_pieces(
-    wanted: Mapping[str, TensorHeader], rooms: Mapping[str, memoryview]
+    headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
+    """Yield the bytes of tensors, in the order of the file, in batches of `_BATCH` bytes."""
     batch: list[_Piece] = []
-    held = 0
-    for name, each in sorted(wanted.items(), key=lambda item: item[1].begin):
-        place, room = 0, rooms.get(name)
+    batch_size = 0
+    for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
+        offset, buffer = 0, buffers.get(name)
         while True:
-            size = min(_BATCH - held, each.bytes - place)
-            memory = None if room is None else room[place : place + size]
-            batch.append(_Piece(name, each.begin + place, size, memory))
-            place, held = place + size, held + size
-            if held == _BATCH:
+            size = min(_BATCH - batch_size, entry.bytes - offset)
+            memory = None if buffer is None else buffer[offset : offset + size]
+            batch.append(_Piece(name, entry.begin + offset, size, memory))
+            offset, batch_size = offset + size, batch_size + size
+            if batch_size == _BATCH:
                 yield batch
-                batch, held = [], 0
-            if place == each.bytes:
+                batch, batch_size = [], 0
+            if offset == entry.bytes:
                 break
     if batch:
         yield batch
@@ -97,8 +102,9 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Iterator[list[int]]:
+    """Yield the results of `work` in order; use threads if there are enough bytes and cores."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
-    if threads == 1 or total <= _FEW:
+    if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)
         return
     from concurrent.futures import ThreadPoolExecutor
@@ -112,31 +118,31 @@ def _available_cores() -> int:
     return (len(look(0)) if look else os.cpu_count()) or 1
 
 
-def _checksum_pieces(path: str, file: BinaryIO, batch: list[_Piece]) -> list[int]:
-    """Read pieces; returns their checksums, each as if nothing came before it."""
-    scratch = memoryview(bytearray(_CACHED if any(p.memory is None for p in batch) else 0))
-    found: list[int] = []
+def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:
+    """Read pieces and return the checksum of each one alone."""
+    scratch = memoryview(bytearray(_CACHED if any(piece.memory is None for piece in batch) else 0))
+    checksums: list[int] = []
     for piece in batch:
-        value = 0
+        checksum = 0
         for begin in range(0, piece.size, _CACHED):
             size = min(_CACHED, piece.size - begin)
             memory = scratch[:size] if piece.memory is None else piece.memory[begin : begin + size]
-            if not _read_into(file, memory, piece.begin + begin):
+            if not _read_into(stream, memory, piece.begin + begin):
                 raise DataLossError(f"{path}: {piece.name[:200]!r}: The file ends within it.")
-            value = crc32c(memory, value)
-        found.append(value)
-    return found
+            checksum = crc32c(memory, checksum)
+        checksums.append(checksum)
+    return checksums
 
 
-def _read_into(file: BinaryIO, memory: memoryview, begin: int) -> bool:
-    """Read as many bytes as there is room for; False if the file has not so many."""
+def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
+    """Fill memory from an offset of a file; return False if the file is too short."""
     if not hasattr(os, "preadv"):
-        file.seek(begin)
-        found = file.read(len(memory))
-        memory[: len(found)] = found
-        return len(found) == len(memory)
+        stream.seek(begin)
+        buffer = stream.read(len(memory))
+        memory[: len(buffer)] = buffer
+        return len(buffer) == len(memory)
     while memory:
-        count = os.preadv(file.fileno(), [memory], begin)
+        count = os.preadv(stream.fileno(), [memory], begin)
         if not count:
             return False
         memory, begin = memory[count:], begin + count

@@ -1,4 +1,4 @@
-"""Trainings in files: saved whole, verified when they are read, restored all or nothing."""
+"""Save a training in one file; verify and restore it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving beside the training: the copy is made at once, and a thread writes it."""
+"""Saves in a background thread, from a copy of the training."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from thalweg.errors import CheckpointWarning, FailedPreconditionError, warn
 
 
 class Saving:
-    """A file that is being written.
+    """A file that a thread is writing.
 
-    Made by `save_async`.
+    Returned by `save_async`.
     """
 
-    def __init__(self, taken: Snapshot, path: Path, progress: Progress | None) -> None:
+    def __init__(self, snapshot: Snapshot, path: Path, progress: Progress | None) -> None:
         self.path = path
         self._process = os.getpid()
         self._error: BaseException | None = None
-        self._has_ended = False
-        # No daemon: the interpreter waits for the file at its end.
+        self._is_finished = False
+        # Not a daemon thread: the interpreter waits for the file when it exits.
         self._thread = threading.Thread(
-            target=self._write_snapshot, args=(taken, progress), name=f"saving {path}"
+            target=self._write_snapshot, args=(snapshot, progress), name=f"saving {path}"
         )
         self._thread.start()
 
-    def _write_snapshot(self, taken: Snapshot, progress: Progress | None) -> None:
+    def _write_snapshot(self, snapshot: Snapshot, progress: Progress | None) -> None:
         try:
-            taken.write(self.path, progress, together=False)
+            snapshot.write(self.path, progress, waits=False)
         except BaseException as error:
             self._error = error
         finally:
-            self._has_ended = True
+            self._is_finished = True
 
     def done(self) -> bool:
-        """Return True if the file has been written, or writing it has failed.
+        """Return True if the file has been written, or writing has failed.
 
         Raises:
-            FailedPreconditionError: The process that forked this one writes the file.
+            FailedPreconditionError: The file is written by the process that forked this one.
         """
         self._check_process()
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when the file is there.
+        """Wait until the file is complete.
 
         Raises:
-            CheckpointWriteError: It cannot be written.
-            FailedPreconditionError: As `done`.
+            CheckpointWriteError: The file cannot be written.
+            FailedPreconditionError: See `done`.
         """
         self._check_process()
         self._thread.join()
@@ -61,12 +61,12 @@ class Saving:
             raise error
 
     def is_there(self) -> bool:
-        """Return True if writing the file has ended without an error, in any process."""
-        return self._has_ended and self._error is None
+        """Return True if the file has been written without an error, here or in the parent."""
+        return self._is_finished and self._error is None
 
     def is_elsewhere(self) -> bool:
-        """Return True if the process that forked this one still writes the file."""
-        return self._process != os.getpid() and not self._has_ended
+        """Return True if the parent process was writing the file when it forked this one."""
+        return self._process != os.getpid() and not self._is_finished
 
     def _check_process(self) -> None:
         if self.is_elsewhere():
@@ -80,8 +80,9 @@ class Saving:
             warn(f"{self.path} was not saved: {self._error}", CheckpointWarning)
 
 
-_under_way: dict[str, Saving] = {}
-atexit.register(_under_way.clear)  # failures that nobody heard of are warned of
+_active_saves: dict[str, Saving] = {}
+# Deleting a failed save warns of its error.
+atexit.register(_active_saves.clear)
 
 
 def save_async(
@@ -95,19 +96,21 @@ def save_async(
 ) -> Saving:
     """Copy a training as `save` does and return; a thread writes the copy to the file.
 
-    Where slots are shared out over ranks, a thread of rank 0 writes. Arguments and errors are those
-    of `save`; an error of writing is raised by `wait`, or else by the next save to the same path,
+    If slots are sharded over ranks, a thread of rank 0 writes. Arguments and errors are those of
+    `save`. An error of writing is raised by `wait`, or else by the next save to the same path,
     which waits for this one.
 
     Returns:
-        The save in progress: call its `wait()` before the file is read.
+        The save in progress: call its `wait()` before you read the file.
     """
-    for other in [place for place, each in _under_way.items() if each.is_there()]:
-        _under_way.pop(other, None)
-    place = os.path.abspath(path)
-    before = _under_way.pop(place, None)
-    if before is not None and not before.is_elsewhere():
-        before.wait()
-    taken = take_snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
-    _under_way[place] = made = Saving(taken, path, progress)
-    return made
+    for finished_path in [
+        active_path for active_path, saving in _active_saves.items() if saving.is_there()
+    ]:
+        _active_saves.pop(finished_path, None)
+    target_path = os.path.abspath(path)
+    previous_saving = _active_saves.pop(target_path, None)
+    if previous_saving is not None and not previous_saving.is_elsewhere():
+        previous_saving.wait()
+    snapshot = take_snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
+    _active_saves[target_path] = saving = Saving(snapshot, path, progress)
+    return saving

@@ -1,4 +1,4 @@
-"""Extra states of modules, from `get_extra_state`, beside parameters and buffers."""
+"""Extra states of modules (`get_extra_state`, `set_extra_state`)."""
 
 from __future__ import annotations
 
@@ -14,60 +14,61 @@ from thalweg.errors import InvalidTypeError
 
 
 def extra_states(module: Module | None) -> dict[str, Any]:
-    """Return the extra states of a module and those inside, by the names that `state_dict` has for
-    them.
+    """Return the extra states of a module and its submodules, by their names in `state_dict`.
 
     Args:
-        module: The module; None has none.
+        module: The module. None returns an empty dictionary.
 
     Raises:
-        InvalidTypeError: A module has one that could not be set again.
+        InvalidTypeError: A module has `get_extra_state` but no `set_extra_state`.
     """
-    return {name: part.get_extra_state() for name, part in _modules_with_state(module).items()}
+    return {
+        name: submodule.get_extra_state() for name, submodule in _modules_with_state(module).items()
+    }
 
 
 @contextmanager
-def with_extra_states(module: Module | None, given: Mapping[str, object]) -> Generator[None]:
-    """Set extra states, and set them back if the block fails.
+def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Generator[None]:
+    """Set extra states before the block; set the previous ones again if the block fails.
 
     Args:
-        module: The module that `extra_states` was of.
-        given: What it returned.
+        module: The module.
+        states: The states by name, from `extra_states` of such a module.
 
     Raises:
-        CheckpointMismatchError: One is missing, or belongs to no module. Nothing was set.
+        CheckpointMismatchError: A state is missing, or belongs to no submodule. Nothing was set.
     """
-    keepers = _modules_with_state(module)
-    found = [f"{name!r} is missing" for name in keepers if name not in given]
-    found += [f"{name!r} belongs to nothing here" for name in given if name not in keepers]
-    if found:
-        raise state.mismatch(found, "The extra states of modules")
-    before: dict[str, Any] = {}
+    modules = _modules_with_state(module)
+    problems = [f"{name!r} is missing" for name in modules if name not in states]
+    problems += [f"{name!r} belongs to nothing here" for name in states if name not in modules]
+    if problems:
+        raise state.mismatch(problems, "The extra states of modules")
+    previous_states: dict[str, Any] = {}
     try:
-        for name, part in keepers.items():
-            before[name] = deepcopy(part.get_extra_state())
-            part.set_extra_state(given[name])
+        for name, submodule in modules.items():
+            previous_states[name] = deepcopy(submodule.get_extra_state())
+            submodule.set_extra_state(states[name])
         yield
     except BaseException:
-        for name, value in before.items():
-            keepers[name].set_extra_state(value)
+        for name, previous_state in previous_states.items():
+            modules[name].set_extra_state(previous_state)
         raise
 
 
 def _modules_with_state(module: Module | None) -> dict[str, Any]:
-    """The modules that have an extra state, by torch's names."""
+    """Return the submodules that have an extra state, by the name of the state in `state_dict`."""
     if module is None:
         return {}
-    parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
-    found: dict[str, Any] = {
-        f"{prefix}.{_KEY}" if prefix else _KEY: part
-        for prefix, part in parts
-        if part.__class__.get_extra_state is not Module.get_extra_state
+    submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    stateful_modules: dict[str, Any] = {
+        f"{prefix}.{_KEY}" if prefix else _KEY: submodule
+        for prefix, submodule in submodules
+        if submodule.__class__.get_extra_state is not Module.get_extra_state
     }
-    for name, part in found.items():
-        if part.__class__.set_extra_state is Module.set_extra_state:
-            raise InvalidTypeError(f"{name!r}: {type(part).__name__} has no set_extra_state.")
-    return found
+    for name, submodule in stateful_modules.items():
+        if submodule.__class__.set_extra_state is Module.set_extra_state:
+            raise InvalidTypeError(f"{name!r}: {type(submodule).__name__} has no set_extra_state.")
+    return stateful_modules
 
 
 _KEY = "_extra_state"

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 def _report_nothing(_: Path) -> None:
-    """Ignore progress."""
+    """Return None, so that reading reports no progress."""
 
 
 @dataclass(frozen=True)
@@ -48,57 +48,58 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all tensors."""
-        return sum(each.bytes for each in self.tensors)
+        """Size of all tensors in bytes."""
+        return sum(tensor.bytes for tensor in self.tensors)
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
     """Return the contents of a file.
 
-    In thalweg and TensorFlow files only tensors that count steps are read.
+    In thalweg and TensorFlow files, only tensors that count steps are read.
 
     Args:
         path: The file.
         progress: Called with the bytes read of a Keras file and their total.
 
     Raises:
-        MissingFileError: There is no such file.
+        MissingFileError: The file does not exist.
         DataLossError: The format is unknown, or the file is damaged.
         ThalwegError: See `container.describe`, `bundle.describe` and `keras_files.read`.
     """
-    place = locate_checkpoint(path).check_readable()
-    title, kind = place.path, place.writer
+    location = locate_checkpoint(path).check_readable()
+    file, kind = location.path, location.writer
     if kind == "thalweg":
-        found = container.describe(title)
+        description = container.describe(file)
         tensors = [
-            TensorInfo(name, each.dtype, each.shape, each.bytes)
-            for name, each in found.tensors.items()
+            TensorInfo(name, header.dtype, header.shape, header.bytes)
+            for name, header in description.tensors.items()
         ]
-        document = {**found.document, "step": step_of(title, found)}
-        return Listing(title, kind, tuple(tensors), document)
+        document = {**description.document, "step": step_of(file, description)}
+        return Listing(file, kind, tuple(tensors), document)
     tensors = (
-        bundle.describe(title)
-        if kind == "tensorflow"
-        else _list_tensors(_of_keras(title, progress))
+        bundle.describe(file) if kind == "tensorflow" else _list_tensors(_of_keras(file, progress))
     )
-    return Listing(title, kind, tuple(tensors), *_describe_optimizer(title))
+    return Listing(file, kind, tuple(tensors), *_describe_optimizer(file))
 
 
 def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The optimizer of a file of TensorFlow or Keras, in the form of our files and in words."""
+    """Return the optimizer of a TensorFlow or Keras file: a document as in thalweg files, and text.
+
+    If the file cannot be interpreted, the document is empty and the text has the error.
+    """
     try:
-        found = load_outline(path)
+        outline = load_outline(path)
     except ThalwegError as error:
         return {}, (f"its optimizer cannot be told: {error}",)
-    document: dict[str, Any] = {} if found.step is None else {"step": found.step}
-    only = found.optimizers[0] if len(found.optimizers) == 1 else None
-    if only is not None and only.family is not None:
-        plain = {
-            name: value if isinstance(value, int | float | str) else repr(value)
-            for name, value in only.hyperparameters.items()
+    document: dict[str, Any] = {} if outline.step is None else {"step": outline.step}
+    optimizer = outline.optimizers[0] if len(outline.optimizers) == 1 else None
+    if optimizer is not None and optimizer.family is not None:
+        arguments = {
+            name: argument if isinstance(argument, int | float | str) else repr(argument)
+            for name, argument in optimizer.hyperparameters.items()
         }
-        document["optimizer"] = {"class": only.family.cls, "arguments": plain}
-    return document, tuple(found.summary().splitlines()[1:])
+        document["optimizer"] = {"class": optimizer.family.cls, "arguments": arguments}
+    return document, tuple(outline.summary().splitlines()[1:])
 
 
 def has_checksums(path: Path) -> bool:
@@ -107,35 +108,35 @@ def has_checksums(path: Path) -> bool:
 
 
 def list_verified(path: Path, progress: Progress | None = None) -> Listing:
-    """Return the contents of a file after all of it was read and compared with its checksums.
+    """Read all of a file, compare its checksums, and return its contents.
 
     Args:
         path: The file.
         progress: Called with the bytes read and their total.
 
     Raises:
-        ThalwegError: As `list_file`, and DataLossError where a tensor is damaged; names it.
+        ThalwegError: See `list_file`; a DataLossError names the damaged tensor.
     """
-    place = locate_checkpoint(path).check_readable()
-    if place.writer == "thalweg":
-        container.verify(place.path, progress)
-    elif place.writer == "tensorflow":
-        bundle.read(place.path, progress=progress)
-    return list_file(place.path, progress)
+    location = locate_checkpoint(path).check_readable()
+    if location.writer == "thalweg":
+        container.verify(location.path, progress)
+    elif location.writer == "tensorflow":
+        bundle.read(location.path, progress=progress)
+    return list_file(location.path, progress)
 
 
 def differences(
-    one: Path,
-    other: Path,
+    path_a: Path,
+    path_b: Path,
     rules: object = None,
     progress: Callable[[Path], Progress | None] = _report_nothing,
 ) -> list[str]:
-    """Return descriptions of the differences of the tensors of two files, compared bit by bit.
+    """Return lines about the differences between the tensors of two files, compared bit by bit.
 
-    A thalweg file equals a TensorFlow or Keras file if `convert` makes the former of the latter.
+    A thalweg file equals a TensorFlow or Keras file if `convert` makes the former from the latter.
 
     Args:
-        one, other: The files, of any format.
+        path_a, path_b: The files, of any format.
         rules: Optional. The rules that were given to `convert`; a file that `convert` made has
             them.
         progress: Returns, for a path, the function called with the bytes read and their total.
@@ -143,41 +144,45 @@ def differences(
     Raises:
         ThalwegError: See `read_tensors`.
     """
-    writers = [locate_checkpoint(each).check_readable().writer for each in (one, other)]
+    writers = [locate_checkpoint(path).check_readable().writer for path in (path_a, path_b)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
-        ours, theirs = (one, other) if writers[0] == "thalweg" else (other, one)
-        place = locate_checkpoint(ours).path
+        is_first = writers[0] == "thalweg"
+        thalweg_path, foreign_path = (path_a, path_b) if is_first else (path_b, path_a)
+        file = locate_checkpoint(thalweg_path).path
         try:
-            found = compare_converted(theirs, place, rules, progress(theirs))
+            comparison = compare_converted(foreign_path, file, rules, progress(foreign_path))
         except DataLossError:
             raise
         except ThalwegError as error:
             return [f"convert makes neither of the other: {error}"]
-        if found is not None:
-            a, b, only = found
-            if theirs is other:
-                a, b = b, a
-            return only + compare_tensors(one, a, other, b)
-    return compare_tensors(
-        one, read_tensors(one, progress(one)), other, read_tensors(other, progress(other))
-    )
+        if comparison is not None:
+            tensors_a, tensors_b, lines = comparison
+            if foreign_path is path_b:
+                tensors_a, tensors_b = tensors_b, tensors_a
+            return lines + compare_tensors(path_a, tensors_a, path_b, tensors_b)
+    tensors_a, tensors_b = (read_tensors(path, progress(path)) for path in (path_a, path_b))
+    return compare_tensors(path_a, tensors_a, path_b, tensors_b)
 
 
 def compare_tensors(
-    one: Path, a: Mapping[str, StoredTensor], other: Path, b: Mapping[str, StoredTensor]
+    path_a: Path,
+    tensors_a: Mapping[str, StoredTensor],
+    path_b: Path,
+    tensors_b: Mapping[str, StoredTensor],
 ) -> list[str]:
-    """Return descriptions of the differences of the tensors of two files, compared bit by bit.
+    """Return lines about the differences between tensors of two files, compared bit by bit.
 
     Args:
-        one, other: The files, of any format, for the descriptions.
-        a, b: Their tensors; see `read_tensors`.
+        path_a, path_b: The files, of any format, for the lines.
+        tensors_a, tensors_b: Their tensors; see `read_tensors`.
     """
-    found = [f"{name!r} is in {os.fspath(one)} only" for name in a if name not in b]
-    found += [f"{name!r} is in {os.fspath(other)} only" for name in b if name not in a]
-    for name in a:
-        if name in b:
-            found += _compare_tensor(name, a[name], b[name])
-    return found
+    file_a, file_b = os.fspath(path_a), os.fspath(path_b)
+    lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
+    lines += [f"{name!r} is in {file_b} only" for name in tensors_b if name not in tensors_a]
+    for name in tensors_a:
+        if name in tensors_b:
+            lines += _compare_tensor(name, tensors_a[name], tensors_b[name])
+    return lines
 
 
 def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
@@ -191,49 +196,52 @@ def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stor
 
 
 def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
-    found = keras_files.read(path, progress)
-    return {**found.variables, **found.optimizer}
+    keras_file = keras_files.read(path, progress)
+    return {**keras_file.variables, **keras_file.optimizer}
 
 
-def _list_tensors(tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
+def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo]:
     return [
-        TensorInfo(name, each.dtype, each.shape, each.data.nbytes) for name, each in tensors.items()
+        TensorInfo(name, tensor.dtype, tensor.shape, tensor.data.nbytes)
+        for name, tensor in stored_tensors.items()
     ]
 
 
-def _compare_tensor(name: str, one: StoredTensor, other: StoredTensor) -> list[str]:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return [f"{name!r} is {one.dtype} {one.shape} and {other.dtype} {other.shape}"]
-    if np.array_equal(
-        _bytes_of(one), _bytes_of(other)
-    ):  # a memoryview compares by Python's objects
+def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
+    """Return one line about the difference between two tensors, or an empty list."""
+    if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
+        kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
+        return [f"{name!r} is {' and '.join(kinds)}"]
+    # Comparing memoryviews would be slow: Python converts each element.
+    if np.array_equal(_bytes_of(tensor_a), _bytes_of(tensor_b)):
         return []
     try:
-        a, b = one.tensor(), other.tensor()
-        differs = a != b
+        values_a, values_b = tensor_a.tensor(), tensor_b.tensor()
+        is_different = values_a != values_b
     except (RuntimeError, TypeError, ValueError):
-        return [f"{name!r} has other bits: {_hash_of(one)} and {_hash_of(other)}"]
-    count = int(differs.sum())
+        return [f"{name!r} has other bits: {_hash_of(tensor_a)} and {_hash_of(tensor_b)}"]
+    count = int(is_different.sum())
     if not count:
         return [f"{name!r} has other bits of equal values"]
-    most = _max_difference(a[differs], b[differs])
-    return [f"{name!r} differs in {count} of {a.numel()} elements, by {most:.3g} at most"]
+    distance = _max_difference(values_a[is_different], values_b[is_different])
+    total = values_a.numel()
+    return [f"{name!r} differs in {count} of {total} elements, by {distance:.3g} at most"]
 
 
-def _max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference between elements that differ; inf where one is no number."""
-    if a.is_floating_point() or a.is_complex():
-        wide = torch.complex128 if a.is_complex() else torch.float64
-        return float((a.to(wide) - b.to(wide)).abs().nan_to_num(float("inf")).max())
-    one, other = a.numpy(), b.numpy()
-    # Floats cannot tell large integers apart; modulo 2^64 the difference of any two is right.
-    apart = np.maximum(one, other).astype(np.uint64) - np.minimum(one, other).astype(np.uint64)
-    return float(apart.max())
+def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
+    """Return the largest difference of two tensors' elements; inf if one is NaN or infinite."""
+    if values_a.is_floating_point() or values_a.is_complex():
+        wide = torch.complex128 if values_a.is_complex() else torch.float64
+        return float((values_a.to(wide) - values_b.to(wide)).abs().nan_to_num(float("inf")).max())
+    array_a, array_b = values_a.numpy(), values_b.numpy()
+    # Floats are inexact for large integers; modulo 2^64 every difference is exact.
+    larger, smaller = np.maximum(array_a, array_b), np.minimum(array_a, array_b)
+    return float((larger.astype(np.uint64) - smaller.astype(np.uint64)).max())
 
 
-def _bytes_of(value: StoredTensor) -> np.ndarray:
-    return np.frombuffer(value.data, np.uint8)
+def _bytes_of(stored_tensor: StoredTensor) -> np.ndarray:
+    return np.frombuffer(stored_tensor.data, np.uint8)
 
 
-def _hash_of(value: StoredTensor) -> str:
-    return hashlib.blake2b(value.data, digest_size=4).hexdigest()
+def _hash_of(stored_tensor: StoredTensor) -> str:
+    return hashlib.blake2b(stored_tensor.data, digest_size=4).hexdigest()

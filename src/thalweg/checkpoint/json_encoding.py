@@ -1,4 +1,4 @@
-"""Values as plain JSON and named tensors, and back."""
+"""Encoding of Python values as JSON and named tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg._core.state import flaw, kept
 from thalweg._formats.json_text import as_object
 from thalweg.errors import InvalidConfigError, InvalidTypeError, NotFoundError
 
-# What is no JSON is a dict of one such key.
+# Values that JSON does not have are dicts with one of these keys.
 TENSOR = "$tensor"  # the name of a tensor
 SCALAR = "$scalar"  # [dtype, number]: a NumPy scalar
 FLOAT = "$float"  # "nan", "inf" or "-inf"
 TUPLE = "$tuple"
-DICT = "$dict"  # [[key, value], ...]: where a key is no string, or begins with "$"
+DICT = "$dict"  # [[key, value], ...]: if a key is not a string, or begins with "$"
 
 _SCALARS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
@@ -30,15 +30,15 @@ Special = Callable[[Any, str], Any]
 
 
 class Writer:
-    """Makes plain JSON of values, and gathers their tensors by name.
+    """Encoder of Python values as JSON; collects their tensors by name.
 
     Args:
-        special: Optional. Called first, with a value and its name; NotImplemented leaves it to
-            this class.
-        copies: Whether tensors are copied; they may change afterwards then.
+        special: Optional. Called first, with a value and its name. Returns JSON, or NotImplemented
+            to have this class encode the value.
+        copies: Whether tensors are copied; otherwise they must not change before they are written.
 
     Attributes:
-        tensors: The tensors so far.
+        tensors: The tensors so far, by name.
     """
 
     def __init__(self, special: Special | None = None, copies: bool = True) -> None:
@@ -46,91 +46,97 @@ class Writer:
         self._special = special
         self._copies = copies
 
-    def __call__(self, value: Any, name: str) -> Any:
-        """The value in JSON; its tensors are called `name`, or begin with it and "/".
+    def __call__(self, python_value: Any, name: str) -> Any:
+        """Return a value as JSON, and add its tensors to `tensors`.
+
+        Their names are `name`, or begin with `name` and "/".
 
         Raises:
-            InvalidTypeError: It holds what is neither number, text, tensor, array nor a container
-                of those.
+            InvalidTypeError: The value has something other than numbers, text, None, tensors,
+                arrays, and lists, tuples and dicts of those.
         """
-        found = NotImplemented if self._special is None else self._special(value, name)
-        if found is not NotImplemented:
-            return found
-        given: type[Any] = value.__class__
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {FLOAT: repr(value)}
-        is_numpy = isinstance(value, np.generic | np.ndarray)
-        dtype = cast("np.ndarray[Any, Any]", value).dtype.name if is_numpy else ""
-        if isinstance(value, np.generic) and dtype in _SCALARS:
-            return {SCALAR: [dtype, self(value.item(), name)]}
-        if isinstance(value, Tensor) or dtype in _SCALARS:
-            return {TENSOR: self._add_tensor(value, name)}
-        if isinstance(value, Mapping):
-            return self._write_mapping(cast(Mapping[Any, Any], value), name)
-        if isinstance(value, list | tuple):
-            own = enumerate(cast(Sequence[Any], value))
-            items = [self(each, f"{name}/{index}") for index, each in own]
-            return {TUPLE: items} if isinstance(value, tuple) else items
+        replacement = NotImplemented if self._special is None else self._special(python_value, name)
+        if replacement is not NotImplemented:
+            return replacement
+        value_type: type[Any] = python_value.__class__
+        if python_value is None or type(python_value) in (bool, int, str):
+            return python_value
+        if type(python_value) is float:
+            return python_value if math.isfinite(python_value) else {FLOAT: repr(python_value)}
+        is_numpy = isinstance(python_value, np.generic | np.ndarray)
+        dtype = cast("np.ndarray[Any, Any]", python_value).dtype.name if is_numpy else ""
+        if isinstance(python_value, np.generic) and dtype in _SCALARS:
+            return {SCALAR: [dtype, self(python_value.item(), name)]}
+        if isinstance(python_value, Tensor) or dtype in _SCALARS:
+            return {TENSOR: self._add_tensor(python_value, name)}
+        if isinstance(python_value, Mapping):
+            return self._write_mapping(cast(Mapping[Any, Any], python_value), name)
+        if isinstance(python_value, list | tuple):
+            entries = enumerate(cast(Sequence[Any], python_value))
+            json_items = [self(entry, f"{name}/{index}") for index, entry in entries]
+            return {TUPLE: json_items} if isinstance(python_value, tuple) else json_items
         raise InvalidTypeError(
-            f"{name!r} is a {given.__name__}, which no file holds: numbers, text, None,"
+            f"{name!r} is a {value_type.__name__}, which no file holds: numbers, text, None,"
             " tensors, arrays, and lists, tuples and dicts of those can be saved."
         )
 
-    def _write_mapping(self, value: Mapping[object, object], name: str) -> object:
-        items = {key: self(each, f"{name}/{key}") for key, each in value.items()}
-        if all(type(key) is str and not key.startswith("$") for key in items):
-            return items
-        return {DICT: [[self(key, name), each] for key, each in items.items()]}
+    def _write_mapping(self, mapping: Mapping[object, object], name: str) -> object:
+        json_values = {key: self(entry, f"{name}/{key}") for key, entry in mapping.items()}
+        if all(type(key) is str and not key.startswith("$") for key in json_values):
+            return json_values
+        return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
-    def _add_tensor(self, value: Any, name: str) -> str:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))  # pyright: ignore[reportUnknownMemberType]
+    def _add_tensor(self, array: Any, name: str) -> str:
+        """Add a tensor or array under `name`, with a number if that is in use; return its name."""
+        tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
             raise InvalidTypeError(f"{name!r} is {problem}, which cannot be saved.")
-        title, count = name, 0
-        while title in self.tensors:
+        unique_name, count = name, 0
+        while unique_name in self.tensors:
             count += 1
-            title = f"{name}#{count}"
-        self.tensors[title] = kept(tensor) if self._copies else tensor.detach()
-        return title
+            unique_name = f"{name}#{count}"
+        self.tensors[unique_name] = kept(tensor) if self._copies else tensor.detach()
+        return unique_name
 
 
 class JsonReader:
-    """Makes values of plain JSON and named tensors.
+    """Decoder of the JSON and the named tensors of `Writer`.
 
     Args:
-        tensors: The tensors by name.
-        special: Optional. Called first, with the mark of a dict, such as "$schedule", and what it
-            holds; NotImplemented leaves it to this class.
+        named_tensors: The tensors by name.
+        special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
+            content. Returns the decoded value, or NotImplemented to have this class decode it.
         copies: Whether tensors are copied.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], special: Special | None = None, copies: bool = False
+        self,
+        named_tensors: Mapping[str, Tensor],
+        special: Special | None = None,
+        copies: bool = False,
     ) -> None:
-        self.tensors = tensors
+        self.tensors = named_tensors
         self._special = special
         self._copies = copies
 
-    def __call__(self, plain: Any) -> Any:
-        """The value.
+    def __call__(self, encoded: Any) -> Any:
+        """Return the Python value of JSON from `Writer`.
 
         Raises:
-            InvalidConfigError: It is nothing that `Writer` makes.
-            NotFoundError: A tensor is not there.
+            InvalidConfigError: A marked dict has an unknown mark or an invalid content.
+            NotFoundError: A tensor is missing in `tensors`.
         """
-        if isinstance(plain, list):
-            return [self(each) for each in cast(list[Any], plain)]
-        if not isinstance(plain, dict):
-            return plain
-        own = as_object(plain)
-        mark = next(iter(own), "")
+        if isinstance(encoded, list):
+            return [self(entry) for entry in cast(list[Any], encoded)]
+        if not isinstance(encoded, dict):
+            return encoded
+        fields = as_object(encoded)
+        mark = next(iter(fields), "")
         if not mark.startswith("$"):
-            return {key: self(each) for key, each in own.items()}
+            return {key: self(entry) for key, entry in fields.items()}
         try:
-            return self._read_marked(mark, own[mark])
+            return self._read_marked(mark, fields[mark])
         except (
             TypeError,
             ValueError,
@@ -141,17 +147,18 @@ class JsonReader:
         ) as error:
             if isinstance(error, InvalidConfigError | NotFoundError):
                 raise
-            raise InvalidConfigError(f"{mark} of {str(own[mark])[:80]} is nothing.") from error
+            raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
     def _read_marked(self, mark: str, content: Any) -> object:
-        found = NotImplemented if self._special is None else self._special(mark, content)
-        if found is not NotImplemented:
-            return found
+        """Decode the content of a dict whose only key is `mark`."""
+        replacement = NotImplemented if self._special is None else self._special(mark, content)
+        if replacement is not NotImplemented:
+            return replacement
         if mark == TENSOR:
             if content not in self.tensors:
                 raise NotFoundError(f"Key {content} not found in checkpoint")
-            found = self.tensors[content]
-            return found.clone() if self._copies else found
+            tensor = self.tensors[content]
+            return tensor.clone() if self._copies else tensor
         if mark == SCALAR:
             dtype, number = content
             if dtype not in _SCALARS:
@@ -160,7 +167,7 @@ class JsonReader:
         if mark == FLOAT:
             return float(content)
         if mark == TUPLE:
-            return tuple(self(each) for each in content)
+            return tuple(self(entry) for entry in content)
         if mark == DICT:
-            return {self(key): self(each) for key, each in content}
+            return {self(key): self(entry) for key, entry in content}
         raise InvalidConfigError(f"{mark} is unknown here.")

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: a folder of checkpoints, of which some are kept."""
+"""`CheckpointManager`: a directory of numbered checkpoints."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from thalweg.errors import (
 )
 
 SUFFIX = ".safetensors"
-_MOST = 10**18
+_STEP_LIMIT = 10**18
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint of a folder.
+    """A checkpoint of a directory.
 
     Attributes:
-        step: Its number.
-        path: Its file.
-        time: When it was taken, in seconds since 1970.
-        metrics: What it was saved with.
+        step: The number of the checkpoint.
+        path: The file.
+        time: When the checkpoint was taken, in seconds since 1970.
+        metrics: The metrics that the checkpoint was saved with.
     """
 
     step: int
@@ -53,14 +53,14 @@ class Kept:
 
 
 def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
-    """Return the checkpoint of a folder that was saved last; None if there is none.
+    """Return the checkpoint of a directory that was saved last; None if there is none.
 
     Args:
-        directory: A folder that a `CheckpointManager` writes to.
-        name: What the names of the files begin with.
+        directory: A directory that a `CheckpointManager` writes to.
+        name: The beginning of the files' names.
     """
-    there = _whole_checkpoints(Path(directory), name)
-    return there[-1].path if there else None
+    checkpoints = _list_checkpoints(Path(directory), name)
+    return checkpoints[-1].path if checkpoints else None
 
 
 class CheckpointManager:
@@ -126,7 +126,7 @@ class CheckpointManager:
         self._best, self._mode = best, mode
         self._name, self._clock = name, clock
         self._asynchronous = asynchronous
-        self._removes = True
+        self._can_remove = True
         self._saving: Saving | None = None
 
     def save(
@@ -139,39 +139,39 @@ class CheckpointManager:
         extra: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Save a training under a number, and remove what need not stay; see `save`.
+        """Save a training under a number, and remove old checkpoints; see `checkpoint.save`.
+
+        If slots are sharded over ranks, all ranks call this method, and rank 0 writes.
 
         Args:
             step: The number, 0 or more.
             metrics: Optional. Numbers by name, the one called `best` among them.
 
-        Where slots are shared out over ranks, all of them call this, and rank 0 writes.
-
         Returns:
-            The file. Where a thread writes it, it is there after `wait`, or the next `save`, which
-            also raises what came of it, once its own file is under way.
+            The file. If a thread writes the file, it is complete after `wait` or the next `save`,
+            which also raises an error of that thread, after starting to write its own file.
 
         Raises:
-            InvalidArgumentError: `step` is not a whole number from 0 on, or `best` is not among
-                the metrics.
+            InvalidArgumentError: `step` is not an integer from 0 on, or `best` is not among the
+                metrics.
         """
         number = _step_number(step)
-        given = dict(metrics or {})
-        if self._best is not None and self._best not in given:
+        numbers = dict(metrics or {})
+        if self._best is not None and self._best not in numbers:
             raise InvalidArgumentError(
-                f"metrics must have {self._best!r}, by which the best is kept; given: {given}."
+                f"metrics must have {self._best!r}, by which the best is kept; given: {numbers}."
             )
-        taken = take_snapshot(
-            optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=given
+        snapshot = take_snapshot(
+            optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=numbers
         )
         path = self.directory / f"{self._name}-{number}{SUFFIX}"
-        self._removes = taken.is_here()
+        self._can_remove = snapshot.is_here()
         failure = self._wait_for_save()
-        taken.document.update(step=number, time=self._time_after_all())
+        snapshot.document.update(step=number, time=self._time_after_all())
         if self._asynchronous:
-            self._saving = Saving(taken, path, None)
+            self._saving = Saving(snapshot, path, None)
         else:
-            taken.write(path)
+            snapshot.write(path)
             self._remove_old()
         if failure is not None:
             failure.add_note(f"That was the save before; {path} is being written.")
@@ -179,22 +179,22 @@ class CheckpointManager:
         return path
 
     def _time_after_all(self) -> float:
-        """Now, or just after the newest file: clocks go back, and those of machines differ."""
-        now, there = self._clock(), self.checkpoints()
-        return max(now, math.nextafter(there[-1].time, math.inf)) if there else now
+        """Return the time, or just after the newest file: clocks may go back or differ."""
+        present, newest = self._clock(), self.checkpoints()[-1:]
+        return max([present, *(math.nextafter(kept.time, math.inf) for kept in newest)])
 
     def wait(self) -> None:
-        """Return when all files are there.
+        """Wait until all files are complete.
 
         Raises:
-            CheckpointWriteError: One cannot be written.
+            CheckpointWriteError: A file cannot be written.
         """
         failure = self._wait_for_save()
         if failure is not None:
             raise failure
 
     def _wait_for_save(self) -> Exception | None:
-        """Wait for the save under way and forget it; if it succeeds, delete old checkpoints.
+        """Wait for the save in progress and forget it; if it succeeds, delete old checkpoints.
 
         Returns:
             The exception that the save failed with, or None. A save that the process before a fork
@@ -221,7 +221,7 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
-        """Go on from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
+        """Continue from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
 
         Args:
             step: Optional. The number of the checkpoint.
@@ -230,18 +230,18 @@ class CheckpointManager:
             progress: As there.
 
         Raises:
-            InvalidArgumentError: `step` is not a whole number from 0 on.
-            MissingFileError: There is none, or none of this number.
-            ThalwegError: It cannot be gone on from. No older one takes the place of one that is
-                damaged: without a step, a damaged file raises if by its number or by the time of
-                its last change it may be the latest, and a file of a newer version always.
+            InvalidArgumentError: `step` is not an integer from 0 on.
+            MissingFileError: There is no checkpoint, or none with this number.
+            ThalwegError: The checkpoint cannot be restored. No older one replaces a damaged one:
+                without `step`, a damaged file raises if its number or the time of its last change
+                may be the latest; a file of a newer version always raises.
         """
         self.wait()
         numbers = _files_by_step(self.directory, self._name)
         path = self._newest_readable() if step is None else numbers.get(_step_number(step))
         if path is None:
-            what = "no checkpoint" if step is None else f"no checkpoint {step}"
-            raise MissingFileError(f"{self.directory} has {what}; there are {sorted(numbers)}.")
+            contents = "no checkpoint" if step is None else f"no checkpoint {step}"
+            raise MissingFileError(f"{self.directory} has {contents}; there are {sorted(numbers)}.")
         return restore(
             path,
             optimizer=optimizer,
@@ -262,21 +262,21 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored | None:
-        """Go on from the latest checkpoint, or start where there is none.
+        """Continue from the latest checkpoint; return None and change nothing if there is none.
 
         Returns:
-            As `restore`; None if there is no checkpoint, and nothing has changed.
+            The contents of the checkpoint, as from `restore`, or None.
 
         Raises:
-            ThalwegError: As `restore`: there is one that cannot be gone on from.
+            ThalwegError: The latest checkpoint cannot be restored; see `restore`.
 
         Example:
             >>> import tempfile, thalweg
             >>> from thalweg.keras.optimizers import SGD
             >>> manager = CheckpointManager(tempfile.mkdtemp())
             >>> w, opt = thalweg.Variable([4.0], name="w"), SGD(0.25)
-            >>> found = manager.restore_or_initialize(optimizer=opt, variables=[w])
-            >>> for step in range(found.step + 1 if found else 0, 3):
+            >>> restored = manager.restore_or_initialize(optimizer=opt, variables=[w])
+            >>> for step in range(restored.step + 1 if restored else 0, 3):
             ...     _ = opt.apply_gradients([([1.0], w)])
             ...     _ = manager.save(step, optimizer=opt, variables=[w])
             >>> manager.restore_or_initialize(optimizer=opt, variables=[w]).step
@@ -297,18 +297,21 @@ class CheckpointManager:
         )
 
     def _newest_readable(self) -> Path | None:
-        """The file to go on from, unless one that cannot be read may be newer."""
-        there, odd = _looked_at(self.directory, self._name)
-        newest = there[-1] if there else None
-        for each in odd:
-            if newest is None or each.may_follow(newest):
+        """Return the latest checkpoint, or None; raise if an unreadable file may be newer.
+
+        Unreadable files that must be older are warned of.
+        """
+        checkpoints, unreadable = _scan_directory(self.directory, self._name)
+        newest = checkpoints[-1] if checkpoints else None
+        for file in unreadable:
+            if newest is None or file.may_follow(newest):
                 if newest is not None:
-                    each.error.add_note(
+                    file.error.add_note(
                         f"It may be the latest. Without it, {newest.path} is: remove it, or name"
                         f" the step, {newest.step}, to go on from there."
                     )
-                raise each.error
-            each.warn_unreadable()
+                raise file.error
+            file.warn_unreadable()
         return newest.path if newest is not None else None
 
     def latest(self) -> Path | None:
@@ -317,118 +320,119 @@ class CheckpointManager:
         return latest(self.directory, self._name)
 
     def best(self) -> Path | None:
-        """Return the file whose metric is best; None if there is none.
+        """Return the file with the best value of the metric `best`; None if there is none.
 
         Raises:
-            InvalidArgumentError: The manager was told of no metric.
+            InvalidArgumentError: The manager was made without `best`.
         """
         if self._best is None:
             raise InvalidArgumentError("There is no best one without a metric: give best=.")
         self.wait()
-        found = self._best_of(self.checkpoints())
-        return None if found is None else found.path
+        best = self._best_of(self.checkpoints())
+        return None if best is None else best.path
 
     def checkpoints(self) -> list[Kept]:
         """Return the checkpoints that exist, in the order in which they were saved.
 
         Damaged files are left out, with a warning.
         """
-        return _whole_checkpoints(self.directory, self._name)
+        return _list_checkpoints(self.directory, self._name)
 
-    def _best_of(self, there: list[Kept]) -> Kept | None:
+    def _best_of(self, checkpoints: list[Kept]) -> Kept | None:
+        """Return the checkpoint with the best metric; None if no checkpoint has the metric."""
         sign = 1 if self._mode == "min" else -1
-        values = [(sign * each.metrics.get(self._best or "", math.nan), each) for each in there]
-        comparable = [pair for pair in values if not math.isnan(pair[0])]
-        return min(comparable, key=lambda pair: pair[0])[1] if comparable else None
+        metrics = [sign * kept.metrics.get(self._best or "", math.nan) for kept in checkpoints]
+        pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
+        return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
     def _remove_old(self) -> None:
-        if self._keep is None or not self._removes:
+        """Delete the checkpoints that neither `keep`, `keep_every` nor `best` retains."""
+        if self._keep is None or not self._can_remove:
             return
-        there = self.checkpoints()
-        best = self._best_of(there) if self._best is not None else None
-        dated = [(str(each.path), each.time) for each in there]
-        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spared_time).too_old():
+        checkpoints = self.checkpoints()
+        best = self._best_of(checkpoints) if self._best is not None else None
+        dated = [(str(checkpoint.path), checkpoint.time) for checkpoint in checkpoints]
+        for old in Keeper(self._keep, self._keep_every, -math.inf, dated, _spaced_time).too_old():
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
-                except OSError as error:  # the save itself has succeeded
+                except OSError as error:
+                    # The save has succeeded, so this is not an error.
                     warn(f"{old} stays: {error}", CheckpointWarning)
 
 
-def _spared_time(saved: float, mark: float, span: float) -> float | None:
-    return saved if saved - mark >= span else None
+def _spaced_time(saved_time: float, mark: float, span: float) -> float | None:
+    return saved_time if saved_time - mark >= span else None
 
 
 @dataclass(frozen=True)
-class _Odd:
-    """A file of a folder that is no checkpoint to go on from, and why."""
+class _UnreadableFile:
+    """A file named like a checkpoint that cannot be restored, with the error of reading it."""
 
     step: int
     path: Path
     error: ThalwegError
 
     def may_follow(self, newest: Kept) -> bool:
-        """Return True if the file may have been saved after a checkpoint; its recorded time is
-        unreliable.
-        """
+        """Return True if the file may be newer than a checkpoint, by number or time."""
         if self.step > newest.step or isinstance(self.error, UnsupportedCheckpointError):
             return True
         try:
             return self.path.stat().st_mtime >= newest.path.stat().st_mtime
-        except FileNotFoundError:  # another process has removed one
+        except FileNotFoundError:  # Another process has removed one of the files.
             return False
 
     def warn_unreadable(self) -> None:
         warn(f"{self.path} is left alone: {self.error}", CheckpointWarning)
 
 
-def _whole_checkpoints(directory: Path, name: str) -> list[Kept]:
-    """The checkpoints of a folder that are whole, in the order in which they were saved."""
-    there, odd = _looked_at(directory, name)
-    for each in odd:
-        each.warn_unreadable()
-    return there
+def _list_checkpoints(directory: Path, name: str) -> list[Kept]:
+    """Return the readable checkpoints of a directory in the order of saving; warn of the others."""
+    checkpoints, unreadable = _scan_directory(directory, name)
+    for file in unreadable:
+        file.warn_unreadable()
+    return checkpoints
 
 
-def _looked_at(directory: Path, name: str) -> tuple[list[Kept], list[_Odd]]:
-    """The checkpoints of a folder, in the order in which they were saved, and what is none."""
-    found, odd = list[Kept](), list[_Odd]()
+def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_UnreadableFile]]:
+    """Return the readable checkpoints of a directory in the order of saving, and the unreadable."""
+    checkpoints, unreadable = list[Kept](), list[_UnreadableFile]()
     for step, path in _files_by_step(directory, name).items():
         try:
             document = container.describe(path).document
-            told = JsonReader({})(document.get("metrics", {}))
-            metrics = {key: float(each) for key, each in told.items()}
-            when = float(document.get("time", 0.0))
-            if not math.isfinite(when):
-                raise ValueError(f"the time is {when}.")
-            found.append(Kept(step, path, when, metrics))
+            raw_metrics = JsonReader({})(document.get("metrics", {}))
+            metrics = {key: float(number) for key, number in raw_metrics.items()}
+            saved_time = float(document.get("time", 0.0))
+            if not math.isfinite(saved_time):
+                raise ValueError(f"the time is {saved_time}.")
+            checkpoints.append(Kept(step, path, saved_time, metrics))
         except MissingFileError:
-            continue  # another process has removed it
+            continue  # Another process has removed the file.
         except ThalwegError as error:
-            odd.append(_Odd(step, path, error))
+            unreadable.append(_UnreadableFile(step, path, error))
         except (TypeError, ValueError, AttributeError) as error:
-            what = InvalidConfigError(f"{path}: its time or its metrics are none: {error}")
-            odd.append(_Odd(step, path, what))
-    return sorted(found, key=lambda each: (each.time, each.step)), odd
+            problem = InvalidConfigError(f"{path}: its time or its metrics are none: {error}")
+            unreadable.append(_UnreadableFile(step, path, problem))
+    return sorted(checkpoints, key=lambda kept: (kept.time, kept.step)), unreadable
 
 
 def _step_number(step: Any) -> int:
-    """A step as a number; anything else raises."""
+    """Return a step as an int; raise InvalidArgumentError unless it is an integer in range."""
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
         number = -1
-    if not 0 <= number < _MOST:
+    if not 0 <= number < _STEP_LIMIT:
         raise InvalidArgumentError(
-            f"step must be a whole number from 0 to {_MOST - 1}, not {show_value(step)}."
+            f"step must be a whole number from 0 to {_STEP_LIMIT - 1}, not {show_value(step)}."
         )
     return number
 
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
-    """The checkpoints of a folder by number."""
+    """Return the files of a directory that are named like checkpoints, by their number."""
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}
-    found = {path: pattern.fullmatch(path.name) for path in directory.iterdir()}
-    return {int(match[1]): path for path, match in found.items() if match is not None}
+    matches = {path: pattern.fullmatch(path.name) for path in directory.iterdir()}
+    return {int(match[1]): path for path, match in matches.items() if match is not None}

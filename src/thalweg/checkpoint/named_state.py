@@ -1,4 +1,4 @@
-"""The variables of a training by the names of a file, and the state of their optimizer."""
+"""Variables and optimizer state under the names of a file."""
 
 from __future__ import annotations
 
@@ -22,86 +22,86 @@ from thalweg.optim.dtensor_params import entry_of, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
-NAMELESS = "Variable"  # what `name_of` calls what has no name
+# The name from `name_of` for tensors without a name.
+NAMELESS = "Variable"
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
-    """Return the tensors by name: those given, and the parameters and buffers of a module.
+    """Return variables, and the parameters and buffers of a module, by name.
 
     Raises:
-        InvalidTypeError: What is given is neither.
-        InvalidArgumentError: Two tensors have the same name, or one has none, or no shape yet.
+        InvalidTypeError: `module` is not a module, or `variables` has something other than tensors.
+        InvalidArgumentError: Two tensors have the same name, or one has no name or no shape yet.
     """
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
-            kind = type(module).__name__
-            raise InvalidTypeError(f"module must be a torch.nn.Module, not {kind}.")
-        found = _of_module(module)
-    given = {} if variables is None else _by_name(variables)
-    twice = sorted(found.keys() & given.keys())
-    if twice:
-        raise InvalidArgumentError(f"{twice[0]!r} is the name of a variable and in the module.")
-    found |= given
-    for name, each in found.items():
-        if not isinstance(each, Tensor):
-            raise InvalidTypeError(f"{name!r} is a {type(each).__name__}, not a tensor.")
-        if is_lazy(each):
+            name = type(module).__name__
+            raise InvalidTypeError(f"module must be a torch.nn.Module, not {name}.")
+        tensors = _tensors_of_module(module)
+    variables_by_name = {} if variables is None else _by_name(variables)
+    duplicates = sorted(tensors.keys() & variables_by_name.keys())
+    if duplicates:
+        name = duplicates[0]
+        raise InvalidArgumentError(f"{name!r} is the name of a variable and in the module.")
+    tensors |= variables_by_name
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InvalidTypeError(f"{name!r} is a {type(tensor).__name__}, not a tensor.")
+        if is_lazy(tensor):
             raise InvalidArgumentError(
                 f"{name!r} has no shape yet: call its lazy module once, and then save or restore."
             )
-    return found
+    return tensors
 
 
-def _of_module(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The module's own tensors by the names of its `state_dict`, whatever hooks make of that."""
-    found: dict[str, Tensor] = {}
-    parts = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
-    for prefix, part in parts:
-        left_out = part._non_persistent_buffers_set
-        buffers = {name: each for name, each in part._buffers.items() if name not in left_out}
-        for name, tensor in {**part._parameters, **buffers}.items():
-            if tensor is not None:
-                found[f"{prefix}.{name}" if prefix else name] = tensor
-    return found
+def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by their names in `state_dict`; without hooks."""
+    tensors: dict[str, Tensor] = {}
+    submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    for prefix, submodule in submodules:
+        transient = submodule._non_persistent_buffers_set
+        for name, tensor in {**submodule._parameters, **submodule._buffers}.items():
+            if tensor is not None and name not in transient:
+                tensors[f"{prefix}.{name}" if prefix else name] = tensor
+    return tensors
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
+    """Return variables by key or by name; raise if a name is missing or ambiguous."""
     if isinstance(variables, Mapping):
-        own = cast(Mapping[Any, Tensor], variables)
-        return {str(name): each for name, each in own.items()}
+        mapping = cast(Mapping[Any, Tensor], variables)
+        return {str(name): tensor for name, tensor in mapping.items()}
     if isinstance(variables, torch.nn.Module):
         raise InvalidTypeError("variables must be tensors, not a module: give it as module=.")
     tensors = distinct(flatten(variables, "variables"))
-    names = [name_of(each).split(":")[0] for each in tensors]
-    # Their order would decide, and a list in another order would be given others' values.
-    nameless = [tuple(each.shape) for name, each in zip(names, tensors) if name == NAMELESS]
+    names = [name_of(tensor).split(":")[0] for tensor in tensors]
+    # Names from the order of a list would give values to other variables after a reordering.
+    nameless = [tuple(tensor.shape) for name, tensor in zip(names, tensors) if name == NAMELESS]
     if nameless:
         raise InvalidArgumentError(
             f"{len(nameless)} of the variables have no name, the first of shape {nameless[0]}: give"
             " module=model, or a dictionary by name, such as dict(model.named_parameters())."
         )
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
         raise InvalidArgumentError(
-            f"{names.count(twice[0])} of the variables are called {twice[0]!r}: give a dictionary"
-            " of variables by names of your choice."
+            f"{names.count(duplicates[0])} of the variables are called {duplicates[0]!r}: give a"
+            " dictionary of variables by names of your choice."
         )
     return dict(zip(names, tensors, strict=True))
 
 
 def slots_of(optimizer: object) -> SlotStore | None:
-    """Return the slot store of an optimizer, or of the optimizer of an `optimize_loss` step; else
-    None.
-    """
+    """Return the slot store of an optimizer or of an `optimize_loss` step; None for others."""
     return getattr(optimizer, "_slots", None)
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return the optimizer itself, or a `TorchOptimizerAdapter` with the methods it lacks.
+    """Return the optimizer, wrapped in a `TorchOptimizerAdapter` if it is a torch optimizer.
 
     Raises:
-        InvalidTypeError: It is none of the library or torch's kind.
+        InvalidTypeError: The object is not an optimizer of the library or of torch.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchOptimizerAdapter(optimizer)
@@ -113,39 +113,40 @@ def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable
     return optimizer
 
 
-def state_of(optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """`state_dict` of an optimizer, with the slots of these variables by these names.
+def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return an optimizer's state, with slots named after their variables in `named_tensors`.
 
     Raises:
-        InvalidArgumentError: It remembers something of others, which no fresh one could take.
+        InvalidArgumentError: The optimizer has slots of variables that are not in `named_tensors`.
     """
-    return optimizer._saved(_Names(tensors, all_of_them=bool(tensors)))
+    return optimizer._saved(_FileNames(named_tensors, requires_all=bool(named_tensors)))
 
 
 def prepare_loading(
-    optimizer: Any, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager of the loading of a state from `state_of`; it holds the optimizer's
-    lock.
+    """Return a context manager that validates a state from `state_of` and gives a `Loading`.
+
+    The optimizer's lock is held inside the context.
     """
-    if not tensors:
-        _refuse_unplaced(optimizer, state)
+    if not named_tensors:
+        _require_variables(optimizer, state)
         return optimizer._loading(state)
     owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    own = {name: each for name, each in tensors.items() if name in owners}
-    others = [name for name, each in own.items() if not is_variable(each)]
-    if others:
+    slot_variables = {name: tensor for name, tensor in named_tensors.items() if name in owners}
+    copies = [name for name, tensor in slot_variables.items() if not is_variable(tensor)]
+    if copies:
         raise InvalidArgumentError(
-            f"The optimizer has slots of {others[0]!r}, which is no variable but a tensor as"
+            f"The optimizer has slots of {copies[0]!r}, which is no variable but a tensor as"
             f" state_dict() returns it. {_GIVE}"
         )
-    variables = list(own.values())
-    names = _Names(tensors, all_of_them=isinstance(optimizer, TorchOptimizerAdapter))
+    variables = list(slot_variables.values())
+    names = _FileNames(named_tensors, requires_all=isinstance(optimizer, TorchOptimizerAdapter))
     return optimizer._loading(state, variables or None, names)
 
 
-def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Refuse slots of TensorFlow 1, which wait for no variables."""
+def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Raise FailedPreconditionError for slots if an optimizer of `v1` has no variables yet."""
     if state and optimizer._needs_variables and not optimizer._owners():
         raise FailedPreconditionError(
             f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
@@ -154,81 +155,84 @@ def _refuse_unplaced(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def prepare_values(tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Loading:
-    """Return the loading that sets the variables themselves.
+def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
+    """Return the `Loading` that sets variables to values of a file.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [entry_of(name, each) for name, each in tensors.items()]
-    found = differences(entries, given)
-    if found:
-        raise mismatch(found, "The variables", f"Nothing was loaded.{_prefix_hint(tensors, given)}")
-    return Loading([(entry, given[entry.name]) for entry in entries], what="The variables")
+    entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
+    problems = differences(entries, values)
+    if problems:
+        hint = _prefix_hint(named_tensors, values)
+        raise mismatch(problems, "The variables", f"Nothing was loaded.{hint}")
+    return Loading([(entry, values[entry.name]) for entry in entries], what="The variables")
 
 
-def _prefix_hint(own: Mapping[str, object], given: Mapping[str, object]) -> str:
-    """A hint at why names differ, where they show it."""
-    for prefix in _WRAPPED:
-        if {f"{prefix}{name}" for name in given} == {*own}:
+def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str, object]) -> str:
+    """Return a sentence about why names differ, such as a wrapping module; "" if none is known."""
+    for prefix in _WRAPPER_PREFIXES:
+        if {f"{prefix}{name}" for name in saved_values} == {*named_tensors}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
-        if {f"{prefix}{name}" for name in own} == {*given}:
+        if {f"{prefix}{name}" for name in named_tensors} == {*saved_values}:
             return f" The module that was saved wraps one such as this, as {prefix!r}."
-    if any("/" in name for name in given.keys() - own.keys()):
+    if any("/" in name for name in saved_values.keys() - named_tensors.keys()):
         return " Names with / are TensorFlow's: convert the checkpoint with rules for the module's."
     return ""
 
 
-_WRAPPED = ("module.", "_orig_mod.")  # by DistributedDataParallel and DataParallel, torch.compile
+# Prefixes of names from DistributedDataParallel or DataParallel, and from torch.compile.
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
 _GIVE = "Give the variables themselves: module=model, or dict(model.named_parameters())."
 
 
-def _refuse_copies(given: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
-    """Refuse tensors over the memory of variables, in their place."""
-    own = {each.data_ptr() for each in variables if each.numel()}
-    for name, each in given.items():
-        if each.numel() and not is_variable(each) and each.data_ptr() in own:
+def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
+    """Raise InvalidArgumentError if a tensor shares a variable's memory but is another object."""
+    addresses = {variable.data_ptr() for variable in variables if variable.numel()}
+    for name, tensor in named_tensors.items():
+        if tensor.numel() and not is_variable(tensor) and tensor.data_ptr() in addresses:
             raise InvalidArgumentError(
                 f"{name!r} lies where a variable of the optimizer does, but is a tensor of its own,"
                 f" as state_dict() returns it. {_GIVE}"
             )
 
 
-def gather_dtensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with the values that DTensors have on all ranks; all of them call
-    this.
-    """
-    parts = locals_of(list(tensors.values()))
+def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, with DTensors replaced by full values; all ranks must call this."""
+    local_shards = locals_of(list(named_tensors.values()))
     return {
-        name: each if parts is None or not is_on_mesh(each) else parts.whole(parts.part(each), each)
-        for name, each in tensors.items()
+        name: tensor
+        if local_shards is None or not is_on_mesh(tensor)
+        else local_shards.whole(local_shards.part(tensor), tensor)
+        for name, tensor in named_tensors.items()
     }
 
 
-class _Names:
-    """Calls variables by the names of a file, and others by their own.
+class _FileNames:
+    """Function that returns file names of variables; other variables keep their names.
 
     Args:
-        tensors: Variables by name.
-        all_of_them: Whether to refuse others.
+        named_tensors: Variables by name.
+        requires_all: Whether a variable that is not in `named_tensors` raises InvalidArgumentError.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], all_of_them: bool = False) -> None:
-        self._tensors = tensors
-        self._known = {id(each): name for name, each in reversed(list(tensors.items()))}
-        self._all_of_them = all_of_them
+    def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
+        self._tensors = named_tensors
+        # The first of several names of a tensor counts.
+        self._names_by_id = {id(named_tensors[name]): name for name in reversed([*named_tensors])}
+        self._requires_all = requires_all
 
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:
         keys = keys_of(variables)
-        given = [self._known.get(id(var)) for var in variables]
-        lacking = [key for key, name in zip(keys, given, strict=True) if name is None]
-        if self._all_of_them and lacking:
-            _refuse_copies(self._tensors, variables)
+        file_names = [self._names_by_id.get(id(var)) for var in variables]
+        missing = [key for key, name in zip(keys, file_names, strict=True) if name is None]
+        if self._requires_all and missing:
+            _raise_for_copies(self._tensors, variables)
             raise InvalidArgumentError(
                 "The optimizer has slots of variables that are neither in module nor in"
-                f" variables: {lacking[:LISTED]}. Give all variables that the optimizer has slots"
+                f" variables: {missing[:LISTED]}. Give all variables that the optimizer has slots"
                 " of; no new optimizer could go on from the file otherwise."
             )
-        return distinct_names([name or key for key, name in zip(keys, given, strict=True)])
+        return distinct_names([name or key for key, name in zip(keys, file_names, strict=True)])

@@ -1,4 +1,4 @@
-"""An optimizer in words that a file can hold: its class, by name, and its arguments."""
+"""Description of an optimizer as JSON: its class and arguments."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from thalweg.formula import Rule
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import dtype_name, is_variable, name_of, to_tensor
 
-# Arguments of optimizers that are no numbers.
+# Marks of arguments that are not numbers.
 SCHEDULE = "$schedule"  # {"class_name": ..., "config": ...}
 RATE = "$rate"  # {"function": ..., "arguments": ...}
 RULE = "$rule"  # the name of a rule of the library
 OPTIMIZER = "$optimizer"  # as `describe_optimizer` returns it
 LOSS_SCALER = "$loss_scaler"  # its arguments
-VARIABLE = "$variable"  # the name of one
+VARIABLE = "$variable"  # the name of a variable
 NUMBER = "$number"  # [dtype, number]: a tensor of shape ()
-YOURS = "$yours"  # what only its owner can make again, in words
+YOURS = "$yours"  # the description of a value that only the user's code can make
 
 
 def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the optimizer's class and arguments, as JSON.
+    """Return an optimizer's class and arguments as JSON.
 
     Args:
         optimizer: The optimizer.
-        variables: Variables by the names of a file.
+        variables: Variables by their names in a file.
 
     Returns:
-        "class": its name as its face tells it, "mine:" and its own for one that none has told;
-        "arguments": by name, those that numbers depend on.
+        "class": the registered name, or "mine:" and the class name for a class of the user;
+        "arguments": by name, all arguments that affect the numbers of a step.
     """
-    return _ConfigReader({id(each): name for name, each in variables.items()}).class_and_arguments(
-        optimizer
-    )
+    return _ConfigEncoder(
+        {id(variable): name for name, variable in variables.items()}
+    ).class_and_arguments(optimizer)
 
 
 def _name_of_class(cls: type[object]) -> str:
@@ -53,84 +53,86 @@ def _name_of_class(cls: type[object]) -> str:
 
 
 def describe_differences(
-    wanted: Mapping[str, Any], given: Mapping[str, Any], loaded: Any
+    saved_config: Mapping[str, Any], config: Mapping[str, Any], loaded_names: Any
 ) -> list[str]:
-    """Return descriptions of the differences of two optimizer descriptions.
+    """Return descriptions of the differences between two optimizer descriptions.
 
     Args:
-        wanted: The description in the file.
-        given: The description of the existing optimizer.
-        loaded: The names of arguments whose numbers are part of the state, and so are set.
+        saved_config: The description in the file.
+        config: The description of the existing optimizer.
+        loaded_names: Names of arguments that loading sets; their numbers may differ.
     """
-    if wanted["class"] != given["class"]:
-        return [f"the optimizer is {given['class']}, in the file it is {wanted['class']}"]
-    found: list[str] = []
-    for name in {**wanted["arguments"], **given["arguments"]}:
-        own, other = given["arguments"].get(name), wanted["arguments"].get(name)
-        if not (name in loaded and _is_number(own) and _is_number(other)):
-            found += _value_differences(name, own, other)
-    return found
+    if saved_config["class"] != config["class"]:
+        return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
+    differences: list[str] = []
+    current, saved = config["arguments"], saved_config["arguments"]
+    for name in {**saved, **current}:
+        current_value, saved_value = current.get(name), saved.get(name)
+        if not (name in loaded_names and _is_number(current_value) and _is_number(saved_value)):
+            differences += _value_differences(name, current_value, saved_value)
+    return differences
 
 
-def _value_differences(name: str, own: object, other: object) -> list[str]:
-    """Where two values differ, by the names of what they hold."""
-    if own == other:
+def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
+    """Return one line for each difference of two JSON values; `name` is the path to the value."""
+    if current_value == saved_value:
         return []
-    ours, theirs = as_object(own), as_object(other)
-    if ours and ours.keys() == theirs.keys():
+    current_dict, saved_dict = as_object(current_value), as_object(saved_value)
+    if current_dict and current_dict.keys() == saved_dict.keys():
         return [
-            each
-            for key in ours
-            for each in _value_differences(
-                name if key.startswith("$") else f"{name}.{key}", ours[key], theirs[key]
+            difference
+            for key in current_dict
+            for difference in _value_differences(
+                name if key.startswith("$") else f"{name}.{key}", current_dict[key], saved_dict[key]
             )
         ]
-    return [f"{name} is {_short_repr(own)}, in the file {_short_repr(other)}"]
+    return [f"{name} is {_short_repr(current_value)}, in the file {_short_repr(saved_value)}"]
 
 
-def make_optimizer(plain: Mapping[str, Any], variables: Mapping[str, Tensor]) -> Any:
-    """Return the optimizer that a description is of.
+def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -> Any:
+    """Return a new optimizer with the class and arguments of a description.
 
     Args:
-        plain: The description.
-        variables: Variables by name, for learning rates that follow one.
+        config: The description, from `describe_optimizer`.
+        variables: Variables by name, for learning rates that follow a variable.
 
     Raises:
-        InvalidConfigError: It is of no optimizer of the library, or its arguments are none of it.
-        NotFoundError: It needs what only its owner can make; says what.
+        InvalidConfigError: The class does not accept the arguments.
+        NotFoundError: The optimizer or an argument is of the user's own code, or needs parameters;
+            the message names it.
     """
-    if plain["class"].startswith(OF_TORCH):
+    if config["class"].startswith(OF_TORCH):
         raise NotFoundError(
-            f"The optimizer is {plain['class']}, which is made with its parameters. Make it, and"
+            f"The optimizer is {config['class']}, which is made with its parameters. Make it, and"
             " give it: restore(path, optimizer=...); optimizer=False reads the model alone."
         )
-    cls = OPTIMIZERS.find(plain["class"])
+    cls = OPTIMIZERS.find(config["class"])
     if cls is None:
         raise NotFoundError(
-            f"The optimizer is of your own class {plain['class'].removeprefix('mine:')!r}. Make it,"
-            " and give it: restore(path, optimizer=...)."
+            f"The optimizer is of your own class {config['class'].removeprefix('mine:')!r}. Make"
+            " it, and give it: restore(path, optimizer=...)."
         )
-    reader = JsonReader({}, _Made(variables))
+    reader = JsonReader({}, _ConfigDecoder(variables))
     arguments = {}
-    for name, value in plain["arguments"].items():
-        yours = _only_yours(value)
-        if yours:
+    for name, argument in config["arguments"].items():
+        user_part = _find_user_part(argument)
+        if user_part:
             raise NotFoundError(
-                f"{name} of {plain['class']} was {yours}, which no file can hold. Make the"
+                f"{name} of {config['class']} was {user_part}, which no file can hold. Make the"
                 " optimizer with it, and give it: restore(path, optimizer=...)."
             )
-        arguments[name] = reader(value)
+        arguments[name] = reader(argument)
     try:
         return cls(**arguments)
     except (TypeError, ValueError, KeyError) as error:
-        raise InvalidConfigError(f"{plain['class']} cannot be made: {error}") from error
+        raise InvalidConfigError(f"{config['class']} cannot be made: {error}") from error
 
 
-class _ConfigReader:
-    """Writes what `Writer` does not know.
+class _ConfigEncoder:
+    """Encoder of an optimizer's class and arguments as JSON.
 
     Args:
-        names: Of variables, by their identity.
+        names: Names of variables by their `id`.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -138,63 +140,67 @@ class _ConfigReader:
         self._writer = Writer(self)
 
     def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
-        """Class and arguments; see `describe_optimizer`."""
+        """Return {"class": ..., "arguments": ...} of an optimizer; see `describe_optimizer`."""
         is_torchs = isinstance(optimizer, TorchOptimizerAdapter)
         return {
             "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
             "arguments": self._writer(optimizer._arguments(), ""),
         }
 
-    def __call__(self, value: object, name: str) -> Any:
-        if isinstance(value, LearningRateSchedule):
-            return self._describe_schedule(value)
-        if isinstance(value, Rule):
-            known = {RULE: value.name}
-            return known if value in _all_rules() else {YOURS: f"your rule {value.name!r}"}
-        if is_argument(value) and (made_by := cast(Any, value)._made_by()) is not None:
-            return self._describe_argument(value, *made_by)
-        if isinstance(value, Tensor):
-            return self._describe_tensor(value)
-        if inspect.isclass(value):
-            return _name_of_class(value)
-        if isinstance(value, torch.dtype):
-            return dtype_name(value)
-        if is_function(value):
-            return {YOURS: f"the function {getattr(value, '__name__', type(value).__name__)!r}"}
-        if isinstance(value, frozenset | set):
-            return sorted(map(str, cast(set[Any], value)))
+    def __call__(self, argument: object, name: str) -> Any:
+        """Return a schedule, rule, tensor, class, function or set as JSON, or NotImplemented."""
+        if isinstance(argument, LearningRateSchedule):
+            return self._describe_schedule(argument)
+        if isinstance(argument, Rule):
+            is_known = argument in _all_rules()
+            return {RULE: argument.name} if is_known else {YOURS: f"your rule {argument.name!r}"}
+        if is_argument(argument) and (origin := cast(Any, argument)._made_by()) is not None:
+            return self._describe_argument(argument, *origin)
+        if isinstance(argument, Tensor):
+            return self._describe_tensor(argument)
+        if inspect.isclass(argument):
+            return _name_of_class(argument)
+        if isinstance(argument, torch.dtype):
+            return dtype_name(argument)
+        if is_function(argument):
+            function_name = getattr(argument, "__name__", type(argument).__name__)
+            return {YOURS: f"the function {function_name!r}"}
+        if isinstance(argument, frozenset | set):
+            return sorted(map(str, cast(set[Any], argument)))
         return NotImplemented
 
-    def _describe_argument(self, value: Any, kind: Names, maker: Any) -> object:
+    def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
+        """Return an optimizer, loss scaler or rate as JSON; `YOURS` if not registered."""
         if kind is OPTIMIZERS:
-            return {OPTIMIZER: self.class_and_arguments(value)}
+            return {OPTIMIZER: self.class_and_arguments(argument)}
         name = kind.name_of(maker)
         if name is None:
             return {YOURS: f"{kind.words} {maker.__name__!r}"}
-        arguments = self._writer(value._arguments(), "")
+        arguments = self._writer(argument._arguments(), "")
         if kind is LOSS_SCALERS:
             return {LOSS_SCALER: arguments}
         return {RATE: {"function": name, "arguments": arguments}}
 
-    def _describe_tensor(self, value: Tensor) -> object:
-        own = name_of(value, "").split(":")[0] if is_variable(value) else ""
-        name = self._names.get(id(value), own)
+    def _describe_tensor(self, tensor: Tensor) -> object:
+        """Return the name of a variable, or the dtype and value of a scalar, as JSON."""
+        variable_name = name_of(tensor, "").split(":")[0] if is_variable(tensor) else ""
+        name = self._names.get(id(tensor), variable_name)
         if name:
             return {VARIABLE: name}
-        if value.dim():
-            return {YOURS: f"a tensor of shape {tuple(value.shape)}"}
-        return {NUMBER: [dtype_name(value.dtype), Writer()(value.item(), "")]}
+        if tensor.dim():
+            return {YOURS: f"a tensor of shape {tuple(tensor.shape)}"}
+        return {NUMBER: [dtype_name(tensor.dtype), Writer()(tensor.item(), "")]}
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         with suppress(NotImplementedError, TypeError, ValueError):
-            written = schedules.serialize(schedule)
-            if type(schedules.deserialize(written)) is type(schedule):
-                return {SCHEDULE: self._writer(written, "")}
+            config = schedules.serialize(schedule)
+            if type(schedules.deserialize(config)) is type(schedule):
+                return {SCHEDULE: self._writer(config, "")}
         return {YOURS: f"your schedule {type(schedule).__name__!r}"}
 
 
-class _Made:
-    """Makes what `_ConfigReader` has written.
+class _ConfigDecoder:
+    """Decoder of the marked dicts of `_ConfigEncoder`.
 
     Args:
         variables: Variables by name.
@@ -204,6 +210,7 @@ class _Made:
         self._variables = variables
 
     def __call__(self, mark: str, content: Any) -> Any:
+        """Return the object of a marked dict; NotImplemented for marks of `JsonReader`."""
         reader = JsonReader({}, self)
         if mark == SCHEDULE:
             return schedules.deserialize(reader(content))
@@ -217,9 +224,9 @@ class _Made:
             return LOSS_SCALERS.find("AutomaticLossScaler")(**reader(content))
         if mark == NUMBER:
             dtype, number = content
-            if not is_number(found := reader(number)):
+            if not is_number(decoded_number := reader(number)):
                 raise InvalidConfigError(f"{NUMBER} of {str(number)[:80]} is no number.")
-            return to_tensor(found, dtype)
+            return to_tensor(decoded_number, dtype)
         if mark == VARIABLE:
             if content not in self._variables:
                 raise NotFoundError(
@@ -231,25 +238,27 @@ class _Made:
 
 
 def _all_rules() -> Sequence[Rule]:
-    from thalweg.rules import RULES  # all of them, where an optimizer has one
+    # Importing all rules is slow, and only optimizers with a rule need them.
+    from thalweg.rules import RULES
 
     return RULES
 
 
-def _only_yours(plain: object) -> str:
-    """The part of a description that only the user's code can make; "" if there is none."""
-    own, parts = as_object(plain), list[Any]()
-    if isinstance(plain, list):
-        parts = cast(list[Any], plain)
-    found = [own.get(YOURS, ""), *map(_only_yours, [*parts, *own.values()])]
-    return next(filter(None, found), "")
+def _find_user_part(encoded: object) -> str:
+    """Return the first text in a description that is marked as `YOURS`; "" if there is none."""
+    fields, elements = as_object(encoded), list[Any]()
+    if isinstance(encoded, list):
+        elements = cast(list[Any], encoded)
+    user_parts = [fields.get(YOURS, ""), *map(_find_user_part, [*elements, *fields.values()])]
+    return next(filter(None, user_parts), "")
 
 
-def _is_number(plain: object) -> bool:
-    return type(plain) in (int, float) or SCALAR in as_object(plain)
+def _is_number(encoded: object) -> bool:
+    return type(encoded) in (int, float) or SCALAR in as_object(encoded)
 
 
-def _short_repr(plain: object) -> str:
-    for content in as_object(plain).values() if len(as_object(plain)) == 1 else ():
+def _short_repr(encoded: object) -> str:
+    """Return JSON as text for messages; the content of a marked dict has at most 80 characters."""
+    for content in as_object(encoded).values() if len(as_object(encoded)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
-    return repr(plain)
+    return repr(encoded)

@@ -1,4 +1,4 @@
-"""`save` and `restore`: a whole training in one file."""
+"""`save` and `restore`: a training in one file."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ KIND = TRAINING
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copies of a training at one moment, to be written whenever.
+    """Contents of a training to be written to a file.
 
     Attributes:
-        document: What is no tensor, as JSON.
-        tensors: The tensors by their names in a file.
-        slots: Those of the optimizer, which are told of the file; None if it has none.
-        ranks: Those that have parts of it, if it is shared out; rank 0 has the snapshot.
+        document: Everything except tensors, as JSON.
+        tensors: The tensors by their names in the file.
+        slots: The slot store of the optimizer, notified of the written path; or None.
+        ranks: The ranks that the training is sharded over, or None. Rank 0 has the snapshot.
     """
 
     document: dict[str, Any]
@@ -68,15 +68,15 @@ class Snapshot:
     slots: SlotStore | None = None
     ranks: Ranks | None = None
 
-    def write(self, path: Path, progress: Progress | None = None, together: bool = True) -> None:
-        """Write it; see `save`.
+    def write(self, path: Path, progress: Progress | None = None, waits: bool = True) -> None:
+        """Write the file; see `save`.
 
         Args:
             path, progress: As in `save`.
-            together: Whether all ranks wait for it.
+            waits: Whether all ranks wait until rank 0 has written.
         """
         write = partial(self._write_file, path, progress)
-        if self.ranks is not None and together:
+        if self.ranks is not None and waits:
             self.ranks.write_once(write, os.fsdecode(path))
         elif self.is_here():
             write()
@@ -88,8 +88,8 @@ class Snapshot:
         return self.ranks is None or not self.ranks.rank
 
     def stored_tensors(self) -> dict[str, StoredTensor]:
-        """Return the tensors as a file has them."""
-        return {name: of_tensor(each) for name, each in self.tensors.items()}
+        """Return the tensors in the form that the container writes."""
+        return {name: of_tensor(tensor) for name, tensor in self.tensors.items()}
 
     def _write_file(self, path: Path, progress: Progress | None) -> None:
         container.write(path, self.stored_tensors(), self.document, progress)
@@ -102,7 +102,7 @@ class Restored:
     Attributes:
         optimizer: The optimizer, given or new; None if the file has none, or it was not restored.
         extra: The value saved as `extra`, or None.
-        metrics: The metrics that a `CheckpointManager` was given for it.
+        metrics: The metrics that a `CheckpointManager` was given.
         step: The step that a `CheckpointManager` was given, or None.
         left: The names of the file's variables that were not restored, and "optimizer" if it was
             not.
@@ -125,10 +125,10 @@ def take_snapshot(
     metrics: Mapping[str, float] | None = None,
     copies: bool = True,
 ) -> Snapshot:
-    """Return the contents that `save` writes, taken between two steps.
+    """Return the contents that `save` writes, copied between two steps.
 
-    Arguments and errors are those of `save`; without `copies` nothing may change before it is
-    written.
+    Arguments and errors are those of `save`. With `copies=False`, nothing may change before the
+    snapshot is written.
     """
     tensors = name_tensors(variables, module)
     optimizer = None if optimizer is None else as_checkpointable(optimizer)
@@ -137,41 +137,42 @@ def take_snapshot(
 
 
 def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
-    """A block that holds back the steps of other threads."""
+    """Return a context manager that blocks an optimizer's steps in other threads."""
     return nullcontext() if optimizer is None else optimizer._locked()
 
 
 def _copy_training(
     optimizer: object,
-    tensors: dict[str, Tensor],
+    named_tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
     extra: object,
     metrics: Mapping[str, float] | None,
     copies: bool,
 ) -> Snapshot:
-    own, given = Writer(copies=False), Writer(copies=copies)  # a state is a copy already
+    """Return the snapshot of a training while its steps are blocked; see `take_snapshot`."""
+    # `state_of` copies already.
+    state_writer, content_writer = (Writer(copies=False), Writer(copies=copies))
     document: dict[str, Any] = {"kind": KIND}
     slots = slots_of(optimizer)
-    parts = None if slots is None else slots.parts
-    ranks = None if parts is None else parts.ranks
-    if any_on_mesh(tensors.values()):
-        from thalweg.distribute.process_group import (
-            Ranks,
-        )  # which is there where tensors are on one
+    shards = None if slots is None else slots.parts
+    ranks = None if shards is None else shards.ranks
+    if any_on_mesh(named_tensors.values()):
+        # DTensors exist only if torch.distributed is available.
+        from thalweg.distribute.process_group import Ranks
 
         ranks = Ranks()
     if optimizer is not None:
-        with nullcontext() if parts is None else parts.collecting():
-            document["state"] = own(state_of(optimizer, tensors), "optimizer")
-        document["optimizer"] = optimizer_config.describe_optimizer(optimizer, tensors)
-        document["rates"] = own(schedule_state.states_of(optimizer), "rates")
-    document["variables"] = given(gather_dtensors(tensors), "variables")
-    if own_states := extra_states(module):
-        document["extra_states"] = given(own_states, "extra_states")
-    document["extra"] = given(extra, "extra")
-    numbers = {name: float(each) for name, each in (metrics or {}).items()}
-    document["metrics"] = given(numbers, "metrics")
-    return Snapshot(document, {**own.tensors, **given.tensors}, slots, ranks)
+        with nullcontext() if shards is None else shards.collecting():
+            document["state"] = state_writer(state_of(optimizer, named_tensors), "optimizer")
+        document["optimizer"] = optimizer_config.describe_optimizer(optimizer, named_tensors)
+        document["rates"] = state_writer(schedule_state.states_of(optimizer), "rates")
+    document["variables"] = content_writer(gather_dtensors(named_tensors), "variables")
+    if module_states := extra_states(module):
+        document["extra_states"] = content_writer(module_states, "extra_states")
+    document["extra"] = content_writer(extra, "extra")
+    numbers = {name: float(metric) for name, metric in (metrics or {}).items()}
+    document["metrics"] = content_writer(numbers, "metrics")
+    return Snapshot(document, {**state_writer.tensors, **content_writer.tensors}, slots, ranks)
 
 
 @untraced
@@ -184,34 +185,34 @@ def save(
     extra: object = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a training to a file, from which `restore` goes on with the same bits.
+    """Write a training to a file, from which `restore` continues with the same bits.
 
-    The file is there whole or not at all: it is written beside its place, synced, and renamed. It
-    is a safetensors file, with a checksum of every tensor, and nothing in it is executed. Tensors
-    on the CPU are written from where they are, with 16 MiB of memory beside them; with `progress`,
-    which may take a step, the state is copied first.
+    The write is atomic: a temporary file in the same directory is written, synced and renamed. The
+    file has the safetensors format, with a checksum of every tensor, and contains no code. Tensors
+    on the CPU are written from their memory, with a buffer of 16 MiB; with `progress`, which may
+    take a step, the state is copied first.
+
+    If the optimizer's slots are sharded over the ranks of a `thalweg.distribute.Strategy`, or
+    variables are DTensors, all ranks call this function: rank 0 writes, and the others wait for it.
 
     Args:
-        path: The file. What is there is replaced once the new one is complete.
+        path: The file. An existing file is replaced once the new one is complete.
         optimizer: Optional. One of `thalweg.keras` or `thalweg.v1`, or a step of `optimize_loss`:
-            its state, its class, and its arguments with schedules, clipping and policies. Functions
-            and rules of your own are only named. Or one of `thalweg.optim` or `torch.optim`, with
-            its groups, which `restore` is given anew.
+            its state, its class, and its arguments with schedules, clipping and policies. Of your
+            own functions and rules, only the names are saved. Or one of `thalweg.optim` or
+            `torch.optim`, with its groups; `restore` must be given such an optimizer again.
         variables: Optional. Tensors by name, or tensors that have names.
-        module: Optional. Its parameters and buffers are saved by their names in it, and what its
-            `get_extra_state` returns.
+        module: Optional. Its parameters and buffers are saved by their names in it, and the results
+            of `get_extra_state`.
         extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
-        progress: Optional. Called with the bytes written and the bytes in all.
-
-    Where the optimizer's slots are shared out over the ranks of a `thalweg.distribute.Strategy`, or
-    variables are DTensors, all ranks call this: rank 0 writes, and the others go on when it has.
+        progress: Optional. Called with the bytes written and their total.
 
     Raises:
-        CheckpointWriteError: The file cannot be written. What was there before is intact.
+        CheckpointWriteError: The file cannot be written. An existing file is unchanged.
         ReplicaLostError: Another rank, which has a part of the slots, did not answer.
         FailedPreconditionError: The optimizer's state is variables of a graph: use
             `thalweg.v1.train.Saver`.
-        InvalidTypeError: Something is of a type that no file holds.
+        InvalidTypeError: A value has a type that cannot be saved.
 
     Example:
         >>> import tempfile, thalweg
@@ -220,9 +221,9 @@ def save(
         >>> w, opt = thalweg.Variable([1.0, 2.0], name="w"), SGD(0.5, clipnorm=5.0)
         >>> _ = opt.apply_gradients([([1.0, -1.0], w)])
         >>> save(f"{folder}/run", optimizer=opt, variables=[w], extra={"epoch": 3})
-        >>> again = thalweg.Variable([0.0, 0.0], name="w")
-        >>> found = restore(f"{folder}/run", variables=[again])
-        >>> again.numpy(), found.optimizer.clipnorm, found.extra
+        >>> new_w = thalweg.Variable([0.0, 0.0], name="w")
+        >>> restored = restore(f"{folder}/run", variables=[new_w])
+        >>> new_w.numpy(), restored.optimizer.clipnorm, restored.extra
         (array([0.5, 2.5], dtype=float32), 5.0, {'epoch': 3})
     """
     tensors = name_tensors(variables, module)
@@ -244,44 +245,43 @@ def restore(
     convert: bool = False,
     progress: Progress | None = None,
 ) -> Restored:
-    """Set a training to what `save` wrote; all of it or nothing.
+    """Restore a training that `save` wrote; on an error nothing has changed.
+
+    The file's bytes are verified, and then copied from the file to the variables, without more
+    memory. The file may be replaced meanwhile, but not changed in place.
 
     Args:
         path: The file; ".safetensors" may be left off.
-        optimizer: Optional. The optimizer that is to go on; without one, and with one in the file,
-            a new one is made as the file describes it. False leaves it in the file, as where a
-            model is used and not trained.
-        variables, module: The variables, as `save` was given them: each must be in the file, in its
-            shape and dtype, and there must be no others. Without them the file's are left there,
-            with a `CheckpointWarning`; `variables=False` says that this is meant.
-        check_arguments: Whether the optimizer that is given must have been made with the arguments
-            of the one that was saved. Hyperparameters of Keras' optimizers are part of the state,
-            and are set.
-        convert: Whether the state of an optimizer of `thalweg.optim` is made what the one that is
-            given keeps, or refused: as `load_state_dict(state, convert=True)` does. Other
-            `state_storage`, `weights`, `round` and `seed` are then no difference of arguments, nor
-            are `masters` in place of split weights; what options keep beside that and the file does
-            not have begins at the parameters, of which a warning tells.
-        progress: Optional. Called with the bytes read and the bytes in all.
+        optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
+            describes one. False ignores the file's optimizer, for a model that is not trained.
+        variables, module: The variables, as `save` was given them: each must be in the file, with
+            the same shape and dtype, and there must be no others. Without both, the file's
+            variables are not read, with a `CheckpointWarning`; `variables=False` suppresses the
+            warning.
+        check_arguments: Whether the given optimizer must have been made with the arguments of the
+            saved one. Hyperparameters of Keras' optimizers are part of the state, and are set.
+        convert: Whether the state of an optimizer of `thalweg.optim` is converted to the form that
+            the given one has, as `load_state_dict(state, convert=True)` does; otherwise a different
+            form raises. Then `state_storage`, `weights`, `round` and `seed` may differ, and
+            `masters` instead of split weights. State of options that the file lacks is initialized
+            from the parameters, with a warning.
+        progress: Optional. Called with the bytes read and their total.
 
     Returns:
-        The optimizer, what was saved as `extra`, and the names of what was left in the file.
-
-    The file's bytes are verified, and then copied from the file to where they belong: no more
-    memory is taken for them. It may be replaced meanwhile, but not changed in place.
+        The optimizer, the value saved as `extra`, and the names of what was not restored.
 
     Raises:
-        MissingFileError: There is no such file.
-        DataLossError: The file is damaged, or is something else; names the tensor, or what it is.
-        UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras; says what reads it.
-        UnsafeCheckpointError: It is a pickle.
+        MissingFileError: The file does not exist.
+        DataLossError: The file is damaged or has another format; the message names the tensor or
+            the format.
+        UnsupportedCheckpointError: The file is a checkpoint of TensorFlow or Keras; the message
+            names the function that reads it.
+        UnsafeCheckpointError: The file is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
-        NotFoundError: No optimizer is given, and the one that was saved has arguments that only
-            you can make again; names them.
-        InvalidConfigError: The file describes nothing that is known here.
+        NotFoundError: No optimizer is given, and the saved one has arguments that only your code
+            can make; the message names them.
+        InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
-
-    Nothing has changed then.
     """
     places = variables is not False and (variables is not None or module is not None)
     tensors = name_tensors(variables or None, module)
@@ -290,56 +290,62 @@ def restore(
     path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress=progress)
     document = _check_document(contents.document, path)
-    reader = JsonReader({name: each.tensor() for name, each in contents.tensors.items()})
-    left = () if places else tuple(document["variables"])
-    target = module if places else None  # of extra states
-    with _name_file_in_errors(path), ExitStack() as held:
+    reader = JsonReader({name: stored.tensor() for name, stored in contents.tensors.items()})
+    unrestored = () if places else tuple(document["variables"])
+    states_module = module if places else None
+    with _name_file_in_errors(path), ExitStack() as exit_stack:
         loadings = (
             [prepare_values(tensors, _read_by_name(reader, document, "variables"))]
             if places
             else []
         )
-        given = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
-        if isinstance(given, TorchOptimizerAdapter) and convert:
+        target_optimizer = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
+        if isinstance(target_optimizer, TorchOptimizerAdapter) and convert:
             values = _read_by_name(reader, document, "variables") if places else {}
-            given.convert_to_fit(values)
-        if given is not None:
-            loadings += _of_optimizer(given, reader, document, tensors, check_arguments, held)
-        copied = JsonReader(reader.tensors, copies=True)
-        states: dict[str, Any] = document["extra_states"] if target is None else {}
-        is_left = optimizer is False and "optimizer" in document
-        restored = Restored(
-            given.optimizer if isinstance(given, TorchOptimizerAdapter) else given,
-            copied(document["extra"]),
+            target_optimizer.convert_to_fit(values)
+        if target_optimizer is not None:
+            loadings += _prepare_optimizer(
+                target_optimizer, reader, document, tensors, check_arguments, exit_stack
+            )
+        copying_reader = JsonReader(reader.tensors, copies=True)
+        states: dict[str, Any] = document["extra_states"] if states_module is None else {}
+        leaves_optimizer = optimizer is False and "optimizer" in document
+        outcome = Restored(
+            target_optimizer.optimizer
+            if isinstance(target_optimizer, TorchOptimizerAdapter)
+            else target_optimizer,
+            copying_reader(document["extra"]),
             _read_by_name(reader, document, "metrics"),
             document["step"],
-            (*left, *states, *["optimizer"] * is_left),
+            (*unrestored, *states, *["optimizer"] * leaves_optimizer),
         )
-        own = {} if target is None else _read_by_name(copied, document, "extra_states")
-        with with_extra_states(target, own):
-            state.restore(*(replace(each, is_ours=True) for each in loadings))
+        module_states = (
+            {} if states_module is None else _read_by_name(copying_reader, document, "extra_states")
+        )
+        with with_extra_states(states_module, module_states):
+            state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if places:
         _warn_of_states(path, states)
-    if (slots := slots_of(given)) is not None:
+    if (slots := slots_of(target_optimizer)) is not None:
         slots.saved(os.fsdecode(path))
     if variables is not False:
-        _warn_of_variables(path, left)
-    return restored
+        _warn_of_variables(path, unrestored)
+    return outcome
 
 
-def _warn_of_states(path: str, left: Mapping[str, object]) -> None:
-    if left:
+def _warn_of_states(path: str, states: Mapping[str, object]) -> None:
+    if states:
         warn(
-            f"{path} has extra states of modules, such as {next(iter(left))!r}, which were not"
+            f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
             " set: give module=.",
             CheckpointWarning,
         )
 
 
-def _warn_of_variables(path: str, left: Sequence[str]) -> None:
-    if left:
+def _warn_of_variables(path: str, names: Sequence[str]) -> None:
+    if names:
         warn(
-            f"{path} has {len(left)} variables, such as {left[0]!r}, and none of them was set: give"
+            f"{path} has {len(names)} variables, such as {names[0]!r}, and none was set: give"
             " module= or variables=. variables=False says that this is meant.",
             CheckpointWarning,
         )
@@ -347,41 +353,43 @@ def _warn_of_variables(path: str, left: Sequence[str]) -> None:
 
 def _choose_optimizer(
     document: Mapping[str, object],
-    given: object,
-    tensors: Mapping[str, Tensor],
-    check: bool,
+    optimizer: object,
+    named_tensors: Mapping[str, Tensor],
+    check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """The optimizer that a file's state is for: the one that is given, or a new one; or None."""
-    if given is False:
+    """Return the optimizer to restore: the given one, a new one, or None for no optimizer."""
+    if optimizer is False:
         return None
     if "optimizer" in document:
-        return _find_optimizer(document, given, tensors, check, convert)
-    if given is not None:
+        return _match_optimizer(document, optimizer, named_tensors, check_arguments, convert)
+    if optimizer is not None:
         raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
     return None
 
 
-def _of_optimizer(
+def _prepare_optimizer(
     optimizer: object,
     reader: JsonReader,
     document: Mapping[str, object],
-    tensors: dict[str, Tensor],
-    check: bool,
-    held: ExitStack,
+    named_tensors: dict[str, Tensor],
+    check_arguments: bool,
+    exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """What sets the state of an optimizer and its rates, while `held` holds its other steps back.
+    """Return the loadings that set the state and the rates of an optimizer.
+
+    `exit_stack` receives the context that blocks the optimizer's steps in other threads.
 
     Raises:
-        InvalidConfigError: There is something else instead of a state.
+        InvalidConfigError: The file's state has an invalid form.
     """
     try:
-        own = _read_by_name(reader, document, "state")
-        found = held.enter_context(prepare_loading(optimizer, own, tensors))
+        saved_state = _read_by_name(reader, document, "state")
+        loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
         return [
-            found,
+            loading,
             schedule_state.prepare_rates(
-                optimizer, _read_by_name(reader, document, "rates"), check
+                optimizer, _read_by_name(reader, document, "rates"), check_arguments
             ),
         ]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
@@ -400,48 +408,52 @@ def _name_file_in_errors(path: str) -> Generator[None]:
         raise
 
 
-def _find_optimizer(
+def _match_optimizer(
     document: Mapping[str, Any],
-    given: Any,
-    tensors: Mapping[str, Tensor],
-    check: bool,
+    optimizer: Any,
+    named_tensors: Mapping[str, Tensor],
+    check_arguments: bool,
     convert: bool,
 ) -> object:
-    description = document["optimizer"]
-    if given is None:
-        return optimizer_config.make_optimizer(description, tensors)
-    own = optimizer_config.describe_optimizer(given, tensors)
+    """Return the given optimizer, or a new one for None; raise if class or arguments differ."""
+    saved_config = document["optimizer"]
+    if optimizer is None:
+        return optimizer_config.make_optimizer(saved_config, named_tensors)
+    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
     loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
-    found = optimizer_config.describe_differences(description, own, loaded)
-    rest = found
-    if isinstance(given, TorchOptimizerAdapter):
-        wanted, here = map(without_converted, (description, own), (own, description))
-        rest = optimizer_config.describe_differences(wanted, here, loaded)
+    differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
+    unconvertible = differences
+    if isinstance(optimizer, TorchOptimizerAdapter):
+        configs = (saved_config, current_config)
+        rests = [*map(without_converted, configs, configs[::-1])]
+        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
     if convert:
-        found = rest
-    is_other = description["class"] != own["class"]
-    if found and (check or is_other):
-        ways = ["check_arguments=False"] * bool(rest) + ["convert=True"] * (rest != found)
-        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other)
-        raise state.mismatch(found, outcome=f"Nothing was loaded.{hint}")
-    return given
+        differences = unconvertible
+    is_other_class = saved_config["class"] != current_config["class"]
+    if differences and (check_arguments or is_other_class):
+        ways = ["check_arguments=False"] * bool(unconvertible)
+        ways += ["convert=True"] * (unconvertible != differences)
+        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
+        raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
+    return optimizer
 
 
-def _read_by_name(reader: JsonReader, document: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """A part of a document: values by their names.
+def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return a part of a document as a dictionary of decoded values by name.
 
     Raises:
-        InvalidConfigError: It is something else, which a mark in JSON may stand for.
+        InvalidConfigError: The part decodes to something else.
     """
-    found = reader(document[part])
-    if not isinstance(found, dict) or not all(type(name) is str for name in as_object(found)):
+    decoded = reader(document[section])
+    if not isinstance(decoded, dict) or not all(type(name) is str for name in as_object(decoded)):
         raise InvalidConfigError(
-            f"{part!r} must be a dict of values by name, not {state.shown(found)}."
+            f"{section!r} must be a dict of values by name, not {state.shown(decoded)}."
         )
-    return as_object(found)
+    return as_object(decoded)
 
 
 def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
+    """Return a document with defaults for missing parts; raise InvalidConfigError if invalid."""
     kind = document.get("kind")
     if kind != KIND:
         raise InvalidConfigError(f"{path} is not a checkpoint of a training: {reader_of(kind)}.")

@@ -1,4 +1,4 @@
-"""State of learning rates: the positions of their random numbers."""
+"""State of learning rates: positions in their random numbers."""
 
 from __future__ import annotations
 
@@ -13,43 +13,48 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return the states of an optimizer's learning rates, by the arguments that they are."""
-    return {name: each.state_dict() for name, each in _rates_by_path(optimizer).items()}
+    """Return the states of an optimizer's learning rates, by the names of the arguments that have
+    them.
+    """
+    return {name: rate.state_dict() for name, rate in _rates_by_path(optimizer).items()}
 
 
-def prepare_rates(optimizer: object, given: Mapping[str, object], check: bool) -> Loading:
+def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: bool) -> Loading:
     """Return the loading that sets an optimizer's learning rates to their states.
 
     Args:
         optimizer: The optimizer.
-        given: The states from `states_of`.
-        check: Whether there must be a state for each and none for others.
+        states: The states from `states_of`.
+        must_match: Whether a missing or superfluous state raises.
 
     Raises:
         CheckpointMismatchError: A state is missing, or belongs to no rate.
     """
-    keepers = _rates_by_path(optimizer)
-    found = differences([], {name: None for name in given if name not in keepers})
-    found += [f"the random numbers of {name} are missing" for name in keepers if name not in given]
-    if found and check:
-        raise mismatch(found, "The learning rates")
+    rates = _rates_by_path(optimizer)
+    problems = differences([], {name: None for name in states if name not in rates})
+    problems += [
+        f"the random numbers of {name} are missing" for name in rates if name not in states
+    ]
+    if problems and must_match:
+        raise mismatch(problems, "The learning rates")
     calls: list[Callable[[], Any]] = []
-    for name in keepers.keys() & given.keys():
-        twin = copy.deepcopy(keepers[name])
-        twin.load_state_dict(given[name])
-        own: dict[str, Any] = keepers[name].__dict__
-        calls.append(partial(own.update, twin.__dict__))
+    for name in rates.keys() & states.keys():
+        rate_copy = copy.deepcopy(rates[name])
+        rate_copy.load_state_dict(states[name])
+        attributes: dict[str, Any] = rates[name].__dict__
+        calls.append(partial(attributes.update, rate_copy.__dict__))
     return Loading(then=calls)
 
 
 def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in optimizer._arguments().items():
-        if isinstance(value, Configurable):
-            found |= _rates_by_path(value, f"{path}{name}.")
-        elif is_argument(value):
-            keeps = enumerate(cast(Any, value)._keeps())
-            found |= {f"{path}{name}#{place}": each for place, each in keeps}
-        elif isinstance(value, LearningRateSchedule) and hasattr(value, "load_state_dict"):
-            found[path + name] = value
-    return found
+    """Return the objects with `state_dict` in an optimizer's arguments, by their path there."""
+    rates: dict[str, Any] = {}
+    for name, argument in optimizer._arguments().items():
+        if isinstance(argument, Configurable):
+            rates |= _rates_by_path(argument, f"{path}{name}.")
+        elif is_argument(argument):
+            inner_rates = enumerate(cast(Any, argument)._keeps())
+            rates |= {f"{path}{name}#{index}": rate for index, rate in inner_rates}
+        elif isinstance(argument, LearningRateSchedule) and hasattr(argument, "load_state_dict"):
+            rates[path + name] = argument
+    return rates

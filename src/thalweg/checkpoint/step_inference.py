@@ -1,8 +1,8 @@
-"""Number of steps of a checkpoint from powers of beta: running products in their own dtype.
+"""Step count of a checkpoint, inferred from powers of beta.
 
-After k steps `beta1_power` is what multiplying beta1 by itself k times gives, each product rounded
-and below the normal numbers 0, as TensorFlow computes it. So the bits of the value name k, if beta
-is known, and beta, if k is known.
+After k steps, `beta1_power` is the product of k + 1 factors beta1. Each product is rounded to the
+dtype of the power, and flushed to 0 below the normal numbers, as in TensorFlow. So the bits of the
+power determine k if beta is known, and beta if k is known.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-_FIRST, _BLOCK = 1 << 8, 1 << 16
-_MOST = 1 << 27  # steps that are looked at
-_DIGITS = 5  # of a beta that is looked for
-_SHOWN = 3  # ways to explain the same powers
-_USUAL = {
+_FIRST_BLOCK, _MAX_BLOCK = 1 << 8, 1 << 16
+_MAX_STEPS = 1 << 27
+_MAX_DIGITS = 5  # decimal digits of a beta
+_MAX_EXPLANATIONS = 3  # pairs of step count and betas in a note
+_USUAL_BETAS = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
-_FEW = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
-               *(beta for betas in _USUAL.values() for beta in betas)})  # fmt: skip
+_SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
+               *(beta for betas in _USUAL_BETAS.values() for beta in betas)})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Number of steps and betas, found from powers.
+    """Step count and betas, inferred from powers.
 
     Attributes:
         count: The number of steps, or None.
@@ -47,19 +47,19 @@ def power_blocks(beta: Any) -> Iterator[np.ndarray]:
     """Yield the powers after 0, 1, 2 ... steps, in blocks; `beta` is a NumPy scalar."""
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
-    last, size = dtype(1), _FIRST
-    while last != 0:
+    last_power, size = dtype(1), _FIRST_BLOCK
+    while last_power != 0:
         factors = np.full(size + 1, beta, dtype)
-        factors[0] = last
+        factors[0] = last_power
         with np.errstate(under="ignore", over="ignore", invalid="ignore"):
             block = np.multiply.accumulate(factors)[1:]
         block[np.abs(block) < smallest] = 0
         yield block
-        last, size = block[-1], min(4 * size, _BLOCK)
+        last_power, size = block[-1], min(4 * size, _MAX_BLOCK)
 
 
 def power_after(beta: Any, steps: int) -> Any:
-    """Return the power after so many steps."""
+    """Return the power of beta after a number of steps."""
     for block in power_blocks(beta):
         if steps < len(block):
             return block[steps]
@@ -70,18 +70,18 @@ def power_after(beta: Any, steps: int) -> Any:
 def steps_of(power: Any, beta: Any) -> int | None:
     """Return the number of steps after which the power of `beta` has exactly this value, or None.
 
-    Returns None, too, for a value of many steps: at 0, where small powers end, with a beta of 1,
-    and where a product rounds to its factor.
+    None is returned, too, if several step counts have this value: at 0, where small powers end,
+    with a beta of 1, and if a product rounds to its factor.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
-    passed = 0
+    offset = 0
     for block in power_blocks(beta):
-        found = np.flatnonzero(block == power)
-        if len(found):
-            return passed + int(found[0]) if len(found) == 1 else None
-        passed += len(block)
-        if block[-1] < power or passed > _MOST:
+        indices = np.flatnonzero(block == power)
+        if len(indices):
+            return offset + int(indices[0]) if len(indices) == 1 else None
+        offset += len(block)
+        if block[-1] < power or offset > _MAX_STEPS:
             break
     return None
 
@@ -92,10 +92,10 @@ def beta_of(power: Any, steps: int) -> Any:
         return None
     dtype = power.dtype.type
     root = math.exp(math.log(float(power)) / (steps + 1))
-    for digits in range(1, _DIGITS + 1):
-        near = round(root, digits)
-        if 0 < near < 1 and power_after(dtype(near), steps) == power:
-            return near if dtype is np.float32 else dtype(near)
+    for digits in range(1, _MAX_DIGITS + 1):
+        candidate = round(root, digits)
+        if 0 < candidate < 1 and power_after(dtype(candidate), steps) == power:
+            return candidate if dtype is np.float32 else dtype(candidate)
     return None
 
 
@@ -104,68 +104,70 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
-        counters: Numbers of steps that the file has elsewhere, by name.
+        counters: Step counts from other variables of the file, by name.
     """
-    if not any(power != 0 for power in powers.values()):  # none, or none that still tells
+    # Powers that underflowed to 0 imply nothing.
+    if not any(power != 0 for power in powers.values()):
         return Steps(next(iter(counters.values()), None))
     for count in dict.fromkeys(counters.values()):
         betas = _betas_of(powers, count)
         if betas:
             return Steps(count, betas, _other_counters(count, counters))
-    found = {count: betas for count in _likely_steps(powers) if (betas := _betas_of(powers, count))}
-    plain = {count: betas for count, betas in found.items() if len(betas) > 1 and _are_usual(betas)}
-    found = plain if len(plain) == 1 else found
-    if len(found) == 1:
-        count, betas = next(iter(found.items()))
+    pairs = [(count, _betas_of(powers, count)) for count in _likely_steps(powers)]
+    candidates = {count: betas for count, betas in pairs if betas}
+    usual = {n: betas for n, betas in candidates.items() if len(betas) > 1 and _are_usual(betas)}
+    candidates = usual if len(usual) == 1 else candidates
+    if len(candidates) == 1:
+        count, betas = next(iter(candidates.items()))
         return Steps(count, betas, _other_counters(count, counters))
-    if not found:
+    if not candidates:
         return Steps(None, {}, _describe_unexplained(powers))
-    return Steps(None, {}, _describe_several(found), tuple(next(iter(found.values()))))
+    return Steps(None, {}, _describe_several(candidates), tuple(next(iter(candidates.values()))))
 
 
 def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
-    """Numbers of steps at which a beta of few digits has one of these powers."""
-    found: set[int] = set()
+    """Return the step counts at which a beta of few digits has one of these powers, sorted."""
+    step_counts: set[int] = set()
     for power in powers.values():
         if not 0 < power < 1:
             continue
-        betas = np.array(_FEW, power.dtype)
+        betas = np.array(_SHORT_BETAS, power.dtype)
         logs, log = np.log(betas, dtype=np.float64), math.log(power)
         counts = np.rint(log / logs) - 1
-        off = np.abs((counts + 1) * logs - log)
-        near = (off <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MOST)
-        pairs = zip(betas[near], counts[near], strict=True)
-        found |= {int(count) for beta, count in pairs if power_after(beta, int(count)) == power}
-    return sorted(found)
+        errors = np.abs((counts + 1) * logs - log)
+        is_close = (errors <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MAX_STEPS)
+        pairs = zip(betas[is_close], counts[is_close], strict=True)
+        step_counts |= {int(n) for beta, n in pairs if power_after(beta, int(n)) == power}
+    return sorted(step_counts)
 
 
 def _are_usual(betas: Mapping[str, object]) -> bool:
-    return all(beta in _USUAL.get(name, ()) for name, beta in betas.items())
+    return all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
 
 
 def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, object] | None:
-    """The betas behind powers that are not 0 after so many steps; None if one has none."""
-    found = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
-    return None if not found or None in found.values() else found
+    """Return the betas of powers other than 0 after `count` steps; None if one has no beta."""
+    betas = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
+    return None if not betas or None in betas.values() else betas
 
 
 def _other_counters(count: int, counters: Mapping[str, int]) -> tuple[str, ...]:
-    """Counters that count something else, in words."""
+    """Return one line for each counter that differs from the step count of the powers."""
     return tuple(
-        f"{name} is {other}, but the powers of beta are those after {count} steps"
-        for name, other in counters.items()
-        if other != count
+        f"{name} is {counter}, but the powers of beta are those after {count} steps"
+        for name, counter in counters.items()
+        if counter != count
     )
 
 
-def _describe_several(found: Mapping[int, Mapping[str, object]]) -> tuple[str, ...]:
+def _describe_several(candidates: Mapping[int, Mapping[str, object]]) -> tuple[str, ...]:
     ways = [
         f"{' and '.join(f'{name}={beta}' for name, beta in betas.items())} after {count} steps"
-        for count, betas in list(found.items())[:_SHOWN]
+        for count, betas in list(candidates.items())[:_MAX_EXPLANATIONS]
     ]
     return (f"the powers of beta are those of {', and of '.join(ways)}",)
 
 
 def _describe_unexplained(powers: Mapping[str, object]) -> tuple[str, ...]:
-    shown = ", ".join(f"{name}_power={power}" for name, power in powers.items())
-    return (f"{shown} are no powers of usual betas after the same number of steps",)
+    power_list = ", ".join(f"{name}_power={power}" for name, power in powers.items())
+    return (f"{power_list} are no powers of usual betas after the same number of steps",)

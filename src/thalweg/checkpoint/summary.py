@@ -1,4 +1,4 @@
-"""A file of ours at a glance: the step of its training, and its arguments in words."""
+"""Step and arguments of a thalweg file, for listings."""
 
 from __future__ import annotations
 
@@ -17,98 +17,101 @@ from thalweg.checkpoint import optimizer_config
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.errors import DataLossError
 
-_WHOLE, _OF_POWERS = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
-_POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}  # the slower one tells for longer
+_INTEGER_DTYPES, _POWER_DTYPES = ("I64", "I32"), {"F32": np.float32, "F64": np.float64}
+# The beta that is closer to 1 first: its power underflows later.
+_POWERS = {"beta2_power": "beta2", "beta1_power": "beta1"}
 _COUNTERS = ("iterations", "global_step")
 
 
-def step_of(path: str | os.PathLike[str], found: Description) -> int | None:
-    """Return the step of a file: what a manager was told, or else what counts in it; None if
-    nothing does.
+def step_of(path: str | os.PathLike[str], description: Description) -> int | None:
+    """Return the step count of a file, or None.
 
-    That is a Keras optimizer's `iterations`, the variable `global_step`, or how often the powers of
-    beta were multiplied, where they still tell. No other tensors are read.
+    Looked up in this order: the step of a `CheckpointManager`; a Keras optimizer's `iterations`;
+    the variable `global_step`; the powers of beta. No other tensors are read.
 
     Args:
         path: The file.
-        found: What it says about itself.
+        description: The header of the file.
     """
-    document = found.document
+    document = description.document
     if type(document.get("step")) is int:
         return document["step"]
     state, variables = as_object(document.get("state")), as_object(document.get("variables"))
-    places = [_tensor_name(each, name) for name in _COUNTERS for each in (state, variables)]
-    counters = [name for name in (*places, *_COUNTERS) if name in found.tensors]
+    tensor_names = [
+        _tensor_name(section, name) for name in _COUNTERS for section in (state, variables)
+    ]
+    counters = [name for name in (*tensor_names, *_COUNTERS) if name in description.tensors]
     powers = {_tensor_name(state, power): beta for power, beta in _POWERS.items()}
-    scalars = {name for name in (*counters, *powers) if name in found.tensors}
-    scalars = {name for name in scalars if not found.tensors[name].shape}
+    scalars = {name for name in (*counters, *powers) if name in description.tensors}
+    scalars = {name for name in scalars if not description.tensors[name].shape}
     if not scalars:
         return None
     try:
         tensors = container.read(path, scalars).tensors
-    except DataLossError:  # the header is whole, and that is what was asked for
+    except DataLossError:
+        # Listing needs the header only, and that is intact.
         return None
     count = _first_count(tensors, counters)
     return _steps_from_powers(document, tensors, powers) if count is None else count
 
 
-def _first_count(tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
-    """The first of the counters that is a whole number."""
+def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
+    """Return the first of the counters that has an integer dtype, or None."""
     for name in counters:
-        if name in tensors and tensors[name].dtype in _WHOLE:
-            return int(tensors[name].tensor())
+        if name in stored_tensors and stored_tensors[name].dtype in _INTEGER_DTYPES:
+            return int(stored_tensors[name].tensor())
     return None
 
 
 def _steps_from_powers(
-    document: Mapping[str, object], tensors: Mapping[str, StoredTensor], powers: Mapping[str, str]
+    document: Mapping[str, object], scalars: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
-    """How often one of the powers was multiplied by what the optimizer was given as beta."""
+    """Return the step count that a power implies for the optimizer's beta, or None."""
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
-        kind = _OF_POWERS.get(tensors[name].dtype) if name in tensors else None
-        value = _find_argument(arguments, beta)
-        if kind is not None and type(value) in (int, float):
-            count = steps_of(kind(tensors[name].tensor().item()), kind(value))
+        dtype = _POWER_DTYPES.get(scalars[name].dtype) if name in scalars else None
+        argument = _find_argument(arguments, beta)
+        if dtype is not None and type(argument) in (int, float):
+            count = steps_of(dtype(scalars[name].tensor().item()), dtype(argument))
             if count is not None:
                 return count
     return None
 
 
-def _tensor_name(plain: Mapping[str, object], name: str) -> str:
-    """The tensor behind a name, there or in what is wrapped; "" if there is none."""
-    found = as_object(plain.get(name)).get(kinds.TENSOR)
-    if isinstance(found, str):
-        return found
-    return next(filter(None, (_tensor_name(as_object(each), name) for each in plain.values())), "")
+def _tensor_name(fields: Mapping[str, object], name: str) -> str:
+    """Return the name of the tensor at a key of nested JSON objects; "" if there is none."""
+    tensor_name = as_object(fields.get(name)).get(kinds.TENSOR)
+    if isinstance(tensor_name, str):
+        return tensor_name
+    names = (_tensor_name(as_object(nested), name) for nested in fields.values())
+    return next(filter(None, names), "")
 
 
 def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
-    """An argument of an optimizer, or of one that it wraps."""
+    """Return an argument of an optimizer, or of one that it wraps; None if neither has it."""
     if name in arguments:
         return arguments[name]
-    inner = [
-        as_object(as_object(as_object(each).get(optimizer_config.OPTIMIZER)).get("arguments"))
-        for each in arguments.values()
+    nested_arguments = [
+        as_object(as_object(as_object(argument).get(optimizer_config.OPTIMIZER)).get("arguments"))
+        for argument in arguments.values()
     ]
-    return next(
-        (found for each in inner if (found := _find_argument(each, name)) is not None), None
-    )
+    candidates = (_find_argument(arguments, name) for arguments in nested_arguments)
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
-def format_arguments(plain: Any) -> str:
-    """Arguments in words: "learning_rate=0.1, beta_1=0.9"; those that are None are left out."""
-    given = as_object(plain).items()
-    return ", ".join(f"{name}={in_words(each)}" for name, each in given if each is not None)
+def format_arguments(encoded: Any) -> str:
+    """Return arguments as text: "learning_rate=0.1, beta_1=0.9"; without those that are None."""
+    arguments = as_object(encoded).items()
+    return ", ".join(f"{name}={in_words(x)}" for name, x in arguments if x is not None)
 
 
-def in_words(plain: Any) -> str:
-    """Return a value of a description as one would write it."""
-    if isinstance(plain, list):
-        return f"[{', '.join(map(in_words, cast(list[Any], plain)))}]"
-    own = as_object(plain)
-    mark = next(iter(own), "")
-    content = own.get(mark)
+def in_words(encoded: Any) -> str:
+    """Return a value of an optimizer description as text, such as "ExponentialDecay(...)"."""
+    if isinstance(encoded, list):
+        return f"[{', '.join(map(in_words, cast(list[Any], encoded)))}]"
+    fields = as_object(encoded)
+    mark = next(iter(fields), "")
+    content = fields.get(mark)
     inner = as_object(content)
     match mark:
         case optimizer_config.SCHEDULE:
@@ -130,4 +133,4 @@ def in_words(plain: Any) -> str:
         ):
             return in_words(content)
         case _:
-            return f"{{{format_arguments(plain)}}}" if isinstance(plain, dict) else str(plain)
+            return f"{{{format_arguments(encoded)}}}" if isinstance(encoded, dict) else str(encoded)

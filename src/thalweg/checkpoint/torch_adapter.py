@@ -1,4 +1,4 @@
-"""Optimizers of torch's kind, those of `thalweg.optim` and `torch.optim`, by a file's names."""
+"""Checkpoint adapter for `thalweg.optim` and `torch.optim` optimizers."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from thalweg.optim.group_options import HOW, hypers_of
 from thalweg.optim.load_state import fit_slots, fitted, setting, taken_apart, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 
-_MOST_FLOAT32 = torch.finfo(torch.float32).max
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
 OF_TORCH = ("torch.optim.", "thalweg.optim.")
-_CONVERTED = (StateCodec, SplitWeights, Rounding)
-(_SPLIT,) = (each.name for each in SplitWeights.keywords())
+_CONVERTIBLE = (StateCodec, SplitWeights, Rounding)
+(_SPLIT,) = (keyword.name for keyword in SplitWeights.keywords())
 
 
 class TorchOptimizerAdapter:
-    """An optimizer of torch's kind with what `save` and `restore` ask of every optimizer.
+    """A torch-style optimizer with the methods that `save` and `restore` need.
 
-    Numbers of its groups are part of its state, all other options are how it was made.
+    Numbers in its groups are part of the state; all other options are arguments.
 
     Args:
         optimizer: The optimizer.
 
     Raises:
-        InvalidTypeError: Its class has a `state_dict` of its own, which only that understands.
+        InvalidTypeError: The class overrides `state_dict` or `load_state_dict`.
     """
 
-    _needs_variables = False  # see `Described`
+    _needs_variables = False  # See `Configurable`.
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self._is_ours = isinstance(optimizer, FusedOptimizer)
-        self._checker: Any = optimizer if self._is_ours else _checker_of(type(optimizer))
+        self._is_fused = isinstance(optimizer, FusedOptimizer)
+        self._checker: Any = optimizer if self._is_fused else _checker_of(type(optimizer))
         self._has_rule = isinstance(optimizer, RuleOptimizer)
         self._converts = False
-        self._values: Mapping[str, Any] = {}
+        self._file_values: Mapping[str, Any] = {}
         for name in ("state_dict", "load_state_dict"):
             if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):
                 raise InvalidTypeError(
@@ -68,13 +68,13 @@ class TorchOptimizerAdapter:
 
     @property
     def title(self) -> str:
-        """The class by name; a drop-in has that of torch's class, whose state it takes."""
+        """Class name with its package; a drop-in class has the name of torch's class."""
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
             return f"mine:{cls.__name__}"
-        # Those that torch lacks stand before a class of ours.
+        # `_torch` of a class that torch does not have is another class of this library.
         if (
-            self._is_ours
+            self._is_fused
             and not self._has_rule
             and not cls._torch.__module__.startswith("thalweg.")
         ):
@@ -83,278 +83,301 @@ class TorchOptimizerAdapter:
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
     def convert_to_fit(self, values: Mapping[str, Any]) -> None:
-        """Have a state that is kept otherwise than here be converted, where it would be refused.
+        """Have later loadings convert state that has another form than this optimizer's.
 
         Args:
-            values: Parameters by the names of a file, which are loaded with the state, as weights
-                of three bytes are decoded beside them; those that are not there stay what they are.
+            values: Parameters by their names in the file, with which split weights are decoded.
+                Parameters that are missing here keep their values.
         """
-        self._converts, self._values = True, values
+        self._converts, self._file_values = True, values
 
     def _locked(self) -> AbstractContextManager[Any]:
-        if not self._is_ours:
+        """Return the optimizer's lock; raise FailedPreconditionError inside of a step."""
+        if not self._is_fused:
             return nullcontext()
-        own = self.optimizer._own
-        if own.is_swapped or own.applied:
-            where = "inside of swapped()" if own.is_swapped else "between backward() and step()"
+        status = self.optimizer._own
+        if status.is_swapped or status.applied:
+            moment = "inside of swapped()" if status.is_swapped else "between backward() and step()"
             raise FailedPreconditionError(
-                f"{type(self.optimizer).__name__} is {where}: a training is saved and restored"
+                f"{type(self.optimizer).__name__} is {moment}: a training is saved and restored"
                 " between two steps. Save or restore it afterwards; until then, module= alone."
             )
-        return own._lock
+        return status._lock
 
     def _arguments(self) -> dict[str, Any]:
+        """Return the options of the groups except numbers, the rule, and the step options."""
         groups = self.optimizer.param_groups
-        found: dict[str, Any] = {"the number of groups": len(groups)}
+        arguments: dict[str, Any] = {"the number of groups": len(groups)}
         for index, group in enumerate(groups):
-            for name, value in group.items():
-                if name not in ("params", "param_names", *HOW) and not _is_number(value):
-                    found[f"{name} of group {index}"] = value
+            for name, option in group.items():
+                if name not in ("params", "param_names", *HOW) and not _is_number(option):
+                    arguments[f"{name} of group {index}"] = option
         if self._has_rule:
-            found |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
-        if self._is_ours:
-            found |= self.optimizer._around.on
-        return found
+            arguments |= {"rule": self.optimizer.rule, "initial": self.optimizer._initial}
+        if self._is_fused:
+            arguments |= self.optimizer._around.on
+        return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        titles, groups = self._names_by_param(names), list[Group]()
+        """Return a copy of state and groups with parameters replaced by their names."""
+        param_names, groups = self._names_by_param(names), list[Group]()
         for group in self.optimizer.param_groups:
-            options = {name: value for name, value in group.items() if name != "param_names"}
-            groups.append({**options, "params": [titles[param] for param in group["params"]]})
-        for owner in self.optimizer.state:
-            if owner not in titles:
-                raise InvalidTypeError(f"The optimizer's state has {owner!r}, no parameter of it.")
-        own = {titles[param]: each for param, each in self.optimizer.state.items()}
-        if self._is_ours and self.optimizer._encodes():
+            options = {name: option for name, option in group.items() if name != "param_names"}
+            groups.append({**options, "params": [param_names[param] for param in group["params"]]})
+        for param in self.optimizer.state:
+            if param not in param_names:
+                raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
+        param_states = {
+            param_names[param]: entries for param, entries in self.optimizer.state.items()
+        }
+        if self._is_fused and self.optimizer._encodes():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
-            add_storage(self.optimizer, groups, own)
+            add_storage(self.optimizer, groups, param_states)
         states = {
-            title: {name: _copy_value(value, f"'{title}/{name}'") for name, value in each.items()}
-            for title, each in own.items()
+            name: {key: _copy_value(entry, f"'{name}/{key}'") for key, entry in entries.items()}
+            for name, entries in param_states.items()
         }
         return {"state": states, "groups": _map_tensors(groups, state.taken)}
 
     @contextmanager
     def _loading(
-        self, given: Mapping[str, Any], variables: object = None, names: Names = keys_of
+        self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
+        """Validate saved state and groups; yield the `Loading` that sets them, under the lock."""
         with self._locked(), writable():
-            found: list[str] = []
-            titles, left, lacking = self._names_by_param(names), list[str](), list[str]()
-            own = {"state": given["state"], "param_groups": self._in_order(given["groups"], titles)}
-            if self._is_ours:
-                own, left = taken_apart(self.optimizer, own)
-                values = {param: self._values.get(name, param) for param, name in titles.items()}
-                own = fitted(self.optimizer, own, left, self._converts, values)
-            parts = self._prepare_parts(own["state"], own["param_groups"], titles, found, lacking)
-            if found:
-                raise state.mismatch(found, type(self.optimizer).__name__)
-            if self._is_ours:
-                warn_of(self.optimizer, lacking, left)
-            yield state.Loading(*parts, type(self.optimizer).__name__)
+            errors, warnings, missing = list[str](), list[str](), list[str]()
+            param_names = self._names_by_param(names)
+            groups = self._order_groups(saved_state["groups"], param_names)
+            state_dict = {"state": saved_state["state"], "param_groups": groups}
+            if self._is_fused:
+                state_dict, warnings = taken_apart(self.optimizer, state_dict)
+                values = {p: self._file_values.get(name, p) for p, name in param_names.items()}
+                state_dict = fitted(self.optimizer, state_dict, warnings, self._converts, values)
+            states, groups = state_dict["state"], state_dict["param_groups"]
+            updates = self._prepare_updates(states, groups, param_names, errors, missing)
+            if errors:
+                raise state.mismatch(errors, type(self.optimizer).__name__)
+            if self._is_fused:
+                warn_of(self.optimizer, missing, warnings)
+            yield state.Loading(*updates, type(self.optimizer).__name__)
 
     def _names_by_param(self, names: Names) -> dict[Tensor, str]:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
-    def _in_order(self, saved: list[Group], titles: Mapping[Tensor, str]) -> list[Group]:
-        """The groups of a file with the parameters in the order that they have here."""
-        made: list[Group] = []
-        for place, other in enumerate(saved):
-            groups = self.optimizer.param_groups[place : place + 1]
-            names = [titles[param] for group in groups for param in group["params"]]
-            is_same = sorted(names) == sorted(other["params"])
-            made.append({**other, "params": names} if is_same else other)
-        return made
+    def _order_groups(
+        self, saved_groups: list[Group], param_names: Mapping[Tensor, str]
+    ) -> list[Group]:
+        """Return saved groups, each with its parameters in the order of the optimizer's group."""
+        ordered_groups: list[Group] = []
+        for index, saved_group in enumerate(saved_groups):
+            groups = self.optimizer.param_groups[index : index + 1]
+            names = [param_names[param] for group in groups for param in group["params"]]
+            is_permuted = sorted(names) == sorted(saved_group["params"])
+            ordered_groups.append({**saved_group, "params": names} if is_permuted else saved_group)
+        return ordered_groups
 
-    def _prepare_parts(
+    def _prepare_updates(
         self,
-        given: Any,
-        saved: list[Group],
-        titles: Mapping[Tensor, str],
-        found: list[str],
-        lacking: list[str],
+        saved_states: Any,
+        saved_groups: list[Group],
+        param_names: Mapping[Tensor, str],
+        errors: list[str],
+        missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:
-        """What sets state and groups; differences are added to those found, and what options keep
-        and begins at the parameters to what is lacking."""
+        """Return pairs of state entries and new values, and calls that set groups and state.
+
+        Differences are appended to `errors`; names of option state that starts at the parameters,
+        because the file lacks it, to `missing`.
+        """
         groups: list[Group] = self.optimizer.param_groups
         pairs: list[tuple[Item, Any]] = []
         calls: list[Call] = []
-        if len(groups) != len(saved):
-            found.append(f"there are {len(groups)} groups of parameters, in the file {len(saved)}")
+        if len(groups) != len(saved_groups):
+            counts = f"there are {len(groups)} groups of parameters, in the file"
+            errors.append(f"{counts} {len(saved_groups)}")
             return pairs, calls
-        made: dict[Tensor, Any] = defaultdict(dict)
-        merged, seen = list[Group](), set[object]()
-        for index, (group, other) in enumerate(zip(groups, saved, strict=True)):
-            names = [titles[param] for param in group["params"]]
-            found += unmatched(names, other["params"], f" of group {index}")
-            options = self._merge_options(group, other)
-            faults = self._unfit_options(options, index)
-            found += faults
+        new_states: dict[Tensor, Any] = defaultdict(dict)
+        merged, checked_values = list[Group](), set[object]()
+        for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+            names = [param_names[param] for param in group["params"]]
+            errors += unmatched(names, saved_group["params"], f" of group {index}")
+            options = self._merge_options(group, saved_group)
+            option_errors = self._unfit_options(options, index)
+            errors += option_errors
             for param, name in zip(group["params"], names, strict=True):
-                theirs = given.get(name, {})
-                begins = self._beginning(param, theirs, name, found, lacking)
+                saved_state = saved_states.get(name, {})
+                initial_keys = self._list_initial_keys(param, saved_state, name, errors, missing)
                 if self._has_rule:
-                    own = self.optimizer.state[param]
-                    calls += setting(own, theirs, name, found, pairs, param, None, begins)
-                    calls += [partial(own.pop, each, None) for each in begins]
+                    attributes = self.optimizer.state[param]
+                    arguments = (attributes, saved_state, name, errors, pairs, param)
+                    calls += setting(*arguments, None, initial_keys)
+                    calls += [partial(attributes.pop, key, None) for key in initial_keys]
                     continue
-                own_group, problems = group if faults else options, list[str]()
+                checked_group, param_errors = group if option_errors else options, list[str]()
                 if self._checker is not None:
-                    makes = self._is_ours and _chooses_otherwise(group, other)
-                    problems = self._checker._unfit_state(own_group, theirs, param, name, makes)
-                    if not problems:
-                        checked = (own_group, theirs, param, name, seen)
-                        problems = self._checker._unfit_numbers(*checked)
-                found += problems
-                if name in given and not problems:
-                    made[param] = self._prepare_state(param, own_group, theirs)
+                    may_create_slots = self._is_fused and _rule_options_differ(group, saved_group)
+                    arguments = (checked_group, saved_state, param, name)
+                    param_errors = self._checker._unfit_state(*arguments, may_create_slots)
+                    if not param_errors:
+                        param_errors = self._checker._unfit_numbers(*arguments, checked_values)
+                errors += param_errors
+                if name in saved_states and not param_errors:
+                    new_states[param] = self._prepare_state(param, checked_group, saved_state)
             merged.append(options)
             calls += [partial(group.clear), partial(group.update, options)]
-        if self._is_ours:
-            found += self.optimizer._unfit_groups(merged)
+        if self._is_fused:
+            errors += self.optimizer._unfit_groups(merged)
         if not self._has_rule:
-            own: dict[str, Any] = self.optimizer.__dict__
-            calls.append(partial(own.update, {"state": made}))
+            attributes: dict[str, Any] = self.optimizer.__dict__
+            calls.append(partial(attributes.update, {"state": new_states}))
         return pairs, calls
 
-    def _unfit_options(self, options: Group, place: int) -> list[str]:
-        """Return why no step could be taken with the options of a group."""
+    def _unfit_options(self, options: Group, index: int) -> list[str]:
+        """Return reasons why no step could be taken with the options of a group."""
         if self._checker is None:
             return []
-        found: list[str] = self._checker._unfit_options(options, place)
-        if self._is_ours or found:
-            return found
-        # Scalars that torch's own steps give to kernels must be numbers of float32.
-        sizes = {name: value for name, value in options.items() if is_number(value)}
+        errors: list[str] = self._checker._unfit_options(options, index)
+        if self._is_fused or errors:
+            return errors
+        # The steps of torch pass scalars to kernels as float32.
+        sizes = {name: option for name, option in options.items() if is_number(option)}
         return [
-            f"'{name}' of group {place} is {state.shown(value)}, beyond float32"
-            for name, value in sizes.items()
-            if _MOST_FLOAT32 < abs(float(value)) < math.inf
+            f"'{name}' of group {index} is {state.shown(number)}, beyond float32"
+            for name, number in sizes.items()
+            if _MAX_FLOAT32 < abs(float(number)) < math.inf
         ]
 
-    def _beginning(
+    def _list_initial_keys(
         self,
         param: Tensor,
-        given: Mapping[str, Any],
-        title: str,
-        found: list[str],
-        lacking: list[str],
+        saved_state: Mapping[str, Any],
+        param_name: str,
+        errors: list[str],
+        missing: list[str],
     ) -> list[str]:
-        """What options keep of a parameter and a state does not have, if that may be."""
-        if not self._is_ours:
+        """Return the keys of option state that the file lacks and that starts at the parameter.
+
+        Keys that must not be missing are added to `errors`; those to warn of, to `missing`.
+        """
+        if not self._is_fused:
             return []
-        names = [key for key in self.optimizer._around.keys(param) if key not in given]
-        is_new = is_before_steps(given)
+        keys = [key for key in self.optimizer._around.keys(param) if key not in saved_state]
+        is_new = is_before_steps(saved_state)
         if self._converts:
-            lacking += () if is_new else names
-            return names
+            missing += () if is_new else keys
+            return keys
         if not (is_new or self._has_rule):
-            how = "convert=True has it begin at the parameter"
-            found += [f"'{title}/{key}' is missing; {how}" for key in names]
+            hint = "convert=True has it begin at the parameter"
+            errors += [f"'{param_name}/{key}' is missing; {hint}" for key in keys]
         return []
 
-    def _prepare_state(self, param: Tensor, group: Group, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of one parameter, which was checked, in memory of its own."""
+    def _prepare_state(
+        self, param: Tensor, group: Group, saved_state: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
         moves = group.get("capturable") or group.get("fused")
-        kinds = self.optimizer._around.kinds if self._is_ours else PLAIN
+        storage = self.optimizer._around.kinds if self._is_fused else PLAIN
         devices = {
-            key: "cpu" if key == "step" and not moves else kinds.home_of(key, param)
-            for key in given
+            key: "cpu" if key == "step" and not moves else storage.home_of(key, param)
+            for key in saved_state
         }
-        made = {
-            key: _map_tensors(value, lambda own, to=devices[key]: own.to(to, copy=True))
-            for key, value in given.items()
+        new_state = {
+            key: _map_tensors(entry, lambda own, to=devices[key]: own.to(to, copy=True))
+            for key, entry in saved_state.items()
         }
         if self._checker is not None:
             slots = self._checker._own_rule(group, param).slots
-            fit_slots(self._checker, group, param, made)
-            kinds.widen_slots(made, slots, param)
+            fit_slots(self._checker, group, param, new_state)
+            storage.widen_slots(new_state, slots, param)
             if self._checker._around.keeps_as_torch:
-                _narrow_slots(made, slots, param)
-        return made
+                _narrow_slots(new_state, slots, param)
+        return new_state
 
-    def _merge_options(self, group: Group, given: Group) -> Group:
-        """Return a group with the numbers of a file, and its own other options.
+    def _merge_options(self, group: Group, saved_group: Group) -> Group:
+        """Return a group with the numbers of a file, and the present values of all other options.
 
-        A number that the file has as None, such as `heads`, becomes None.
+        A number that is None in the file, such as `heads`, becomes None.
         """
-        stays = {*given, *self.optimizer.defaults}
-        made = {key: each for key, each in group.items() if key in stays or not _is_number(each)}
-        for key, value in given.items():
+        retained = {*saved_group, *self.optimizer.defaults}
+        merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}
+        for key, option in saved_group.items():
             is_flag = key in HOW or isinstance(group.get(key), bool)
-            is_unset = value is None and _is_number(group.get(key)) and not is_flag
+            is_unset = option is None and _is_number(group.get(key)) and not is_flag
             if key != "params" and (
-                key not in group or is_unset or (_is_number(value) and not is_flag)
+                key not in group or is_unset or (_is_number(option) and not is_flag)
             ):
-                # No kernel takes a larger integer.
-                number: Any = value
+                # Kernels take integers of 64 bits.
+                number: Any = option
                 is_large = type(number) is int and is_number(number) and abs(number) >= 2**63
-                made[key] = float(number) if is_large else _map_tensors(value, torch.clone)
+                merged[key] = float(number) if is_large else _map_tensors(option, torch.clone)
         if self._has_rule:
-            hypers_of(made, self.optimizer.rule)
-        return made
+            hypers_of(merged, self.optimizer.rule)
+        return merged
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
-    """Return an optimizer of `thalweg.optim`, without groups, to check states of `cls`.
+    """Return an optimizer of `thalweg.optim` without groups, to check states of `cls`.
 
-    It is made without `__init__`, so it has neither groups nor state. None for classes that
+    It is made without `__init__`, so it has neither groups nor state. Returns None for classes that
     `thalweg.optim` does not have, and for those of users.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
 
 
-def _chooses_otherwise(group: Group, saved: Group) -> bool:
-    """Return whether options that choose a rule differ, so that a file may lack slots."""
+def _rule_options_differ(group: Group, saved_group: Group) -> bool:
+    """Return whether flags that select a rule differ, so that a file may lack slots."""
     return any(
-        isinstance(value, bool) and name in saved and saved[name] != value
-        for name, value in group.items()
+        isinstance(option, bool) and name in saved_group and saved_group[name] != option
+        for name, option in group.items()
     )
 
 
-def without_converted(description: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of an optimizer without arguments in which another may differ from it
-    where states are converted: masters, too, where either has split weights.
+def without_converted(
+    description: Mapping[str, Any], other_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an optimizer description without the arguments that `convert=True` may change.
+
+    Masters are such an argument, too, if either optimizer has split weights.
     """
-    names = {each.name for kind in _CONVERTED for each in kind.keywords()}
-    if any(_SPLIT in each["arguments"] for each in (description, other)):
-        names |= {each.name for each in Masters.keywords()}
-    own: Mapping[str, Any] = description["arguments"]
-    return {**description, "arguments": {n: x for n, x in own.items() if n not in names}}
+    names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
+    if any(_SPLIT in description["arguments"] for description in (description, other_config)):
+        names |= {keyword.name for keyword in Masters.keywords()}
+    arguments: Mapping[str, Any] = description["arguments"]
+    return {**description, "arguments": {n: x for n, x in arguments.items() if n not in names}}
 
 
-def _narrow_slots(own: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:
-    """Have slots that options made wider be of their parameter's dtype, as torch loads them."""
+def _narrow_slots(param_state: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:
+    """Cast slots that options widened to the dtype of their parameter, as torch loads them."""
     for slot in slots:
-        value = own.get(slot.name)
-        if slot.is_shaped or slot.scalar or not isinstance(value, Tensor):
+        tensor = param_state.get(slot.name)
+        if slot.is_shaped or slot.scalar or not isinstance(tensor, Tensor):
             continue
-        if value.is_floating_point() and (dtype := PLAIN.of(slot, param)).is_floating_point:
-            own[slot.name] = value.to(dtype)
+        if tensor.is_floating_point() and (dtype := PLAIN.of(slot, param)).is_floating_point:
+            param_state[slot.name] = tensor.to(dtype)
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_number, cast("list[Any]", value)))
-    return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+def _is_number(option: object) -> bool:
+    if isinstance(option, tuple | list):
+        return all(map(_is_number, cast("list[Any]", option)))
+    return isinstance(option, int | float | Tensor) and not isinstance(option, bool)
 
 
-def _copy_value(value: object, what: str) -> Any:
+def _copy_value(entry: object, name: str) -> Any:
     return (
-        state.taken(value, what) if isinstance(value, Tensor) else _map_tensors(value, state.taken)
+        state.taken(entry, name) if isinstance(entry, Tensor) else _map_tensors(entry, state.taken)
     )
 
 
-def _map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> Any:
-    """A value whose tensors are changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(each, change) for key, each in cast("Group", value).items()}
-    if isinstance(value, list | tuple):
-        items = [_map_tensors(each, change) for each in cast("list[Any]", value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
+def _map_tensors(nested: object, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested lists, tuples and dicts with each tensor replaced by `change(tensor)`."""
+    if isinstance(nested, Tensor):
+        return change(nested)
+    if isinstance(nested, dict):
+        return {key: _map_tensors(entry, change) for key, entry in cast("Group", nested).items()}
+    if isinstance(nested, list | tuple):
+        entries = [_map_tensors(entry, change) for entry in cast("list[Any]", nested)]
+        return tuple(entries) if isinstance(nested, tuple) else entries
+    return nested

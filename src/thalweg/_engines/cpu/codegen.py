@@ -228,6 +228,7 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Update the elements of a chunk one after the other."""
     lines, storage = element.update_element(), element.update.storage
     inner, distance = indent_by(lines, 1).splitlines(), tuning().prefetch
+    # The processor does not fetch lines ahead that are only written, such as those of a copy.
     gains = element.update.copy or _prefetch_pays("\n".join([definitions, *lines]), len(storage))
     if not (distance and gains):
         return ["for i in each(length):", *inner]
@@ -243,7 +244,14 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
 
 
 def _prefetch_pays(source: str, streams: int) -> bool:
-    """Whether an update of so many streams is faster with prefetches."""
+    """Return whether an update is faster with prefetches.
+
+    Args:
+        source: The source of the update.
+        streams: The number of tensors that it reads or writes.
+    """
+    # Divisions, roots and calls fill the window of the processor before it reaches the next cache
+    # lines, above all at the end of a page.
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     is_slow = not names.isdisjoint(_SLOW) or any(isinstance(node, ast.Div) for node in nodes)

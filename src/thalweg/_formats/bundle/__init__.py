@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoints: bundles of tensors, which `tf.train.Saver` and `Checkpoint` write.
+"""TensorFlow's checkpoint bundles, which `tf.train.Saver` and `Checkpoint` write.
 
-A bundle is an index, which is a sorted table, and files of data. Nothing in them is trusted: sizes
-are compared with the files they speak of before memory is asked for, all that is read is compared
-with its checksum, and names are no more than keys of dictionaries.
+A bundle is an index, which is a sorted table, and data files. Nothing in them is trusted: sizes are
+compared with the file sizes before memory is allocated, all that is read is compared with its
+checksum, and names are only used as dictionary keys.
 """
 
 from thalweg._formats.bundle.contents import Bundle

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, opened in its own folder: none is a link that leads elsewhere."""
+"""Files of a checkpoint, opened in its own directory without following links."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Self
 from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg.errors import MissingFileError, UnsafeCheckpointError
 
-# Elsewhere, as on Windows, files are opened by their paths, and links are looked for before.
+# Without these, as on Windows, files are opened by path after a check for links.
 _BY_FOLDER = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File:
-    """A file that is read.
+    """A file open for reading.
 
     Args:
-        descriptor: It is closed with the file.
-        title: Its name in errors.
+        descriptor: The descriptor; it is closed with the file.
+        title: The name in errors.
     """
 
     def __init__(self, descriptor: int, title: str) -> None:
@@ -30,22 +30,22 @@ class File:
         self.size = os.fstat(descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Some bytes from a position on. They must lie in the file."""
-        made = bytearray(length)
-        self.read_into(offset, memoryview(made))
-        return bytes(made)
+        """Return bytes from a position on; raise CorruptFileError if the file is too short."""
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from a position on."""
+        """Fill a buffer from a position on; raise CorruptFileError if the file is too short."""
         self._file.seek(offset)
-        done = 0
-        while done < len(buffer):
-            count = self._file.readinto(buffer[done:])
+        filled = 0
+        while filled < len(buffer):
+            count = self._file.readinto(buffer[filled:])
             if not count:
                 raise CorruptFileError(
-                    f"{self._title} ends at {offset + done}, within what is read"
+                    f"{self._title} ends at {offset + filled}, within what is read"
                 )
-            done += count
+            filled += count
 
     def close(self) -> None:
         """Close the file."""
@@ -53,14 +53,14 @@ class File:
 
 
 class Folder:
-    """The folder of a checkpoint; use it in a `with` block.
+    """Directory of a checkpoint, as a context manager.
 
     Args:
-        prefix: What the names of all files of the checkpoint begin with.
+        prefix: The beginning of the names of all files of the checkpoint.
 
     Raises:
-        MissingFileError: There is no such folder.
-        CorruptFileError: The links on the way lead to one another.
+        MissingFileError: The directory does not exist.
+        CorruptFileError: Links on the path form a cycle.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -73,7 +73,7 @@ class Folder:
             except (FileNotFoundError, NotADirectoryError):
                 raise MissingFileError(f"{prefix}: {os.strerror(errno.ENOENT)}.") from None
             except OSError as error:
-                # Links that lead to one another are no folder that is not there yet.
+                # A cycle of links is not a directory that may be created later.
                 if error.errno == errno.ELOOP:
                     raise CorruptFileError(
                         os.strerror(errno.ELOOP), UnsafeCheckpointError
@@ -90,11 +90,11 @@ class Folder:
             os.close(self._descriptor)
 
     def open_shard(self, suffix: str) -> File:
-        """Return a file of the checkpoint, which stays open until another one is asked for."""
+        """Return a file of the checkpoint, which stays open until another one is opened."""
         if self._shard is None or self._shard[0] != suffix:
-            before, self._shard = self._shard, None
-            if before is not None:
-                before[1].close()
+            previous, self._shard = self._shard, None
+            if previous is not None:
+                previous[1].close()
             self._shard = suffix, self.open_file(suffix)
         return self._shard[1]
 
@@ -102,17 +102,17 @@ class Folder:
         """Return a file of the checkpoint; the caller closes it.
 
         Args:
-            suffix: What its name has after the prefix.
+            suffix: The file's name without the prefix.
 
         Raises:
-            MissingFileError: There is none.
-            UnsafeCheckpointError: It is a link.
-            CorruptFileError: It is no regular file.
+            MissingFileError: The file does not exist.
+            UnsafeCheckpointError: The file is a link.
+            CorruptFileError: The path is not a regular file.
         """
         name = self._base + suffix
         title = os.path.join(self._path, name)
         try:
-            found = self._open_descriptor(name, title)
+            descriptor = self._open_descriptor(name, title)
         except FileNotFoundError:
             raise MissingFileError(f"{title}: {os.strerror(errno.ENOENT)}.") from None
         except OSError as error:
@@ -122,15 +122,15 @@ class Folder:
                     UnsafeCheckpointError,
                 ) from None
             raise
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            os.close(found)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
             raise CorruptFileError(f"{name} is no regular file")
-        return File(found, name)
+        return File(descriptor, name)
 
     def list_suffixes(self) -> list[str]:
         """Return the suffixes of all files whose names begin with the prefix, in order."""
-        here = self._path or "." if self._descriptor is None else self._descriptor
-        names = sorted(os.listdir(here))
+        folder = self._path or "." if self._descriptor is None else self._descriptor
+        names = sorted(os.listdir(folder))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]
 
     def _open_descriptor(self, name: str, title: str) -> int:
@@ -138,6 +138,6 @@ class Folder:
             if os.path.islink(title):
                 raise OSError(errno.ELOOP, "link", title)
             return os.open(title, _FLAGS)
-        # A pipe in its place must not make us wait.
+        # Opening a pipe must not block.
         flags = _FLAGS | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(name, flags, dir_fd=self._descriptor)

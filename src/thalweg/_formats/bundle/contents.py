@@ -33,23 +33,23 @@ class Bundle:
     variants: tuple[str, ...] = ()
 
 
-def check_dtypes(wanted: Iterable[tuple[str, int]]) -> None:
-    """Refuse tensors of dtypes that are not read.
+def check_dtypes(names_and_dtypes: Iterable[tuple[str, int]]) -> None:
+    """Raise if tensors have unsupported dtypes.
 
     Args:
-        wanted: Names, with the numbers of their dtypes.
+        names_and_dtypes: Names, with the numbers of their dtypes.
 
     Raises:
-        CorruptFileError: Some are not.
+        CorruptFileError: Lists the tensors with unsupported dtypes.
     """
-    others = [
+    unsupported = [
         f"{quote_name(name)} ({name_of(dtype)})"
-        for name, dtype in wanted
+        for name, dtype in names_and_dtypes
         if dtype not in NAMES and dtype != STRING
     ]
-    if others:
+    if unsupported:
         raise CorruptFileError(
-            f"{listed(others)}: tensors of such dtypes are not read;"
+            f"{listed(unsupported)}: tensors of such dtypes are not read;"
             " give the names of those that you want",
             UnsupportedCheckpointError,
         )

@@ -1,11 +1,11 @@
-"""TensorFlow's dtypes by number, as tensorflow/core/framework/types.proto counts them."""
+"""TensorFlow's dtype numbers, as in tensorflow/core/framework/types.proto."""
 
 from __future__ import annotations
 
 STRING = 7
 VARIANT = 21
 
-# The number, and the name that tensors of it have in `thalweg._formats.stored_tensor`.
+# The names are those of `thalweg._formats.stored_tensor`.
 NAMES = {
     1: "F32",
     2: "F64",
@@ -27,7 +27,7 @@ NAMES = {
 }
 NUMBERS = {name: number for number, name in NAMES.items()}
 
-_OTHERS = {
+_UNSUPPORTED = {
     STRING: "string",
     11: "qint8",
     12: "quint8",
@@ -47,7 +47,5 @@ _OTHERS = {
 
 
 def name_of(number: int) -> str:
-    """Return the name of a dtype: "F32", or TensorFlow's own, "string", of what is read as no
-    tensor.
-    """
-    return NAMES.get(number) or _OTHERS.get(number) or f"unknown dtype {number}"
+    """Return the name of a dtype: "F32", or TensorFlow's name if unsupported, such as "string"."""
+    return NAMES.get(number) or _UNSUPPORTED.get(number) or f"unknown dtype {number}"

@@ -1,4 +1,4 @@
-"""Flaws of a file, located from the inside out: the flaw, its place, and the file."""
+"""Errors about corrupt files, extended with location and file on the way up."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import contextmanager
 
 from thalweg.errors import DataLossError, ThalwegError
 
-_SHOWN = 200  # characters of a name that an error shows
+_MAX_SHOWN = 200  # characters of a name that an error shows
 
 
 class CorruptFileError(Exception):
-    """Flaw of a file; code that knows the file's name turns it into an error.
+    """Error without a file name; `raise_flaws` adds the name.
 
     Args:
-        words: A description.
-        kind: The class of the error.
+        text: A description.
+        kind: The class of the final error.
     """
 
-    def __init__(self, words: str, kind: type[ThalwegError] = DataLossError) -> None:
-        super().__init__(words)
+    def __init__(self, text: str, kind: type[ThalwegError] = DataLossError) -> None:
+        super().__init__(text)
         self.kind = kind
 
 
 @contextmanager
 def locate_flaws(place: str) -> Generator[None]:
-    """Prefix flaws with where they are."""
+    """Prefix corrupt-file errors of the block with a location."""
     try:
         yield
     except CorruptFileError as flaw:
@@ -34,7 +34,7 @@ def locate_flaws(place: str) -> Generator[None]:
 
 @contextmanager
 def raise_flaws(path: str) -> Generator[None]:
-    """Raise flaws as errors that begin with the name of the file."""
+    """Convert corrupt-file errors of the block to their final class, with the file name."""
     try:
         yield
     except CorruptFileError as flaw:
@@ -42,14 +42,14 @@ def raise_flaws(path: str) -> Generator[None]:
 
 
 def quote_name(name: str | bytes) -> str:
-    """Return a name as errors show it; a very long one is shortened."""
-    text = repr(name[:_SHOWN])
-    return text if len(name) <= _SHOWN else f"{text}... ({len(name)} long)"
+    """Return a name for messages, shortened if it is very long."""
+    text = repr(name[:_MAX_SHOWN])
+    return text if len(name) <= _MAX_SHOWN else f"{text}... ({len(name)} long)"
 
 
-def checksum_flaw(stored: int, calculated: int) -> CorruptFileError:
-    """Return the flaw of bytes that have another CRC32C, in TensorFlow's words."""
+def checksum_flaw(stored_checksum: int, calculated: int) -> CorruptFileError:
+    """Return the error for a wrong CRC32C, in TensorFlow's words."""
     return CorruptFileError(
-        f"Checksum does not match: stored {stored} vs. calculated on the restored bytes"
+        f"Checksum does not match: stored {stored_checksum} vs. calculated on the restored bytes"
         f" {calculated}"
     )

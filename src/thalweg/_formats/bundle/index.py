@@ -1,4 +1,4 @@
-"""The index of a bundle: each tensor with the places of its bytes, checked against each other."""
+"""Index of a bundle: the location of each tensor's bytes, validated."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LARGEST = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """A part of a tensor that lies in one piece.
+    """A slice of a tensor that is stored contiguously.
 
     Attributes:
-        begins: Where it begins along each axis.
-        shape: Its shape.
-        entry: Its place in a file.
+        origin: The first index along each axis.
+        shape: The shape.
+        entry: The location in a file.
     """
 
-    begins: tuple[int, ...]
+    origin: tuple[int, ...]
     shape: tuple[int, ...]
     entry: BundleEntry
 
@@ -43,9 +43,9 @@ class IndexedTensor:
     """A tensor as the index describes it.
 
     Attributes:
-        dtype: The number of its dtype.
-        shape: Its shape.
-        parts: The places of its bytes, one if it is whole.
+        dtype: The number of the dtype.
+        shape: The shape.
+        parts: The slices, one if the tensor is stored in one piece.
     """
 
     dtype: int
@@ -84,7 +84,7 @@ def read_index(folder: Folder) -> Index:
     """Read the index of a bundle, and no data.
 
     Raises:
-        CorruptFileError: It is damaged, says what cannot be, or is of a kind that is not read.
+        CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
     """
     file = folder.open_file(".index")
     try:
@@ -93,90 +93,95 @@ def read_index(folder: Folder) -> Index:
                 f"the index has {file.size} bytes, no more than {LIMIT} are read"
             )
         with locate_flaws("index"):
-            found = iterate_entries(file.read, file.size)
-            head = _parse_header(next(found, None))
-            return Index(head.shards, _describe_entries(found, head))
+            key_values = iterate_entries(file.read, file.size)
+            header = _parse_header(next(key_values, None))
+            return Index(header.shards, _describe_entries(key_values, header))
     finally:
         file.close()
 
 
-def _parse_header(first: tuple[bytes, bytes] | None) -> BundleHeader:
-    if first is None or first[0]:
+def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
+    """Return the header in the first entry; raise CorruptFileError if it is not supported."""
+    if first_entry is None or first_entry[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
-        head = messages.parse_header(first[1])
-        if head.endianness == 1:
+        header = messages.parse_header(first_entry[1])
+        if header.endianness == 1:
             raise CorruptFileError(
                 "numbers have their highest byte first, which is not read; restore and save the"
                 " checkpoint with TensorFlow on a machine that has the lowest first",
                 UnsupportedCheckpointError,
             )
-        if head.endianness:
-            raise CorruptFileError(f"an order of bytes numbered {head.endianness}")
-        if head.oldest > _VERSION or _VERSION in head.refused:
+        if header.endianness:
+            raise CorruptFileError(f"an order of bytes numbered {header.endianness}")
+        if header.oldest > _VERSION or _VERSION in header.rejected:
             raise CorruptFileError(
-                f"it asks for a reader of version {head.oldest}, this is one of version {_VERSION}",
+                f"it asks for a reader of version {header.oldest}, this is one of version"
+                f" {_VERSION}",
                 UnsupportedCheckpointError,
             )
-        if head.shards < 1:
-            raise CorruptFileError(f"it names {head.shards} files of data")
-        if head.shards > SHARDS:
+        if header.shards < 1:
+            raise CorruptFileError(f"it names {header.shards} files of data")
+        if header.shards > SHARDS:
             raise CorruptFileError(
-                f"it names {head.shards} files of data, no more than {SHARDS} are read",
+                f"it names {header.shards} files of data, no more than {SHARDS} are read",
                 UnsupportedCheckpointError,
             )
-    return head
+    return header
 
 
 def _describe_entries(
-    found: Iterator[tuple[bytes, bytes]], head: BundleHeader
+    key_values: Iterator[tuple[bytes, bytes]], bundle_header: BundleHeader
 ) -> dict[str, IndexedTensor]:
-    known: dict[str, BundleEntry] = {}
-    kept: dict[bytes, BundleEntry] = {}  # entries of slices, by their keys
-    for key, value in found:
+    """Return the tensors of an index by name, validated against each other."""
+    entries_by_name: dict[str, BundleEntry] = {}
+    slice_entries: dict[bytes, BundleEntry] = {}
+    for key, serialized in key_values:
         if key.startswith(b"\0"):
             with locate_flaws(f"slice {quote_name(key)}"):
-                kept[key] = messages.parse_entry(value)
+                slice_entries[key] = messages.parse_entry(serialized)
             continue
         with locate_flaws("names"):
             name = decode_text(key)
         with locate_flaws(quote_name(name)):
-            known[name] = messages.parse_entry(value)
-    made: dict[str, IndexedTensor] = {}
-    for name, entry in known.items():
+            entries_by_name[name] = messages.parse_entry(serialized)
+    tensors: dict[str, IndexedTensor] = {}
+    for name, entry in entries_by_name.items():
         with locate_flaws(quote_name(name)):
             _check_shape(entry)
-            parts = tuple(_parts_of(name, entry, kept))
+            parts = tuple(_parts_of(name, entry, slice_entries))
             for part in parts:
-                _check(part.entry, head.shards)
-            made[name] = IndexedTensor(entry.dtype, entry.shape, parts)
+                _check(part.entry, bundle_header.shards)
+            tensors[name] = IndexedTensor(entry.dtype, entry.shape, parts)
             if entry.slices:
-                _check_slices(made[name])
-    if kept:
-        raise CorruptFileError(f"the slice {quote_name(next(iter(kept)))} belongs to no tensor")
-    _check_apart(made)
-    return made
+                _check_slices(tensors[name])
+    if slice_entries:
+        raise CorruptFileError(
+            f"the slice {quote_name(next(iter(slice_entries)))} belongs to no tensor"
+        )
+    _check_overlap(tensors)
+    return tensors
 
 
 def _parts_of(
-    name: str, entry: BundleEntry, kept: dict[bytes, BundleEntry]
+    name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
-    """Where a tensor's bytes are; entries of its slices are taken from those that are kept."""
+    """Yield the slices of a tensor; remove their entries from `slice_entries`."""
     if not entry.slices:
         yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:
-        begins, shape = slices.bounding_box(extents, entry.shape)
-        found = kept.pop(slices.key_of(name, extents), None)
-        if found is None:
+        origin, shape = slices.bounding_box(extents, entry.shape)
+        slice_entry = slice_entries.pop(slices.key_of(name, extents), None)
+        if slice_entry is None:
             raise CorruptFileError(
                 f"the slice {slices.format_extents(extents)} has no entry, or comes twice"
             )
-        if found.slices or (found.dtype, found.shape) != (entry.dtype, shape):
+        if slice_entry.slices or (slice_entry.dtype, slice_entry.shape) != (entry.dtype, shape):
             raise CorruptFileError(
-                f"the slice {slices.format_extents(extents)} has dtype {name_of(found.dtype)} and"
-                f" shape {found.shape}, not {name_of(entry.dtype)} and {shape}"
+                f"the slice {slices.format_extents(extents)} has dtype {name_of(slice_entry.dtype)}"
+                f" and shape {slice_entry.shape}, not {name_of(entry.dtype)} and {shape}"
             )
-        yield TensorSlice(begins, shape, found)
+        yield TensorSlice(origin, shape, slice_entry)
 
 
 def _check_shape(entry: BundleEntry) -> None:
@@ -187,12 +192,12 @@ def _check_shape(entry: BundleEntry) -> None:
 
 
 def _item_bytes(entry: BundleEntry) -> int:
-    """Bytes of an element; 1 where that is not known."""
+    """Return the bytes of an element; 1 if the dtype is not supported."""
     return ITEM_BYTES[NAMES[entry.dtype]] if entry.dtype in NAMES else 1
 
 
 def _check(entry: BundleEntry, shards: int) -> None:
-    """Refuse an entry that cannot be true, whatever the files hold."""
+    """Raise CorruptFileError for an entry with an impossible location or size."""
     if not 0 <= entry.shard < shards:
         raise CorruptFileError(f"it lies in file {entry.shard} of {shards}")
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= LARGEST:
@@ -200,8 +205,8 @@ def _check(entry: BundleEntry, shards: int) -> None:
     count, width = prod(entry.shape), _item_bytes(entry)
     if entry.dtype in NAMES and entry.size != count * width:
         raise CorruptFileError(
-            f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape {entry.shape} has"
-            f" {count * width}"
+            f"it has {entry.size} bytes, {name_of(entry.dtype)} of shape"
+            f" {entry.shape} has {count * width}"
         )
     if entry.dtype == STRING and entry.size < count:
         raise CorruptFileError(f"it has {entry.size} bytes for {count} strings")
@@ -217,17 +222,17 @@ def _check_slices(tensor: IndexedTensor) -> None:
     slices.check_count([part.shape for part in tensor.parts], tensor.shape)
 
 
-def _check_apart(tensors: dict[str, IndexedTensor]) -> None:
-    """Refuse tensors that share bytes, so that no file can promise more than it has."""
+def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
+    """Raise CorruptFileError if tensors share bytes: a file must not promise more than it has."""
     places = sorted(
         (part.entry.shard, part.entry.offset, part.entry.size, name)
-        for name, tensor in tensors.items()
+        for name, tensor in indexed_tensors.items()
         for part in tensor.parts
         if part.entry.size
     )
-    for one, other in pairwise(places):
-        if one[0] == other[0] and one[1] + one[2] > other[1]:
+    for first, second in pairwise(places):
+        if first[0] == second[0] and first[1] + first[2] > second[1]:
             raise CorruptFileError(
-                f"{quote_name(other[3])}: it begins at {other[1]}, before {quote_name(one[3])} ends"
-                f" at {one[1] + one[2]}"
+                f"{quote_name(second[3])}: it begins at {second[1]}, before {quote_name(first[3])}"
+                f" ends at {first[1] + first[2]}"
             )

@@ -1,4 +1,4 @@
-"""Messages in the table of a bundle: a header, and an entry for each tensor.
+"""Protobuf messages in the table of a bundle: a header, and an entry per tensor.
 
 The messages are those of tensorflow/core/protobuf/tensor_bundle.proto, and of tensor_shape.proto,
 tensor_slice.proto and versions.proto beside it.
@@ -34,18 +34,18 @@ class BundleHeader:
 
     Attributes:
         shards: The number of data files.
-        endianness: 0 for the lowest byte first, 1 for the highest.
+        endianness: 0 for little-endian, 1 for big-endian.
         oldest: The oldest version of readers that may read it.
-        refused: Versions of readers that must not.
+        rejected: Versions of readers that must not.
     """
 
     shards: int
     endianness: int = 0
     oldest: int = 0
-    refused: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
 
     def encode_message(self) -> bytes:
-        """Return the message."""
+        """Return the serialized message."""
         versions = number_field(1, 1) + number_field(2, self.oldest)
         return (
             number_field(1, self.shards)
@@ -59,13 +59,14 @@ class BundleEntry:
     """Description of a tensor.
 
     Attributes:
-        dtype: The number of its dtype.
-        shape: Its shape.
-        shard: The number of its file.
-        offset: Where it begins in the file.
-        size: The number of its bytes.
+        dtype: The number of the dtype.
+        shape: The shape.
+        shard: The number of the data file.
+        offset: The offset in the file.
+        size: The number of bytes.
         checksum: Their CRC32C, masked.
-        slices: The slices that it is stored in, each with its own entry; none if it is whole.
+        slices: The slices that it is stored in, each with its own entry; none if stored in one
+            piece.
     """
 
     dtype: int
@@ -77,53 +78,58 @@ class BundleEntry:
     slices: tuple[Slice, ...] = ()
 
     def encode_message(self) -> bytes:
-        """Return the message."""
+        """Return the serialized message."""
         place = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
         )
         end = fixed32_field(6, self.checksum) + b"".join(
-            bytes_field(7, encoded_slice(s)) for s in self.slices
+            bytes_field(7, encoded_slice(extents)) for extents in self.slices
         )
         return number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + place + end
 
 
-def parse_header(data: bytes) -> BundleHeader:
+def parse_header(serialized: bytes) -> BundleHeader:
     """Return the header of a bundle.
 
     Raises:
-        CorruptFileError: The bytes are none.
+        CorruptFileError: The bytes are not such a message.
     """
-    found = ProtoMessage(data, {1: VARINT, 2: VARINT, 3: BYTES})
-    versions = found.data(3)
-    known = ProtoMessage(versions, {1: VARINT, 2: VARINT})
+    message = ProtoMessage(serialized, {1: VARINT, 2: VARINT, 3: BYTES})
+    versions = message.data(3)
+    version_message = ProtoMessage(versions, {1: VARINT, 2: VARINT})
     return BundleHeader(
-        found.signed(1), found.signed(2), known.signed(2), _repeated_numbers(versions, 3)
+        message.signed(1),
+        message.signed(2),
+        version_message.signed(2),
+        _repeated_numbers(versions, 3),
     )
 
 
-def parse_entry(data: bytes) -> BundleEntry:
+def parse_entry(serialized: bytes) -> BundleEntry:
     """Return the entry of a tensor.
 
     Raises:
-        CorruptFileError: The bytes are none.
+        CorruptFileError: The bytes are not such a message.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
-    found = ProtoMessage(data, kinds)
-    slices = tuple(slice_of(each) for each in found.every(7))
-    place = found.signed(3), found.signed(4), found.signed(5), found.number(6)
-    return BundleEntry(found.number(1), parse_shape(found.data(2)), *place, slices)
+    message = ProtoMessage(serialized, kinds)
+    slices = tuple(slice_of(element) for element in message.every(7))
+    place = message.signed(3), message.signed(4), message.signed(5), message.number(6)
+    return BundleEntry(message.number(1), parse_shape(message.data(2)), *place, slices)
 
 
-def parse_shape(data: bytes) -> tuple[int, ...]:
+def parse_shape(serialized: bytes) -> tuple[int, ...]:
     """Return the shape in a TensorShape.
 
     Raises:
-        CorruptFileError: It is unknown, has a negative length, or too many axes.
+        CorruptFileError: The shape is unknown, has a negative length, or too many axes.
     """
-    found = ProtoMessage(data, {2: BYTES, 3: VARINT})
-    if found.number(3):
+    message = ProtoMessage(serialized, {2: BYTES, 3: VARINT})
+    if message.number(3):
         raise CorruptFileError("its shape is unknown")
-    lengths = tuple(ProtoMessage(each, {1: VARINT}).signed(1) for each in found.every(2))
+    lengths = tuple(
+        ProtoMessage(dimension, {1: VARINT}).signed(1) for dimension in message.every(2)
+    )
     if len(lengths) > RANK:
         raise CorruptFileError(
             f"it has {len(lengths)} axes, TensorFlow's tensors have {RANK} at most"
@@ -134,43 +140,43 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
 
 
 def encoded_shape(lengths: tuple[int, ...]) -> bytes:
-    """Return a TensorShape."""
+    """Return a serialized TensorShape."""
     return b"".join(bytes_field(2, number_field(1, length)) for length in lengths)
 
 
-def slice_of(data: bytes) -> Slice:
+def slice_of(serialized: bytes) -> Slice:
     """Return the extents in a TensorSlice.
 
     Raises:
-        CorruptFileError: It is none.
+        CorruptFileError: The bytes are not such a message.
     """
-    made: list[tuple[int, int | None]] = []
-    for each in ProtoMessage(data, {1: BYTES}).every(1):
-        extent = ProtoMessage(each, {1: VARINT, 2: VARINT})
-        made.append((extent.signed(1), extent.signed(2) if extent.has(2) else None))
-    return tuple(made)
+    extents: list[tuple[int, int | None]] = []
+    for element in ProtoMessage(serialized, {1: BYTES}).every(1):
+        extent = ProtoMessage(element, {1: VARINT, 2: VARINT})
+        extents.append((extent.signed(1), extent.signed(2) if extent.has(2) else None))
+    return tuple(extents)
 
 
 def encoded_slice(extents: Slice) -> bytes:
-    """Return a TensorSlice."""
-    made = b""
+    """Return a serialized TensorSlice."""
+    encoded = b""
     for begin, length in extents:
-        # A length of 0 is no default here: it is told apart from none at all.
-        given = b"" if length is None else b"\x10" + encode_varint(length)
-        made += bytes_field(1, number_field(1, begin) + given)
-    return made
+        # A length of 0 differs from a missing one, so it is written.
+        length_field = b"" if length is None else b"\x10" + encode_varint(length)
+        encoded += bytes_field(1, number_field(1, begin) + length_field)
+    return encoded
 
 
-def _repeated_numbers(data: bytes, field: int) -> tuple[int, ...]:
-    """The numbers of a field that may come often, packed into one or not."""
-    made: list[int] = []
-    for found, kind, value in iterate_fields(data):
-        if found != field:
+def _repeated_numbers(serialized: bytes, field: int) -> tuple[int, ...]:
+    """Return the numbers of a repeated field, packed or not."""
+    numbers: list[int] = []
+    for number, kind, content in iterate_fields(serialized):
+        if number != field:
             continue
-        if kind == VARINT and isinstance(value, int):
-            made.append(value)
-        elif kind == BYTES and isinstance(value, bytes):
-            made += packed_numbers(value)
+        if kind == VARINT and isinstance(content, int):
+            numbers.append(content)
+        elif kind == BYTES and isinstance(content, bytes):
+            numbers += packed_numbers(content)
         else:
             raise CorruptFileError(f"field {field} is of kind {kind}")
-    return tuple(made)
+    return tuple(numbers)

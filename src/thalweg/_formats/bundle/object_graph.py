@@ -1,7 +1,7 @@
-"""Objects of an object checkpoint, whose variables it contains.
+"""Object graph of an object checkpoint.
 
 The message is TrackableObjectGraph of tensorflow/core/protobuf/trackable_object_graph.proto; a
-bundle keeps it as a string under `KEY`.
+bundle stores it as a string under `KEY`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True, slots=True)
 class SavedAttribute:
-    """A value of an object: of a variable, the variable itself.
+    """A value of an object: for a variable, the variable itself.
 
     Attributes:
         name: "VARIABLE_VALUE" for that of a variable.
-        full_name: The name of the variable; that it has in a name-based checkpoint, "w/Adam".
+        full_name: The name of the variable in a name-based checkpoint, "w/Adam".
         key: The name of the tensor in the bundle.
     """
 
@@ -42,9 +42,9 @@ class SlotVariable:
     """A slot of an optimizer.
 
     Attributes:
-        original: The number of the node of the variable that it is a slot of.
-        name: Its name, "m".
-        slot: The number of its own node.
+        original: The node number of the variable that has the slot.
+        name: The name, "m".
+        slot: The node number of the slot.
     """
 
     original: int
@@ -57,9 +57,9 @@ class Node:
     """An object.
 
     Attributes:
-        children: The numbers of the nodes that it leads to, by the names of its attributes.
-        attributes: Its values.
-        slots: The slots it has, if it is an optimizer.
+        children: Node numbers by attribute name.
+        attributes: The values of the object.
+        slots: The slots, if the object is an optimizer.
     """
 
     children: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -69,51 +69,51 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ObjectGraph:
-    """Objects of a checkpoint; the first is its root.
+    """Objects of a checkpoint; the first is the root.
 
     Attributes:
-        nodes: The objects. Others name them by their positions.
+        nodes: The objects, which refer to each other by position.
     """
 
     nodes: tuple[Node, ...]
 
 
-def decode_graph(data: bytes) -> ObjectGraph:
+def decode_graph(serialized: bytes) -> ObjectGraph:
     """Return the graph in a message.
 
     Raises:
-        CorruptFileError: The bytes are none, or name nodes that are not there.
+        CorruptFileError: The bytes are not such a message, or refer to missing nodes.
     """
-    messages = ProtoMessage(data, {1: BYTES}).every(1)
+    messages = ProtoMessage(serialized, {1: BYTES}).every(1)
     if not messages:
         raise CorruptFileError("it has no objects")
     nodes: list[Node] = []
-    for position, each in enumerate(messages):
+    for position, message in enumerate(messages):
         with locate_flaws(f"object {position}"):
-            nodes.append(_decode_node(each))
-            for other in _neighbors_of(nodes[-1]):
-                if not 0 <= other < len(messages):
-                    raise CorruptFileError(f"it names object {other} of {len(messages)}")
+            nodes.append(_decode_node(message))
+            for neighbor in _neighbors_of(nodes[-1]):
+                if not 0 <= neighbor < len(messages):
+                    raise CorruptFileError(f"it names object {neighbor} of {len(messages)}")
     return ObjectGraph(tuple(nodes))
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph without the values whose keys are not kept, and without slots of these."""
+    """Return a graph without values whose keys are not kept, and without their slots."""
     nodes = [
-        replace(node, attributes=tuple(each for each in node.attributes if should_keep(each.key)))
+        replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
         for node in graph.nodes
     ]
     emptied = {
         position
-        for position, (before, after) in enumerate(zip(graph.nodes, nodes, strict=True))
-        if before.attributes and not after.attributes
+        for position, (old_node, new_node) in enumerate(zip(graph.nodes, nodes, strict=True))
+        if old_node.attributes and not new_node.attributes
     }
     return ObjectGraph(
         tuple(
             replace(
                 node,
                 slots=tuple(
-                    each for each in node.slots if emptied.isdisjoint((each.original, each.slot))
+                    slot for slot in node.slots if emptied.isdisjoint((slot.original, slot.slot))
                 ),
             )
             for node in nodes
@@ -122,7 +122,7 @@ def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> Obj
 
 
 def encode_graph(graph: ObjectGraph) -> bytes:
-    """Return the message of a graph."""
+    """Return the serialized message of a graph."""
     valued = _nodes_with_values(graph)
     return b"".join(
         bytes_field(1, _encode_node(node, position in valued))
@@ -130,68 +130,68 @@ def encode_graph(graph: ObjectGraph) -> bytes:
     )
 
 
-def _decode_node(data: bytes) -> Node:
-    found = ProtoMessage(data, {1: BYTES, 2: BYTES, 3: BYTES})
+def _decode_node(serialized: bytes) -> Node:
+    message = ProtoMessage(serialized, {1: BYTES, 2: BYTES, 3: BYTES})
     children: dict[str, int] = {}
-    for each in found.every(1):
-        child = ProtoMessage(each, {1: VARINT, 2: BYTES})
+    for element in message.every(1):
+        child = ProtoMessage(element, {1: VARINT, 2: BYTES})
         name = child.text(2)
         if name in children:
             raise CorruptFileError(f"it has {quote_name(name)} twice")
         children[name] = child.signed(1)
     attributes: list[SavedAttribute] = []
-    for each in found.every(2):
-        value = ProtoMessage(each, {1: BYTES, 2: BYTES, 3: BYTES})
-        attributes.append(SavedAttribute(value.text(1), value.text(2), value.text(3)))
+    for element in message.every(2):
+        attribute = ProtoMessage(element, {1: BYTES, 2: BYTES, 3: BYTES})
+        attributes.append(SavedAttribute(attribute.text(1), attribute.text(2), attribute.text(3)))
     slots: list[SlotVariable] = []
-    for each in found.every(3):
-        slot = ProtoMessage(each, {1: VARINT, 2: BYTES, 3: VARINT})
+    for element in message.every(3):
+        slot = ProtoMessage(element, {1: VARINT, 2: BYTES, 3: VARINT})
         slots.append(SlotVariable(slot.signed(1), slot.text(2), slot.signed(3)))
     return Node(children, tuple(attributes), tuple(slots))
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
-    made = b""
+    encoded = b""
     for name, child in node.children.items():
-        made += bytes_field(1, number_field(1, child) + string_field(2, name))
-    for value in node.attributes:
-        made += bytes_field(
+        encoded += bytes_field(1, number_field(1, child) + string_field(2, name))
+    for attribute in node.attributes:
+        encoded += bytes_field(
             2,
-            string_field(1, value.name)
-            + string_field(2, value.full_name)
-            + string_field(3, value.key),
+            string_field(1, attribute.name)
+            + string_field(2, attribute.full_name)
+            + string_field(3, attribute.key),
         )
     for slot in node.slots:
-        made += bytes_field(
+        encoded += bytes_field(
             3,
             number_field(1, slot.original)
             + string_field(2, slot.name)
             + number_field(3, slot.slot),
         )
-    return made + bytes_field(5, number_field(1, int(has_values)))
+    return encoded + bytes_field(5, number_field(1, int(has_values)))
 
 
 def _neighbors_of(node: Node) -> Iterator[int]:
-    """The nodes that a node names."""
+    """Yield the nodes that a node refers to."""
     yield from node.children.values()
     for slot in node.slots:
         yield from (slot.original, slot.slot)
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """The nodes that have values, or lead to some that have: TensorFlow passes over all others."""
+    """Return the nodes that have values or lead to such nodes; TensorFlow skips all others."""
     parents: dict[int, list[int]] = {}
-    found: set[int] = set()
+    valued: set[int] = set()
     for position, node in enumerate(graph.nodes):
         for child in node.children.values():
             parents.setdefault(child, []).append(position)
         if node.attributes:
-            found.add(position)
-        found.update(other for slot in node.slots for other in (position, slot.slot))
-    pending = list(found)
+            valued.add(position)
+        valued.update(index for slot in node.slots for index in (position, slot.slot))
+    pending = list(valued)
     while pending:
         for parent in parents.get(pending.pop(), ()):
-            if parent not in found:
-                found.add(parent)
+            if parent not in valued:
+                valued.add(parent)
                 pending.append(parent)
-    return found
+    return valued

@@ -1,10 +1,10 @@
-"""Protocol buffers on the wire: https://protobuf.dev/programming-guides/encoding.
+"""Wire format of protocol buffers: https://protobuf.dev/programming-guides/encoding.
 
-A message is a row of fields. Each begins with a number, which tells the field and its kind; numbers
-have seven bits a byte, the lowest first. Groups, which proto3 does not have, are refused.
+A message is a sequence of fields. Each begins with a number for the field and its kind; numbers
+have seven bits per byte, the lowest first. Groups, which proto3 does not have, raise an error.
 
-By hand, as protobuf would have to be installed wherever a checkpoint is read, and tensorboard has
-none of the messages of `messages.py` but those of shapes and versions.
+The protobuf package is not used: it would have to be installed wherever a checkpoint is read, and
+tensorboard has only two of the messages of `messages.py`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _LAST_FIELD = (1 << 29) - 1
 _WORD = 1 << 64
 
 
-def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """Return a number and the position behind it.
+def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
+    """Return a number and the offset behind it.
 
     Args:
-        data: Where it is.
-        at: Where it begins.
-        end: What lies from here on is not looked at.
+        encoded: The bytes.
+        offset: The offset of the number.
+        end: The offset at which reading stops.
 
     Raises:
-        CorruptFileError: It goes beyond `end`, or has more than 64 bits.
+        CorruptFileError: The number goes beyond `end`, or has more than 64 bits.
     """
-    value = shift = 0
-    while at < end:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    number = shift = 0
+    while offset < end:
+        byte = encoded[offset]
+        offset += 1
+        number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if value >= _WORD:
+            if number >= _WORD:
                 break
-            return value, at
+            return number, offset
         shift += 7
         if shift > 63:
             break
@@ -47,102 +47,102 @@ def read_varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     raise CorruptFileError("a number has more than 64 bits")
 
 
-def packed_numbers(data: bytes) -> Iterator[int]:
-    """Yield the numbers of a field that has many; errors as of `read_varint`."""
-    at = 0
-    while at < len(data):
-        each, at = read_varint(data, at, len(data))
-        yield each
+def packed_numbers(packed: bytes) -> Iterator[int]:
+    """Yield the numbers of a packed field; errors as of `read_varint`."""
+    offset = 0
+    while offset < len(packed):
+        number, offset = read_varint(packed, offset, len(packed))
+        yield number
 
 
-def encode_varint(value: int) -> bytes:
-    """Return a number as bytes; negative ones have all ten."""
-    value %= _WORD
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+def encode_varint(number: int) -> bytes:
+    """Return a number as bytes; negative ones have ten bytes."""
+    number %= _WORD
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
-def iterate_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield each field of a message in order: its number, its kind and its value.
+def iterate_fields(serialized: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Yield each field of a message in order: its number, its kind and its content.
 
-    The value is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
+    The content is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
 
     Raises:
         CorruptFileError: While iterating, if a field is cut off, or its number or kind is unknown.
     """
-    at, end = 0, len(data)
-    while at < end:
-        key, at = read_varint(data, at, end)
+    offset, end = 0, len(serialized)
+    while offset < end:
+        key, offset = read_varint(serialized, offset, end)
         field, kind = key >> 3, key & 7
         if not 0 < field <= _LAST_FIELD:
             raise CorruptFileError(f"there is no field {field}")
         if kind == VARINT:
-            value, at = read_varint(data, at, end)
-            yield field, kind, value
+            content, offset = read_varint(serialized, offset, end)
+            yield field, kind, content
             continue
         if kind == BYTES:
-            size, at = read_varint(data, at, end)
+            size, offset = read_varint(serialized, offset, end)
         elif kind in _SIZES:
             size = _SIZES[kind]
         else:
             raise CorruptFileError(f"field {field} is of an unknown kind, {kind}")
-        if size > end - at:
+        if size > end - offset:
             raise CorruptFileError(f"field {field} is cut off")
-        value = data[at : at + size]
-        at += size
-        yield field, kind, value if kind == BYTES else int.from_bytes(value, "little")
+        content = serialized[offset : offset + size]
+        offset += size
+        yield field, kind, content if kind == BYTES else int.from_bytes(content, "little")
 
 
 class ProtoMessage:
-    """The fields of a message that are asked for; others are passed over.
+    """Selected fields of a message; others are skipped.
 
     Args:
-        data: The message.
-        kinds: The fields that are asked for, with their kinds.
+        serialized: The message.
+        kinds: The fields to read, with their kinds.
 
     Raises:
-        CorruptFileError: The bytes are no message, or a field is of another kind.
+        CorruptFileError: The bytes are not a message, or a field is of another kind.
     """
 
-    def __init__(self, data: bytes, kinds: Mapping[int, int]) -> None:
+    def __init__(self, serialized: bytes, kinds: Mapping[int, int]) -> None:
         self._values: dict[int, list[int | bytes]] = {}
-        for field, kind, value in iterate_fields(data):
+        for field, kind, content in iterate_fields(serialized):
             if field not in kinds:
                 continue
             if kind != kinds[field]:
                 raise CorruptFileError(f"field {field} is of kind {kind}, not {kinds[field]}")
-            self._values.setdefault(field, []).append(value)
+            self._values.setdefault(field, []).append(content)
 
     def has(self, field: int) -> bool:
         """Return True if the message has a field."""
         return field in self._values
 
     def number(self, field: int) -> int:
-        """Return the field as a number without sign, 0 if it is not there."""
-        value = self._single_value(field)
-        return value if isinstance(value, int) else 0
+        """Return a field as an unsigned number, 0 if it is missing."""
+        content = self._single_value(field)
+        return content if isinstance(content, int) else 0
 
     def signed(self, field: int) -> int:
-        """Return the field as an int32 or int64, 0 if it is not there."""
-        value = self.number(field)
-        return value - _WORD if value >= _WORD >> 1 else value
+        """Return a field as an int32 or int64, 0 if it is missing."""
+        number = self.number(field)
+        return number - _WORD if number >= _WORD >> 1 else number
 
     def data(self, field: int) -> bytes:
-        """Return the field's bytes, none if it is not there."""
-        value = self._single_value(field)
-        return value if isinstance(value, bytes) else b""
+        """Return a field as bytes, b"" if it is missing."""
+        content = self._single_value(field)
+        return content if isinstance(content, bytes) else b""
 
     def text(self, field: int) -> str:
-        """Return the field as text, "" if it is not there."""
+        """Return a field as text, "" if it is missing."""
         return decode_text(self.data(field))
 
     def every(self, field: int) -> list[bytes]:
-        """Return the bytes of a field that may come any number of times."""
-        return [value for value in self._values.get(field, []) if isinstance(value, bytes)]
+        """Return the bytes of a repeated field."""
+        return [content for content in self._values.get(field, []) if isinstance(content, bytes)]
 
     def _single_value(self, field: int) -> int | bytes | None:
         values = self._values.get(field)
@@ -153,33 +153,33 @@ class ProtoMessage:
         return values[0]
 
 
-def decode_text(data: bytes) -> str:
-    """Bytes as text.
+def decode_text(encoded: bytes) -> str:
+    """Return bytes as text.
 
     Raises:
-        CorruptFileError: They are no UTF-8.
+        CorruptFileError: The bytes are not UTF-8.
     """
     try:
-        return data.decode()
+        return encoded.decode()
     except UnicodeDecodeError:
-        raise CorruptFileError(f"{data[:80]!r} is no UTF-8") from None
+        raise CorruptFileError(f"{encoded[:80]!r} is no UTF-8") from None
 
 
-def number_field(field: int, value: int) -> bytes:
-    """Return a field that is a number; nothing if it is 0."""
-    return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
+def number_field(field: int, number: int) -> bytes:
+    """Return a serialized number field; b"" if the number is 0."""
+    return encode_varint(field << 3 | VARINT) + encode_varint(number) if number else b""
 
 
-def fixed32_field(field: int, value: int) -> bytes:
-    """Return a field of four bytes; nothing if it is 0."""
-    return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
+def fixed32_field(field: int, number: int) -> bytes:
+    """Return a serialized field of four bytes; b"" if the number is 0."""
+    return encode_varint(field << 3 | FIXED32) + number.to_bytes(4, "little") if number else b""
 
 
-def bytes_field(field: int, data: bytes) -> bytes:
-    """Return a field that is bytes or a message, also if it is empty."""
-    return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
+def bytes_field(field: int, content: bytes) -> bytes:
+    """Return a serialized field of bytes or a message, also if it is empty."""
+    return encode_varint(field << 3 | BYTES) + encode_varint(len(content)) + content
 
 
-def string_field(field: int, value: str) -> bytes:
-    """Return a field that is text; nothing if it is ""."""
-    return bytes_field(field, value.encode()) if value else b""
+def string_field(field: int, text: str) -> bytes:
+    """Return a serialized text field; b"" for ""."""
+    return bytes_field(field, text.encode()) if text else b""

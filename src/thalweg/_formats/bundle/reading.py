@@ -1,4 +1,4 @@
-"""Reading checkpoints of TensorFlow: all of what is asked for, or nothing."""
+"""Reading of TensorFlow checkpoints."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _FILE = re.compile(r"(\.index|\.data-[0-9]{5}-of-[0-9]{5})\Z")
 def read(
     prefix: Path, names: Container[str] | None = None, progress: Progress | None = None
 ) -> Bundle:
-    """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`, all of it or nothing.
+    """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`.
 
     Files of the first format, which TensorFlow wrote until 1.0, are read as well.
 
-    Memory is what the tensors take; of a tensor in slices one more slice, and a byte per element.
-    Those of the first format take several times as much for a while.
+    Memory use is that of the tensors; for a tensor in slices also one slice, and a byte per
+    element. The first format needs several times as much temporarily.
 
     Args:
-        prefix: What TensorFlow calls its path: "run7/model.ckpt-5"; or the name of its index or
-            of a file of its data.
-        names: The tensors that are read; all by default. The object graph is read in any case.
-        progress: Called now and then with the bytes that are read and those there are.
+        prefix: The path for TensorFlow: "run7/model.ckpt-5"; or the name of its index or of a data
+            file.
+        names: The tensors to read; all by default. The object graph is always read.
+        progress: Called with the bytes read and their total.
 
     Returns:
-        The tensors, whose memory nobody else has. The state of iterators over data, which is of
-        dtype variant, is skipped, unless `names` has it.
+        The tensors, in new memory. States of data iterators, which are of dtype variant, are
+        skipped unless `names` has them.
 
     Raises:
-        MissingFileError: A file is not there.
+        MissingFileError: A file does not exist.
         DataLossError: A file is damaged.
-        UnsupportedCheckpointError: A tensor is of a dtype that is not read, the index is
-            compressed, or numbers have their highest byte first.
+        UnsupportedCheckpointError: A dtype is not supported, the index is compressed, or numbers
+            are big-endian.
         UnsafeCheckpointError: A file is a link.
     """
     path = _prefix_of(prefix)
@@ -53,44 +53,43 @@ def read(
         try:
             index = read_index(folder)
         except MissingFileError:
-            found = v1_format.suffixes_of(folder)
-            if not found:
+            suffixes = v1_format.suffixes_of(folder)
+            if not suffixes:
                 _refuse_foreign(path)
                 raise
-            return v1_format.read(folder, found, names, progress)
-        wanted = {
+            return v1_format.read(folder, suffixes, names, progress)
+        requested = {
             name: tensor
             for name, tensor in index.tensors.items()
             if names is None or name in names or name == object_graph.KEY
         }
-        variants = {name for name, tensor in wanted.items() if tensor.dtype == VARIANT}
+        variants = {name for name, tensor in requested.items() if tensor.dtype == VARIANT}
         if names is None:
-            wanted = {name: wanted[name] for name in wanted if name not in variants}
-        check_dtypes((name, tensor.dtype) for name, tensor in wanted.items())
-        found = BundleReader(folder, index, wanted, progress).read_bundle()
-    if found.graph is None:
-        return replace(found, variants=tuple(variants))
-    graph = object_graph.select_values(found.graph, lambda key: key not in variants)
-    return replace(found, graph=graph, variants=tuple(variants))
+            requested = {name: requested[name] for name in requested if name not in variants}
+        check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
+        bundle = BundleReader(folder, index, requested, progress).read_bundle()
+    if bundle.graph is None:
+        return replace(bundle, variants=tuple(variants))
+    graph = object_graph.select_values(bundle.graph, lambda key: key not in variants)
+    return replace(bundle, graph=graph, variants=tuple(variants))
 
 
 def describe(prefix: Path) -> list[TensorInfo]:
-    """Return the tensors of a checkpoint by name; files of data are neither read nor needed.
+    """Return the tensors of a checkpoint by name; only the index is read.
 
     Args:
         prefix: As in `read`.
 
     Raises:
-        MissingFileError: There is no index.
+        MissingFileError: The index does not exist.
         DataLossError: The index is damaged.
-        UnsupportedCheckpointError: The index is compressed, or numbers have their highest byte
-            first.
+        UnsupportedCheckpointError: The index is compressed, or numbers are big-endian.
         UnsafeCheckpointError: The index is a link.
     """
     path = _prefix_of(prefix)
     with raise_flaws(path), Folder(path) as folder:
         try:
-            found = read_index(folder).tensors
+            tensors = read_index(folder).tensors
         except MissingFileError:
             suffixes = v1_format.suffixes_of(folder)
             if not suffixes:
@@ -98,14 +97,13 @@ def describe(prefix: Path) -> list[TensorInfo]:
                 raise
             return v1_format.describe(folder, suffixes)
     return [
-        TensorInfo(name, name_of(each.dtype), each.shape, each.size) for name, each in found.items()
+        TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.size)
+        for name, tensor in tensors.items()
     ]
 
 
 def is_bundle(prefix: Path) -> bool:
-    """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index
-    alone.
-    """
+    """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index."""
     try:
         with Folder(_prefix_of(prefix)) as folder:
             return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))
@@ -114,14 +112,14 @@ def is_bundle(prefix: Path) -> bool:
 
 
 def _refuse_foreign(path: str) -> None:
-    """Say of a file that is in the place of a checkpoint what it is."""
+    """Raise an error that names the format if the prefix itself is a file."""
     if os.path.isfile(path):
-        with atomic_write.open_for_reading(path) as file:
-            raise format_detection.refusal_error(path, file, "checkpoint of TensorFlow") from None
+        with atomic_write.open_for_reading(path) as stream:
+            raise format_detection.refusal_error(path, stream, "checkpoint of TensorFlow") from None
 
 
 def _prefix_of(path: Path) -> str:
-    """A prefix, also if it is given as a file of its checkpoint."""
-    given = os.fspath(path)
-    is_prefix = os.path.lexists(f"{given}.index")
-    return given if is_prefix else _FILE.sub("", given)
+    """Return the prefix of a checkpoint, also for the path of one of its files."""
+    name = os.fspath(path)
+    is_prefix = os.path.lexists(f"{name}.index")
+    return name if is_prefix else _FILE.sub("", name)

@@ -1,4 +1,4 @@
-"""Tensors that are kept in slices, as TensorFlow keeps partitioned variables."""
+"""Tensors stored in slices, as TensorFlow stores partitioned variables."""
 
 from __future__ import annotations
 
@@ -13,96 +13,98 @@ from thalweg.errors import UnsupportedCheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, its shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # origin and shape
 
-_AXES = 32  # that an array of every NumPy may have
+_AXES = 32  # the limit of NumPy 1
 
 
 def key_of(name: str, extents: Slice) -> bytes:
-    """Return the key under which a slice of a tensor has its entry.
+    """Return the key of a slice of a tensor in the table.
 
-    It is written in such a way that keys have the order of what they stand for: a 0, the name, the
-    number of axes, and for each axis where the slice begins and its length, -1 for all of it
+    Keys have the order of what they stand for: a 0, the name, the number of axes, and for each axis
+    the begin and the length of the slice, -1 for the whole axis
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
-    made = b"\0" + _encode_text(name.encode()) + _encode_count(len(extents))
+    key = b"\0" + _encode_text(name.encode()) + _encode_count(len(extents))
     for begin, length in extents:
-        made += _encode_signed(begin) + _encode_signed(-1 if length is None else length)
-    return made
+        key += _encode_signed(begin) + _encode_signed(-1 if length is None else length)
+    return key
 
 
-def _encode_text(data: bytes) -> bytes:
-    """Bytes of UTF-8, which have no 255, with an end that no other text begins with."""
-    return data.replace(b"\0", b"\0\xff") + b"\0\1"
+def _encode_text(encoded: bytes) -> bytes:
+    """Return UTF-8 bytes, which have no 255, with an end that no other text begins with."""
+    return encoded.replace(b"\0", b"\0\xff") + b"\0\1"
 
 
-def _encode_count(value: int) -> bytes:
-    """A number without sign: how many bytes it has, and these, the highest first."""
-    size = (value.bit_length() + 7) // 8
-    return bytes([size]) + value.to_bytes(size, "big")
+def _encode_count(count: int) -> bytes:
+    """Return an unsigned number as the number of its bytes and these, big-endian."""
+    size = (count.bit_length() + 7) // 8
+    return bytes([size]) + count.to_bytes(size, "big")
 
 
-def _encode_signed(value: int) -> bytes:
-    """A number whose first bits tell its length; all are inverted where it is negative."""
-    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
-    made = value % (1 << (8 * size))
+def _encode_signed(number: int) -> bytes:
+    """Return a number whose first bits give its length; all bits are inverted if it is negative."""
+    size = (number if number >= 0 else ~number).bit_length() // 7 + 1
+    bits = number % (1 << (8 * size))
     head = ((1 << size) - 1) << (8 * size - size)
-    return (made ^ head).to_bytes(size, "big")
+    return (bits ^ head).to_bytes(size, "big")
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
     """Return the box of a slice in a tensor of some shape.
 
     Raises:
-        CorruptFileError: It does not lie inside.
+        CorruptFileError: The slice is not inside the shape.
     """
     if len(extents) != len(shape):
         raise CorruptFileError(f"a slice has {len(extents)} axes, the tensor {len(shape)}")
-    begins: list[int] = []
+    origin: list[int] = []
     lengths: list[int] = []
-    for (begin, given), whole in zip(extents, shape, strict=True):
-        length = whole if given is None else given
-        if begin < 0 or length < 0 or begin + length > whole or (given is None and begin):
+    for (begin, slice_length), axis_length in zip(extents, shape, strict=True):
+        length = axis_length if slice_length is None else slice_length
+        is_inside = 0 <= begin <= begin + length <= axis_length
+        if not is_inside or (slice_length is None and begin):
             raise CorruptFileError(
                 f"the slice {format_extents(extents)} does not lie in shape {shape}"
             )
-        begins.append(begin)
+        origin.append(begin)
         lengths.append(length)
-    return tuple(begins), tuple(lengths)
+    return tuple(origin), tuple(lengths)
 
 
-def check_count(shapes: Iterable[tuple[int, ...]], whole: tuple[int, ...]) -> None:
-    """Check that slices together have as many elements as the whole.
+def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+    """Check that slices together have as many elements as the tensor.
 
     Raises:
-        CorruptFileError: They have not, or the whole has more axes than arrays have.
+        CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
     """
-    if len(whole) > _AXES:
+    if len(shape) > _AXES:
         raise CorruptFileError(
-            f"it has {len(whole)} axes and is kept in slices; that is read of tensors with"
+            f"it has {len(shape)} axes and is kept in slices; that is read of tensors with"
             f" {_AXES} at most",
             UnsupportedCheckpointError,
         )
     count = sum(prod(shape) for shape in shapes)
-    if count != prod(whole):
+    if count != prod(shape):
         raise CorruptFileError(
-            f"its slices have {count} elements, its shape {whole} has {prod(whole)}"
+            f"its slices have {count} elements, its shape {shape} has {prod(shape)}"
         )
 
 
 def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap; if there are enough of them, they then cover all.
+    """Check that no two slices overlap.
 
-    Memory is a byte for each element, so what slices are said to have must be there.
+    With the right number of elements, they then cover the tensor. Memory is a byte for each
+    element, so the file must be large enough for the elements.
 
     Raises:
-        CorruptFileError: They do.
+        CorruptFileError: Two slices overlap.
     """
     import numpy as np
 
     covered = np.zeros(shape, np.bool_)
-    for begins, lengths in boxes:
-        part = covered[_slices_of_region(begins, lengths)]
+    for origin, lengths in boxes:
+        part = covered[_slices_of_region(origin, lengths)]
         if part.any():
             raise CorruptFileError("its slices lie upon each other")
         part[...] = True
@@ -116,23 +118,22 @@ def join_parts(
     """Return the bytes of a tensor from those of its slices.
 
     Args:
-        parts: For each slice where it begins, its shape, and its bytes; each is asked for when the
-            one before has been copied.
-        shape: That of the tensor.
-        width: Bytes of an element.
+        parts: For each slice its origin, its shape, and its bytes; requested one at a time.
+        shape: The shape of the tensor.
+        width: The bytes of an element.
     """
     import numpy as np
 
     element = np.dtype(f"V{width}")
-    whole = np.empty(shape, element)
-    for begins, lengths, data in parts:
-        whole[_slices_of_region(begins, lengths)] = data.view(element).reshape(lengths)
-    return whole.reshape(-1).view(np.uint8)
+    joined = np.empty(shape, element)
+    for origin, lengths, content in parts:
+        joined[_slices_of_region(origin, lengths)] = content.view(element).reshape(lengths)
+    return joined.reshape(-1).view(np.uint8)
 
 
-def _slices_of_region(begins: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
-    """What an array of the whole is indexed with to have a slice."""
-    return tuple(slice(b, b + n) for b, n in zip(begins, lengths, strict=True))
+def _slices_of_region(origin: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return the index of a slice in an array of the tensor's shape."""
+    return tuple(slice(i, i + length) for i, length in zip(origin, lengths, strict=True))
 
 
 def format_extents(extents: Slice) -> str:

@@ -1,4 +1,4 @@
-"""The file `checkpoint`, in which TensorFlow notes which checkpoints a folder has.
+"""State file `checkpoint`: TensorFlow's list of checkpoints in a directory.
 
 It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, as text.
 """
@@ -18,7 +18,7 @@ from thalweg.errors import UnsafeCheckpointError
 
 NAME = "checkpoint"
 LIMIT = 1 << 21  # bytes of such a file: some ten thousand checkpoints
-_LONGEST = 4096  # characters of a path
+_MAX_PATH = 4096  # characters of a path
 
 _FIELDS: dict[str, type] = {
     "model_checkpoint_path": str,
@@ -30,11 +30,11 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """List of the checkpoints of a folder.
+    """List of the checkpoints of a directory.
 
     Attributes:
         model_checkpoint_path: The prefix of the last one; "" if none is named.
-        all_model_checkpoint_paths: Those of all that are kept, the oldest first.
+        all_model_checkpoint_paths: The prefixes of all existing ones, the oldest first.
         all_model_checkpoint_timestamps: The time of each save, in seconds since 1970.
         last_preserved_timestamp: The time of the last save that is never deleted.
     """
@@ -46,107 +46,110 @@ class CheckpointState:
 
 
 def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointState | None:
-    """Read the state file of a folder.
+    """Read the state file of a directory.
 
     Args:
-        folder: The folder of the checkpoints.
+        folder: The directory of the checkpoints.
         name: The name of the file.
 
     Returns:
         The state, with paths that begin with `folder`; None if there is no such file.
 
     Raises:
-        DataLossError: It is damaged, or another file.
-        UnsafeCheckpointError: It is a link, or a checkpoint that it names lies elsewhere.
+        DataLossError: The file is damaged, or has another format.
+        UnsafeCheckpointError: The file is a link, or names a checkpoint in another directory.
     """
-    home = os.fspath(folder)
-    title = os.path.join(home, name)
+    directory = os.fspath(folder)
+    title = os.path.join(directory, name)
     try:
-        with raise_flaws(title), Folder(title) as opened:
-            file = opened.open_file("")
+        with raise_flaws(title), Folder(title) as opened_folder:
+            file = opened_folder.open_file("")
             try:
                 if file.size > LIMIT:
                     raise CorruptFileError(
                         f"it has {file.size} bytes, no more than {LIMIT} are read"
                     )
-                found = _parse_state(decode_text(file.read(0, file.size)))
+                state = _parse_state(decode_text(file.read(0, file.size)))
             finally:
                 file.close()
-            return _with_absolute_paths(home, found)
+            return _with_absolute_paths(directory, state)
     except FileNotFoundError:
         return None
 
 
 def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: str = NAME) -> None:
-    """Write the file; paths are written as they are seen from the folder, so that it can be moved.
+    """Write the state file, with paths relative to the directory, so that it can be moved.
 
     Args:
-        folder: The folder of the checkpoints.
-        state: What is written. Its paths begin with `folder`.
+        folder: The directory of the checkpoints.
+        state: The state; its paths begin with `folder`.
         name: The name of the file.
 
     Raises:
-        UnsafeCheckpointError: A checkpoint lies outside of the folder.
-        CheckpointWriteError: The file could not be written.
+        UnsafeCheckpointError: A checkpoint is outside of the directory.
+        CheckpointWriteError: The file cannot be written.
     """
-    home = os.fspath(folder)
-    title = os.path.join(home, name)
+    directory = os.fspath(folder)
+    title = os.path.join(directory, name)
     with raise_flaws(title):
-        last = _relative_to(home, state.model_checkpoint_path)
-        every = [_relative_to(home, path) for path in state.all_model_checkpoint_paths]
-    lines = [f"model_checkpoint_path: {quote_text(last)}"]
-    lines += [f"all_model_checkpoint_paths: {quote_text(path)}" for path in every]
+        latest = _relative_to(directory, state.model_checkpoint_path)
+        all_paths = [_relative_to(directory, path) for path in state.all_model_checkpoint_paths]
+    lines = [f"model_checkpoint_path: {quote_text(latest)}"]
+    lines += [f"all_model_checkpoint_paths: {quote_text(path)}" for path in all_paths]
     times = state.all_model_checkpoint_timestamps
     lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
     if state.last_preserved_timestamp is not None:
         lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
-    data = "".join(f"{line}\n" for line in lines).encode()
-    atomic_write.replace(title, [data], len(data))
+    content = "".join(f"{line}\n" for line in lines).encode()
+    atomic_write.replace(title, [content], len(content))
 
 
-def _parse_state(source: str) -> CheckpointState:
-    found: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    for name, values in parse_fields(source):
+def _parse_state(text: str) -> CheckpointState:
+    """Return the state in the text of a state file."""
+    fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+    for name, values in parse_fields(text):
         with locate_flaws(name[:80]):
             if name not in _FIELDS:
                 raise CorruptFileError("there is no such field")
-            if not all(type(value) is _FIELDS[name] for value in values):
+            if not all(type(content) is _FIELDS[name] for content in values):
                 raise CorruptFileError(f"its value is no {_FIELDS[name].__name__}")
-            found[name] += values
-    last, every, times, preserved = found.values()
-    if len(last) > 1 or len(preserved) > 1:
+            fields[name] += values
+    latest, all_paths, times, preserved = fields.values()
+    if len(latest) > 1 or len(preserved) > 1:
         raise CorruptFileError("it names more than one checkpoint as the last one")
     return CheckpointState(
-        "".join(last), tuple(every), tuple(times), preserved[0] if preserved else None
+        "".join(latest), tuple(all_paths), tuple(times), preserved[0] if preserved else None
     )
 
 
-def _with_absolute_paths(home: str, found: CheckpointState) -> CheckpointState:
-    """The same with paths that begin with the folder."""
-    last, *every = (
-        os.path.join(home, path) if path else ""
-        for path in (found.model_checkpoint_path, *found.all_model_checkpoint_paths)
+def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointState:
+    """Return a state with paths that begin with the directory; raise if one leads out of it."""
+    latest, *all_paths = (
+        os.path.join(directory, path) if path else ""
+        for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
     )
-    for path in (last, *every):
-        _relative_to(home, path)
-    return replace(found, model_checkpoint_path=last, all_model_checkpoint_paths=tuple(every))
+    for path in (latest, *all_paths):
+        _relative_to(directory, path)
+    return replace(state, model_checkpoint_path=latest, all_model_checkpoint_paths=tuple(all_paths))
 
 
-def _relative_to(home: str, path: str) -> str:
-    """A path as it is seen from a folder that it must not leave, whatever links are on its way."""
+def _relative_to(directory: str, path: str) -> str:
+    """Return a path relative to a directory; raise CorruptFileError if it leads out of it."""
     if not path:
         return ""
-    if "\0" in path or len(path) > _LONGEST:
+    if "\0" in path or len(path) > _MAX_PATH:
         raise CorruptFileError(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
-    above, base = os.path.split(path)
-    root, own = _real_path(home), _real_path(above)
-    if base in ("", ".", "..") or not os.path.join(own, "").startswith(os.path.join(root, "")):
+    parent, base = os.path.split(path)
+    root, real_parent = _real_path(directory), _real_path(parent)
+    if base in ("", ".", "..") or not os.path.join(real_parent, "").startswith(
+        os.path.join(root, "")
+    ):
         raise CorruptFileError(
             f"it names {path!r}, which is not in its folder; if you trust it, give that path"
             " instead of the folder",
             UnsafeCheckpointError,
         )
-    return os.path.relpath(os.path.join(own, base), root)
+    return os.path.relpath(os.path.join(real_parent, base), root)
 
 
 def _real_path(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Tensors of strings: their lengths, a checksum of these, and the strings one after another."""
+"""Tensors of strings: lengths, their checksum, and the concatenated strings."""
 
 from __future__ import annotations
 
@@ -8,48 +8,53 @@ from thalweg._formats.bundle.errors import CorruptFileError, checksum_flaw
 from thalweg._formats.bundle.proto import encode_varint, read_varint
 from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
 
-_SHORT = 1 << 32
+_MAX_SHORT = 1 << 32
 
 
-def decode_strings(data: bytes, count: int) -> tuple[list[bytes], int]:
+def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
     """Return the strings of a tensor, and the checksum that its entry must have.
 
     Args:
-        data: All bytes of the tensor.
-        count: How many strings there are.
+        content: All bytes of the tensor.
+        count: The number of strings.
 
     Raises:
-        CorruptFileError: The lengths are damaged, or there are more or fewer bytes.
+        CorruptFileError: The lengths are damaged, or the number of bytes is wrong.
     """
     lengths: list[int] = []
-    at, end = 0, len(data)
+    offset, end = 0, len(content)
     for _ in range(count):
-        length, at = read_varint(data, at, end)
+        length, offset = read_varint(content, offset, end)
         lengths.append(length)
-    begin = at + 4
+    begin = offset + 4
     if begin + sum(lengths) != end:
         raise CorruptFileError(
             f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
         )
-    stored, calculated = int.from_bytes(data[at:begin], "little"), _of_lengths(lengths)
-    if unmask_checksum(stored) != calculated:
-        raise checksum_flaw(unmask_checksum(stored), calculated)
-    found: list[bytes] = []
-    place = begin
+    stored_checksum, calculated = (
+        int.from_bytes(content[offset:begin], "little"),
+        _of_lengths(lengths),
+    )
+    if unmask_checksum(stored_checksum) != calculated:
+        raise checksum_flaw(unmask_checksum(stored_checksum), calculated)
+    strings: list[bytes] = []
+    position = begin
     for length in lengths:
-        found.append(data[place : place + length])
-        place += length
-    return found, crc32c(memoryview(data)[at:], calculated)
+        strings.append(content[position : position + length])
+        position += length
+    return strings, crc32c(memoryview(content)[offset:], calculated)
 
 
-def encoded_strings(values: Sequence[bytes]) -> tuple[bytes, int]:
+def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
     """Return a tensor's bytes, and their checksum."""
-    lengths = [len(value) for value in values]
+    lengths = [len(string) for string in strings]
     checksum = _of_lengths(lengths)
-    tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(values)
+    tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)
     return b"".join(map(encode_varint, lengths)) + tail, crc32c(tail, checksum)
 
 
 def _of_lengths(lengths: Sequence[int]) -> int:
-    """The checksum of lengths, each a number of four bytes, or of eight where it needs them."""
-    return crc32c(b"".join(each.to_bytes(4 if each < _SHORT else 8, "little") for each in lengths))
+    """Return the checksum of lengths, each of four bytes, or of eight if necessary."""
+    return crc32c(
+        b"".join(length.to_bytes(4 if length < _MAX_SHORT else 8, "little") for length in lengths)
+    )

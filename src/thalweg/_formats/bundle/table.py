@@ -1,12 +1,12 @@
-"""Sorted tables, as LevelDB defines them and TensorFlow keeps indices in: keys with values.
+"""Sorted tables, as LevelDB defines them and TensorFlow uses for indices.
 
-https://github.com/google/leveldb/blob/main/doc/table_format.md. A table is a row of blocks:
-those of data, one of remarks, which is empty here, and one that lists the blocks of data. Behind
-each is a byte that tells its compression, and four with the CRC32C of all before. The last 48 bytes
-say where the last two blocks are.
+https://github.com/google/leveldb/blob/main/doc/table_format.md. A table is a sequence of blocks:
+those of data, a metadata block, which is empty here, and one that lists the blocks of data. Behind
+each is a byte for its compression, and four with the CRC32C of all before. The last 48 bytes have
+the locations of the last two blocks.
 
-In a block a key begins with as much of the key before it as they share. Every few keys one is kept
-whole; where these are is listed at the end of the block.
+In a block, each key omits the prefix that it shares with the previous key. Every few keys, one is
+stored completely; the offsets of these are listed at the end of the block.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from thalweg._formats.bundle.proto import encode_varint, read_varint
 from thalweg._formats.checksum import crc32c, mask_checksum, unmask_checksum
 from thalweg.errors import UnsupportedCheckpointError
 
-Read = Callable[[int, int], bytes]  # as many bytes as asked for, from a position on
+Read = Callable[[int, int], bytes]  # offset and size to bytes
 
 FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 _HANDLES = FOOTER - len(_MAGIC)
 _TRAILER = 5
-_PLAIN, _SNAPPY = 0, 1
-_WHOLE = 16  # one key of so many is whole
-_BLOCK = 1 << 18  # bytes after which a block of data ends
+_UNCOMPRESSED, _SNAPPY = 0, 1
+_RESTART_INTERVAL = 16  # one key of so many is complete
+_MAX_BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
@@ -36,7 +36,7 @@ def is_table(read: Read, size: int) -> bool:
 
 
 def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys of a table with their values, in order, each from a block that is undamaged.
+    """Yield the keys of a table with their contents, in order; each block is verified first.
 
     Args:
         read: Reads the file.
@@ -49,107 +49,107 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
         raise CorruptFileError(
             "the file does not end as a table does; it is damaged or something else"
         )
-    body = size - FOOTER
-    footer = read(body, FOOTER)
+    body_size = size - FOOTER
+    footer = read(body_size, FOOTER)
     with locate_flaws("end of the file"):
-        *remarks, at = _read_handle(footer, 0, _HANDLES)
-        *listing, _ = _read_handle(footer, at, _HANDLES)
+        *remarks, position = _read_handle(footer, 0, _HANDLES)
+        *listing, _ = _read_handle(footer, position, _HANDLES)
     with locate_flaws("block of remarks"):
-        list(_block_entries(_read_block(read, body, *remarks)))
+        list(_block_entries(_read_block(read, body_size, *remarks)))
     with locate_flaws("block that lists blocks"):
-        places = list(_block_places(_read_block(read, body, *listing)))
-    before: bytes | None = None
+        places = list(_block_places(_read_block(read, body_size, *listing)))
+    previous: bytes | None = None
     for limit, offset, length in places:
         with locate_flaws(f"block at {offset}"):
-            for key, value in _block_entries(_read_block(read, body, offset, length)):
-                if before is not None and key <= before:
+            for key, content in _block_entries(_read_block(read, body_size, offset, length)):
+                if previous is not None and key <= previous:
                     raise CorruptFileError(
-                        f"key {quote_name(key)} comes after {quote_name(before)}"
+                        f"key {quote_name(key)} comes after {quote_name(previous)}"
                     )
-                before = key
-                yield key, value
-            if before is not None and before > limit:
+                previous = key
+                yield key, content
+            if previous is not None and previous > limit:
                 raise CorruptFileError(f"its keys go beyond {quote_name(limit)}")
-        before = limit
+        previous = limit
 
 
 def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """For each block of data: a key that none in it is behind, position, length."""
-    reached = 0
-    for limit, value in _block_entries(listing):
-        offset, length, at = _read_handle(value, 0, len(value))
-        if at < len(value):
+    """Yield for each block of data an upper bound of its keys, its offset and its length."""
+    end = 0
+    for limit, handle in _block_entries(listing):
+        offset, length, position = _read_handle(handle, 0, len(handle))
+        if position < len(handle):
             raise CorruptFileError(f"there is more than a place for {quote_name(limit)}")
-        if offset < reached:
+        if offset < end:
             raise CorruptFileError(f"the block at {offset} begins within another")
-        reached = offset + length + _TRAILER
+        end = offset + length + _TRAILER
         yield limit, offset, length
 
 
-def _read_handle(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    offset, at = read_varint(data, at, end)
-    length, at = read_varint(data, at, end)
-    return offset, length, at
+def _read_handle(handles: bytes, position: int, end: int) -> tuple[int, int, int]:
+    offset, position = read_varint(handles, position, end)
+    length, position = read_varint(handles, position, end)
+    return offset, length, position
 
 
-def _read_block(read: Read, body: int, offset: int, length: int) -> bytes:
-    """A block without its trailer, if it is undamaged."""
-    if offset + length + _TRAILER > body:
+def _read_block(read: Read, body_size: int, offset: int, length: int) -> bytes:
+    """Return a block without its trailer; raise CorruptFileError if it is damaged or compressed."""
+    if offset + length + _TRAILER > body_size:
         raise CorruptFileError(
-            f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body}"
+            f"it goes from {offset} to {offset + length + _TRAILER}, the file to {body_size}"
         )
-    data = memoryview(read(offset, length + _TRAILER))
-    stored = unmask_checksum(int.from_bytes(data[length + 1 :], "little"))
-    calculated = crc32c(data[: length + 1])
-    if stored != calculated:
-        raise checksum_flaw(stored, calculated)
-    if data[length] == _SNAPPY:
+    block = memoryview(read(offset, length + _TRAILER))
+    stored_checksum = unmask_checksum(int.from_bytes(block[length + 1 :], "little"))
+    calculated = crc32c(block[: length + 1])
+    if stored_checksum != calculated:
+        raise checksum_flaw(stored_checksum, calculated)
+    if block[length] == _SNAPPY:
         raise CorruptFileError(
             "it is compressed with snappy, which TensorFlow does not do to checkpoints and which is"
             " not read; restore and save it with the program that wrote it, without compression",
             UnsupportedCheckpointError,
         )
-    if data[length] != _PLAIN:
-        raise CorruptFileError(f"it is compressed in an unknown way, {data[length]}")
-    return bytes(data[:length])
+    if block[length] != _UNCOMPRESSED:
+        raise CorruptFileError(f"it is compressed in an unknown way, {block[length]}")
+    return bytes(block[:length])
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The keys of a block with their values.
+    """Yield the keys of a block with their contents.
 
-    All keys together have at most 16 times the bytes of the block, which holds for every block in
-    which one key of 16 is whole: nobody makes much of little by sharing.
+    All keys together have at most 16 times the bytes of the block, as is true if every 16th key is
+    complete: shared prefixes must not expand a small file to large memory.
     """
-    end, whole = _restart_points(block)
-    at, key, room = 0, b"", _WHOLE * len(block)
-    while at < end:
-        begin = at
-        shared, at = read_varint(block, at, end)
-        own, at = read_varint(block, at, end)
-        length, at = read_varint(block, at, end)
-        if whole and whole[-1] == begin:
-            whole.pop()
+    end, restarts = _restart_points(block)
+    position, key, room = 0, b"", _RESTART_INTERVAL * len(block)
+    while position < end:
+        begin = position
+        shared, position = read_varint(block, position, end)
+        unshared, position = read_varint(block, position, end)
+        length, position = read_varint(block, position, end)
+        if restarts and restarts[-1] == begin:
+            restarts.pop()
             if shared:
                 raise CorruptFileError(f"the key at {begin} is not whole")
         if shared > len(key):
             raise CorruptFileError(
                 f"the key at {begin} shares more bytes than the one before it has"
             )
-        if own + length > end - at:
+        if unshared + length > end - position:
             raise CorruptFileError(f"the key and value at {begin} are cut off")
-        key = key[:shared] + block[at : at + own]
-        at += own
+        key = key[:shared] + block[position : position + unshared]
+        position += unshared
         room -= len(key)
         if room < 0:
-            raise CorruptFileError(f"its keys have more than {_WHOLE} times its bytes")
-        yield key, block[at : at + length]
-        at += length
-    if whole and (end or whole != [0]):
-        raise CorruptFileError(f"no key begins at {whole[-1]}")
+            raise CorruptFileError(f"its keys have more than {_RESTART_INTERVAL} times its bytes")
+        yield key, block[position : position + length]
+        position += length
+    if restarts and (end or restarts != [0]):
+        raise CorruptFileError(f"no key begins at {restarts[-1]}")
 
 
 def _restart_points(block: bytes) -> tuple[int, list[int]]:
-    """Where the keys of a block end, and the positions of whole keys, the last first."""
+    """Return the end of the keys of a block, and the offsets of complete keys, the last first."""
     if len(block) < 4:
         raise CorruptFileError("it is too short")
     count = int.from_bytes(block[-4:], "little")
@@ -159,96 +159,105 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
     return end, list(struct.unpack(f"<{count}I", block[end:-4]))[::-1]
 
 
-def encoded_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a table of keys with values, as TensorFlow writes it to the byte.
+def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a table of keys with contents, byte for byte as TensorFlow writes it.
 
     Args:
-        items: Keys and values; each key is greater than the one before it.
+        key_values: Keys and contents; each key is greater than the one before it.
     """
-    file, listing, block, last = bytearray(), _Block(1), _Block(_WHOLE), b""
-    ended: tuple[bytes, bytes] | None = None  # the last key of a block that is written, its place
-    for key, value in items:
-        if ended is not None:
-            listing.add(_separator_between(ended[0], key), ended[1])
-            ended = None
-        block.add(key, value)
-        last = key
-        if block.size >= _BLOCK:
-            ended, block = (last, _append_block(file, block)), _Block(_WHOLE)
-    if block.size > _Block(_WHOLE).size:
-        ended = last, _append_block(file, block)
-    remarks = _append_block(file, _Block(_WHOLE))
-    if ended is not None:
-        listing.add(_successor_of(ended[0]), ended[1])
+    file, listing, block, last_key = bytearray(), _Block(1), _Block(_RESTART_INTERVAL), b""
+    finished: tuple[bytes, bytes] | None = (
+        None  # the last key of a block that is written, its place
+    )
+    for key, content in key_values:
+        if finished is not None:
+            listing.add(_separator_between(finished[0], key), finished[1])
+            finished = None
+        block.add(key, content)
+        last_key = key
+        if block.size >= _MAX_BLOCK:
+            finished, block = (last_key, _append_block(file, block)), _Block(_RESTART_INTERVAL)
+    if block.size > _Block(_RESTART_INTERVAL).size:
+        finished = last_key, _append_block(file, block)
+    remarks = _append_block(file, _Block(_RESTART_INTERVAL))
+    if finished is not None:
+        listing.add(_successor_of(finished[0]), finished[1])
     handles = remarks + _append_block(file, listing)
     return bytes(file) + handles.ljust(_HANDLES, b"\0") + _MAGIC
 
 
 class _Block:
-    """A block that grows.
+    """Block under construction.
 
     Args:
-        interval: One key of so many is whole.
+        interval: One key in so many is complete.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._data = bytearray()
-        self._whole = [0]
-        self._count = 0  # keys since the last whole one
-        self._last = b""
+        self._content = bytearray()
+        self._restarts = [0]
+        self._count = 0  # keys since the last complete one
+        self._last_key = b""
 
     @property
     def size(self) -> int:
         """Number of bytes of the block."""
-        return len(self._data) + 4 * len(self._whole) + 4
+        return len(self._content) + 4 * len(self._restarts) + 4
 
-    def add(self, key: bytes, value: bytes) -> None:
+    def add(self, key: bytes, content: bytes) -> None:
         """Append a key, greater than all before it."""
         shared = 0
         if self._count < self._interval:
-            shared = _common_prefix_length(self._last, key)
+            shared = _common_prefix_length(self._last_key, key)
         else:
-            self._whole.append(len(self._data))
+            self._restarts.append(len(self._content))
             self._count = 0
-        self._data += (
-            encode_varint(shared) + encode_varint(len(key) - shared) + encode_varint(len(value))
+        self._content += (
+            encode_varint(shared) + encode_varint(len(key) - shared) + encode_varint(len(content))
         )
-        self._data += key[shared:] + value
+        self._content += key[shared:] + content
         self._count += 1
-        self._last = key
+        self._last_key = key
 
     def finish_block(self) -> bytes:
         """Return the block with its trailer."""
-        ends = struct.pack(f"<{len(self._whole) + 1}I", *self._whole, len(self._whole))
-        data = bytes(self._data) + ends + bytes([_PLAIN])
-        return data + mask_checksum(crc32c(data)).to_bytes(4, "little")
+        ends = struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
+        content = bytes(self._content) + ends + bytes([_UNCOMPRESSED])
+        return content + mask_checksum(crc32c(content)).to_bytes(4, "little")
 
 
-def _append_block(file: bytearray, block: _Block) -> bytes:
-    """Append a block to a file, and say where it is."""
-    place = encode_varint(len(file)) + encode_varint(block.size)
-    file += block.finish_block()
-    return place
+def _append_block(output: bytearray, block: _Block) -> bytes:
+    """Append a block to a file, and return its encoded location."""
+    handle = encode_varint(len(output)) + encode_varint(block.size)
+    output += block.finish_block()
+    return handle
 
 
-def _common_prefix_length(one: bytes, other: bytes) -> int:
-    """How many bytes two keys begin with alike."""
-    pairs = enumerate(zip(one, other))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_prefix_length(key: bytes, next_key: bytes) -> int:
+    """Return the length of the common prefix of two keys."""
+    pairs = enumerate(zip(key, next_key))
+    return next(
+        (position for position, (left, right) in pairs if left != right),
+        min(len(key), len(next_key)),
+    )
 
 
-def _separator_between(one: bytes, other: bytes) -> bytes:
-    """A short key that is not less than one and less than the other."""
-    at = _common_prefix_length(one, other)
-    if at < min(len(one), len(other)) and one[at] < 0xFF and one[at] + 1 < other[at]:
-        return one[:at] + bytes([one[at] + 1])
-    return one
+def _separator_between(key: bytes, next_key: bytes) -> bytes:
+    """Return a short key that is at least `key` and less than `next_key`."""
+    position = _common_prefix_length(key, next_key)
+    if (
+        position < min(len(key), len(next_key))
+        and key[position] < 0xFF
+        and key[position] + 1 < next_key[position]
+    ):
+        return key[:position] + bytes([key[position] + 1])
+    return key
 
 
 def _successor_of(key: bytes) -> bytes:
-    """A short key that is not less than one."""
-    for at, byte in enumerate(key):
+    """Return a short key that is not less than `key`."""
+    for position, byte in enumerate(key):
         if byte != 0xFF:
-            return key[:at] + bytes([byte + 1])
+            return key[:position] + bytes([byte + 1])
     return key

@@ -1,4 +1,4 @@
-"""The numbers of a TensorProto, tensorflow/core/framework/tensor.proto: a field for each dtype."""
+"""Numbers of a TensorProto, tensorflow/core/framework/tensor.proto."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg._formats.stored_tensor import ITEM_BYTES
 if TYPE_CHECKING:
     import numpy as np
 
-# The field, and the kind of its numbers. Complex numbers are pairs.
+# Field number, and kind of its numbers. Complex numbers are pairs.
 _FIELDS = {
     "F32": (5, FIXED32),
     "F64": (6, FIXED64),
@@ -42,60 +42,63 @@ _SIGNED = ("I8", "I16", "I32", "I64")
 _WORD = 1 << 64
 
 
-def tensor_bytes(data: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
+def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
     """Return the bytes of a tensor.
 
     Args:
-        data: The message.
+        serialized: The message.
         dtype: The number of the dtype.
-        count: How many elements there are.
+        count: The number of elements.
 
     Raises:
-        CorruptFileError: There are more or fewer, or one is none of the dtype.
+        CorruptFileError: The number of elements is wrong, or one does not fit the dtype.
     """
     import numpy as np
 
     name = NAMES[dtype]
     if name not in _FIELDS:
         raise CorruptFileError(f"it is {name_of(dtype)}, which this format does not have")
-    wanted, kind = _FIELDS[name]
+    field, kind = _FIELDS[name]
     size = count * ITEM_BYTES[name]
-    made = bytearray()
-    for found, given, value in iterate_fields(data):
-        if found == wanted and len(made) <= size:
-            _append_field(made, value, given, kind, name)
-    if len(made) != size:
-        raise CorruptFileError(f"{len(made)} bytes are given, not {size}")
-    return np.frombuffer(made, np.uint8)
+    content = bytearray()
+    for number, field_kind, payload in iterate_fields(serialized):
+        if number == field and len(content) <= size:
+            _append_field(content, payload, field_kind, kind, name)
+    if len(content) != size:
+        raise CorruptFileError(f"{len(content)} bytes are given, not {size}")
+    return np.frombuffer(content, np.uint8)
 
 
-def tensor_strings(data: bytes, count: int) -> list[bytes]:
-    """Return the strings of a tensor; as `tensor_bytes` otherwise."""
-    found = [value for each, _, value in iterate_fields(data) if each == _STRINGS]
-    made = [value for value in found if isinstance(value, bytes)]
-    if len(made) != count or len(found) != count:
-        raise CorruptFileError(f"{len(made)} strings are given, not {count}")
-    return made
+def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
+    """Return the strings of a tensor; see `tensor_bytes`."""
+    payloads = [payload for number, _, payload in iterate_fields(serialized) if number == _STRINGS]
+    strings = [payload for payload in payloads if isinstance(payload, bytes)]
+    if len(strings) != count or len(payloads) != count:
+        raise CorruptFileError(f"{len(strings)} strings are given, not {count}")
+    return strings
 
 
-def _append_field(made: bytearray, value: int | bytes, given: int, kind: int, name: str) -> None:
-    """Append the elements of one field, which are packed or one alone."""
-    if kind == VARINT and given == VARINT and isinstance(value, int):
-        made += _encode_element(value, name)
-    elif kind == VARINT and isinstance(value, bytes):
-        for each in packed_numbers(value):
-            made += _encode_element(each, name)
-    elif given == BYTES and isinstance(value, bytes):
-        made += value
-    elif given == kind and isinstance(value, int):
-        made += value.to_bytes(8 if kind == FIXED64 else 4, "little")
+def _append_field(
+    content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
+) -> None:
+    """Append the elements of one field, packed or single, to `content`."""
+    if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
+        content += _encode_element(payload, name)
+    elif kind == VARINT and isinstance(payload, bytes):
+        for number in packed_numbers(payload):
+            content += _encode_element(number, name)
+    elif field_kind == BYTES and isinstance(payload, bytes):
+        content += payload
+    elif field_kind == kind and isinstance(payload, int):
+        content += payload.to_bytes(8 if kind == FIXED64 else 4, "little")
     else:
-        raise CorruptFileError(f"its numbers are of kind {given}")
+        raise CorruptFileError(f"its numbers are of kind {field_kind}")
 
 
-def _encode_element(value: int, name: str) -> bytes:
+def _encode_element(raw_number: int, name: str) -> bytes:
+    """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
-    number = value - _WORD if is_signed and value >= _WORD >> 1 else value
+    number = raw_number - _WORD if is_signed and raw_number >= _WORD >> 1 else raw_number
     if name == "BOOL" and number > 1:
         raise CorruptFileError(f"{number} is no bool")
     try:

@@ -1,4 +1,4 @@
-"""The tensors of a bundle: bytes read from its files of data, each with its checksum."""
+"""Tensors of a bundle, read from its data files with checksums."""
 
 from __future__ import annotations
 
@@ -20,95 +20,99 @@ if TYPE_CHECKING:
 
 
 class BundleReader:
-    """Reads some tensors of a bundle.
+    """Reader of some tensors of a bundle.
 
     Args:
-        folder: Where the files are.
-        index: What the index says.
-        wanted: The tensors.
-        progress: Is told how far it is.
+        folder: The directory of the files.
+        index: The index.
+        requested: The tensors to read.
+        progress: Called with the bytes read and their total, or None.
     """
 
     def __init__(
         self,
         folder: Folder,
         index: Index,
-        wanted: dict[str, IndexedTensor],
+        requested: dict[str, IndexedTensor],
         progress: Progress | None,
     ) -> None:
         self._folder = folder
         self._index = index
-        self._wanted = wanted
+        self._requested = requested
         self._progress = progress
-        self._done = 0
-        self._total = sum(each.size for each in wanted.values())
+        self._bytes_read = 0
+        self._total = sum(tensor.size for tensor in requested.values())
 
     def read_bundle(self) -> Bundle:
-        """Read the wanted tensors.
+        """Read the requested tensors.
 
         Returns:
             The tensors, the strings, and the object graph without the variables of strings.
         """
         tensors: dict[str, StoredTensor] = {}
         texts: dict[str, list[bytes]] = {}
-        for name in sorted(self._wanted, key=self._place_of):
-            tensor = self._wanted[name]
+        for name in sorted(self._requested, key=self._place_of):
+            tensor = self._requested[name]
             with locate_flaws(quote_name(name)):
                 if tensor.dtype == STRING:
                     texts[name] = self._read_strings(tensor)
                 else:
                     tensors[name] = self._read_tensor(tensor)
         graph = texts.pop(object_graph.KEY, None)
-        ordered = {name: tensors[name] for name in self._wanted if name in tensors}
+        ordered_tensors = {name: tensors[name] for name in self._requested if name in tensors}
         if graph is None:
-            return Bundle(ordered, texts, None)
-        selected = object_graph.select_values(_decode_graph(graph), lambda key: key not in texts)
-        return Bundle(ordered, texts, selected)
+            return Bundle(ordered_tensors, texts, None)
+        filtered = object_graph.select_values(_decode_graph(graph), lambda key: key not in texts)
+        return Bundle(ordered_tensors, texts, filtered)
 
     def _place_of(self, name: str) -> tuple[int, int]:
-        """Where a tensor begins, so that files are read from their beginning to their end."""
-        entries = [part.entry for part in self._wanted[name].parts]
+        """Return the location of a tensor, to sort by: files are read from beginning to end."""
+        entries = [part.entry for part in self._requested[name].parts]
         return min((entry.shard, entry.offset) for entry in entries)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
+        """Return a tensor, joined if it is stored in slices."""
         kind = NAMES[tensor.dtype]
         for part in tensor.parts:
             self._open_shard_of(part)
         if tensor.is_whole:
-            data = self._read_part(tensor.parts[0])
+            content = self._read_part(tensor.parts[0])
         else:
-            slices.check_tiling([(part.begins, part.shape) for part in tensor.parts], tensor.shape)
-            parts = ((part.begins, part.shape, self._read_part(part)) for part in tensor.parts)
-            data = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
-        if kind == "BOOL" and data.size and data.max() > 1:
-            raise CorruptFileError(f"it is bool and has bytes up to {data.max()}")
-        return StoredTensor(kind, tensor.shape, data.data)
+            slices.check_tiling([(part.origin, part.shape) for part in tensor.parts], tensor.shape)
+            parts = ((part.origin, part.shape, self._read_part(part)) for part in tensor.parts)
+            content = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
+        if kind == "BOOL" and content.size and content.max() > 1:
+            raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
+        return StoredTensor(kind, tensor.shape, content.data)
 
-    def _read_part(self, part: TensorSlice) -> np.ndarray[Any, Any]:
-        """The bytes of a part of a tensor, if they have its checksum."""
+    def _read_part(self, tensor_slice: TensorSlice) -> np.ndarray[Any, Any]:
+        """Return the bytes of a slice; raise CorruptFileError if the checksum differs."""
         import numpy as np
 
-        data = np.empty(part.entry.size, np.uint8)
-        self._open_shard_of(part).read_into(part.entry.offset, data.data)
-        stored, calculated = unmask_checksum(part.entry.checksum), crc32c(data.data)
-        if stored != calculated:
-            raise checksum_flaw(stored, calculated)
-        self._report_progress(part.entry.size)
-        return data
+        content = np.empty(tensor_slice.entry.size, np.uint8)
+        self._open_shard_of(tensor_slice).read_into(tensor_slice.entry.offset, content.data)
+        stored_checksum, calculated = (
+            unmask_checksum(tensor_slice.entry.checksum),
+            crc32c(content.data),
+        )
+        if stored_checksum != calculated:
+            raise checksum_flaw(stored_checksum, calculated)
+        self._report_progress(tensor_slice.entry.size)
+        return content
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
         part = tensor.parts[0]
-        data = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
-        found, calculated = strings.decode_strings(data, prod(tensor.shape))
-        stored = unmask_checksum(part.entry.checksum)
-        if stored != calculated:
-            raise checksum_flaw(stored, calculated)
-        self._report_progress(len(data))
-        return found
+        content = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
+        texts, calculated = strings.decode_strings(content, prod(tensor.shape))
+        stored_checksum = unmask_checksum(part.entry.checksum)
+        if stored_checksum != calculated:
+            raise checksum_flaw(stored_checksum, calculated)
+        self._report_progress(len(content))
+        return texts
 
-    def _open_shard_of(self, part: TensorSlice) -> File:
-        """The file of a part, if it is long enough to hold it."""
-        entry = part.entry
+    def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
+        """Return the data file of a slice; raise CorruptFileError if it is too short."""
+        entry = tensor_slice.entry
         file = self._folder.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise CorruptFileError(
@@ -119,13 +123,13 @@ class BundleReader:
         return file
 
     def _report_progress(self, count: int) -> None:
-        self._done += count
+        self._bytes_read += count
         if self._progress is not None:
-            self._progress(self._done, self._total)
+            self._progress(self._bytes_read, self._total)
 
 
-def _decode_graph(values: list[bytes]) -> ObjectGraph:
+def _decode_graph(graphs: list[bytes]) -> ObjectGraph:
     with locate_flaws(quote_name(object_graph.KEY)):
-        if len(values) != 1:
-            raise CorruptFileError(f"it has {len(values)} strings")
-        return object_graph.decode_graph(values[0])
+        if len(graphs) != 1:
+            raise CorruptFileError(f"it has {len(graphs)} strings")
+        return object_graph.decode_graph(graphs[0])

@@ -1,6 +1,6 @@
-"""Protocol buffers as text: https://protobuf.dev/reference/protobuf/textformat-spec.
+"""Text format of protocol buffers: https://protobuf.dev/reference/protobuf/textformat-spec.
 
-As much of it as messages need that hold strings and numbers alone. By hand, as protobuf would have
+Only messages of strings and numbers are supported. The protobuf package is not used: it would have
 to be installed wherever a checkpoint is saved, and tensorboard, which needs it, has no message for
 the file `checkpoint`.
 """
@@ -30,17 +30,17 @@ _LETTERS = {
     b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
     b"?": b"?", b"\\": b"\\", b"'": b"'", b'"': b'"',
 }  # fmt: skip
-_WRITTEN = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
+_ESCAPED = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
 _DIGITS = 400
 
 
-def parse_fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
-    """Names with their values, of which a list has any number.
+def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
+    """Yield names with their values; a list has any number of values.
 
     Raises:
-        CorruptFileError: It is something else.
+        CorruptFileError: The text has another syntax.
     """
-    tokens = _tokenize(source)
+    tokens = _tokenize(text)
     kind, name = next(tokens)
     while kind != "end":
         if kind != "name" or next(tokens) != ("mark", ":"):
@@ -49,46 +49,49 @@ def parse_fields(source: str) -> Iterator[tuple[str, list[str | float]]]:
         token = next(tokens)
         if token == ("mark", "["):
             while token != ("mark", "]"):
-                value, token = _parse_value(tokens, next(tokens))
-                values.append(value)
+                literal, token = _parse_value(tokens, next(tokens))
+                values.append(literal)
                 if token not in (("mark", ","), ("mark", "]")):
                     raise CorruptFileError(f"there is {token[1][:40]!r} in a list")
             token = next(tokens)
         else:
-            value, token = _parse_value(tokens, token)
-            values.append(value)
+            literal, token = _parse_value(tokens, token)
+            values.append(literal)
         yield name, values
         kind, name = next(tokens) if token in (("mark", ","), ("mark", ";")) else token
 
 
 def quote_text(text: str) -> str:
-    """Text as a string of this format, in ASCII."""
+    """Return text as a string of this format, in ASCII."""
     letters = (
-        _WRITTEN.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
+        _ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")
     )
     return f'"{"".join(letters)}"'
 
 
-def _tokenize(source: str) -> Iterator[Token]:
-    at = 0
-    while at < len(source):
-        found = _TOKENS.match(source, at)
-        if found is None:
-            raise CorruptFileError(f"it makes no sense at character {at}: {source[at : at + 40]!r}")
-        at = found.end()
-        if found.lastgroup and found.lastgroup != "blank":
-            yield found.lastgroup, found.group()
+def _tokenize(text: str) -> Iterator[Token]:
+    """Yield the tokens of a text, and an "end" token."""
+    position = 0
+    while position < len(text):
+        match = _TOKENS.match(text, position)
+        if match is None:
+            raise CorruptFileError(
+                f"it makes no sense at character {position}: {text[position : position + 40]!r}"
+            )
+        position = match.end()
+        if match.lastgroup and match.lastgroup != "blank":
+            yield match.lastgroup, match.group()
     yield "end", ""
 
 
 def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
-    """A value, and the token behind it. Strings that follow each other are one."""
-    kind, found = token
+    """Return a value, and the token behind it; adjacent strings are joined."""
+    kind, text = token
     if kind == "number":
-        return _parse_number(found), next(tokens)
+        return _parse_number(text), next(tokens)
     if kind != "string":
-        raise CorruptFileError(f"there is {found[:40]!r} where a value is due")
+        raise CorruptFileError(f"there is {text[:40]!r} where a value is due")
     pieces: list[bytes] = []
     while token[0] == "string":
         pieces.append(_ESCAPES.sub(_unescape_match, token[1][1:-1].encode()))
@@ -96,17 +99,18 @@ def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, To
     return b"".join(pieces).decode("utf-8", "surrogateescape"), token
 
 
-def _unescape_match(found: re.Match[bytes]) -> bytes:
-    octal, hexadecimal, short, long, letter = found.groups()
+def _unescape_match(match: re.Match[bytes]) -> bytes:
+    """Return the bytes of an escape sequence."""
+    octal, hexadecimal, short, long, letter = match.groups()
     if letter is not None:
         if letter not in _LETTERS:
-            raise CorruptFileError(f"there is no escape {found.group()!r}")
+            raise CorruptFileError(f"there is no escape {match.group()!r}")
         return _LETTERS[letter]
     if octal or hexadecimal:
         return bytes([(int(octal, 8) if octal else int(hexadecimal, 16)) & 0xFF])
     point = int(short or long, 16)
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
-        raise CorruptFileError(f"there is no character {found.group()!r}")
+        raise CorruptFileError(f"there is no character {match.group()!r}")
     return chr(point).encode()
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of TensorFlow's first format, which `tf.train.Saver` wrote until version 1.0.
+"""TensorFlow's first checkpoint format, which `tf.train.Saver` wrote until version 1.0.
 
-A file, or each of several, is a table. Its first value describes the tensors, each in one or more
-slices; then there is a value for each slice with its numbers. The messages are those of
+A file, or each of several, is a table. Its first entry describes the tensors, each in one or more
+slices; then there is an entry for each slice with its numbers. The messages are those of
 tensorflow/core/util/saved_tensor_slice.proto. Blocks have checksums, tensors have none.
 """
 
@@ -30,18 +30,18 @@ from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 if TYPE_CHECKING:
     import numpy as np
 
-_COUNT = b"\x08"  # what the first value of an index of the later format begins with
+_COUNT = b"\x08"  # first byte of an index of the later format
 _FIRST = re.compile(r"-00000-of-([0-9]{5})")
 
 
 @dataclass
 class _Tensor:
-    """A tensor as the first values of the tables describe it.
+    """A tensor as the first entries of the tables describe it.
 
     Attributes:
-        dtype: The number of its dtype.
-        shape: Its shape.
-        slices: Its slices, by the keys of their values.
+        dtype: The number of the dtype.
+        shape: The shape.
+        slices: Its slices, by the keys of their entries.
     """
 
     dtype: int
@@ -59,61 +59,62 @@ class _Tensor:
 
 
 def suffixes_of(folder: Folder) -> list[str]:
-    """Return the suffixes of the files of such a checkpoint, behind its prefix; [] if it is not
-    one.
+    """Return the suffixes of the files of a checkpoint of this format; [] for other formats.
 
     Args:
-        folder: The folder of the prefix.
+        folder: The directory of the prefix.
     """
-    found = [""] if is_table_file(folder, "") else []
-    for suffix in () if found else folder.list_suffixes():
+    suffixes = [""] if is_table_file(folder, "") else []
+    for suffix in () if suffixes else folder.list_suffixes():
         first = _FIRST.fullmatch(suffix)
         if first and 0 < int(first[1]) <= SHARDS and is_table_file(folder, suffix):
-            found = [f"-{number:05d}-of-{first[1]}" for number in range(int(first[1]))]
-    return found
+            suffixes = [f"-{number:05d}-of-{first[1]}" for number in range(int(first[1]))]
+    return suffixes
 
 
 def read(
     folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
-    """Return the tensors of such a checkpoint.
+    """Return the tensors of a checkpoint of this format.
 
     Args:
-        folder: The folder of its files.
-        suffixes: What `suffixes_of` says.
-        names: The tensors that are read; all if it is None.
-        progress: Called after each file with the bytes that are read and those there are.
+        folder: The directory of its files.
+        suffixes: The result of `suffixes_of`.
+        names: The tensors to read; None for all.
+        progress: Called after each file with the bytes read and their total.
 
     Raises:
-        CorruptFileError: A file is damaged, or a tensor is of a dtype that is not read.
+        CorruptFileError: A file is damaged, or a tensor has an unsupported dtype.
     """
-    known, total = _describe_files(folder, suffixes)
-    done = 0
-    wanted = {name: each for name, each in known.items() if names is None or name in names}
-    check_dtypes((name, each.dtype) for name, each in wanted.items())
-    owners = {key: name for name, each in known.items() for key in each.slices}
-    found: dict[bytes, Any] = {}
+    all_tensors, total = _describe_files(folder, suffixes)
+    bytes_read = 0
+    requested = {
+        name: tensor for name, tensor in all_tensors.items() if names is None or name in names
+    }
+    check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
+    owners = {key: name for name, tensor in all_tensors.items() for key in tensor.slices}
+    contents: dict[bytes, Any] = {}
     for suffix in suffixes:
         with _open_file(folder, suffix) as file:
-            values = iterate_entries(file.read, file.size)
-            next(values, None)
-            for key, value in values:
-                if key not in owners or key in found:
+            entries = iterate_entries(file.read, file.size)
+            next(entries, None)
+            for key, serialized in entries:
+                if key not in owners or key in contents:
                     raise CorruptFileError(
                         f"the slice {quote_name(key)} belongs to no tensor, or comes twice"
                     )
                 name = owners[key]
-                if name in wanted:
+                if name in requested:
                     with locate_flaws(quote_name(name)):
-                        found[key] = _slice_values(value, wanted[name], key)
-            done += file.size
+                        contents[key] = _slice_values(serialized, requested[name], key)
+            bytes_read += file.size
         if progress is not None:
-            progress(done, total)
+            progress(bytes_read, total)
     tensors: dict[str, StoredTensor] = {}
     texts: dict[str, list[bytes]] = {}
-    for name, tensor in wanted.items():
+    for name, tensor in requested.items():
         with locate_flaws(quote_name(name)):
-            parts = {key: found.pop(key, None) for key in tensor.slices}
+            parts = {key: contents.pop(key, None) for key in tensor.slices}
             if any(part is None for part in parts.values()):
                 raise CorruptFileError("a slice of it is not there")
             if tensor.dtype == STRING:
@@ -124,10 +125,10 @@ def read(
 
 
 def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
-    """Return the tensors of such a checkpoint by name; as `read` otherwise."""
+    """Return the tensors of a checkpoint of this format by name; see `read`."""
     return [
-        TensorInfo(name, name_of(each.dtype), each.shape, each.bytes)
-        for name, each in sorted(_describe_files(folder, suffixes)[0].items())
+        TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.bytes)
+        for name, tensor in sorted(_describe_files(folder, suffixes)[0].items())
     ]
 
 
@@ -151,42 +152,44 @@ def _open_file(folder: Folder, suffix: str) -> Generator[File]:
 
 
 def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
-    """All tensors of all files, and how many bytes these have."""
-    known: dict[str, _Tensor] = {}
+    """Return all tensors of all files, and the total size of the files."""
+    tensors: dict[str, _Tensor] = {}
     total = 0
     for suffix in suffixes:
         with _open_file(folder, suffix) as file:
             total += file.size
-            key, value = next(iterate_entries(file.read, file.size), (b"\0", b""))
+            key, serialized = next(iterate_entries(file.read, file.size), (b"\0", b""))
             if key:
                 raise CorruptFileError("it has no description of its tensors")
-            if value.startswith(_COUNT):
+            if serialized.startswith(_COUNT):
                 raise CorruptFileError(
                     "it is the index of a later checkpoint under another name: TensorFlow calls it"
                     " model.index, beside model.data-00000-of-00001",
                     UnsupportedCheckpointError,
                 )
-            described = ProtoMessage(ProtoMessage(value, {1: BYTES}).data(1), {1: BYTES})
-            for each in described.every(1):
-                _add_slices(known, ProtoMessage(each, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}))
-    for name, tensor in known.items():
+            message = ProtoMessage(ProtoMessage(serialized, {1: BYTES}).data(1), {1: BYTES})
+            for element in message.every(1):
+                _add_slices(
+                    tensors, ProtoMessage(element, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES})
+                )
+    for name, tensor in tensors.items():
         with locate_flaws(quote_name(name)):
             _check_tensor(tensor)
-    return known, total
+    return tensors, total
 
 
-def _add_slices(known: dict[str, _Tensor], found: ProtoMessage) -> None:
-    """Add what a SavedSliceMeta says: a tensor, or more slices of one."""
-    name = found.text(1)
+def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
+    """Add the tensor of a SavedSliceMeta, or more slices of a tensor, to `described`."""
+    name = message.text(1)
     with locate_flaws(quote_name(name)):
-        shape, dtype = messages.parse_shape(found.data(2)), found.number(3)
-        tensor = known.setdefault(name, _Tensor(dtype, shape))
+        shape, dtype = messages.parse_shape(message.data(2)), message.number(3)
+        tensor = described.setdefault(name, _Tensor(dtype, shape))
         if (tensor.dtype, tensor.shape) != (dtype, shape):
             raise CorruptFileError(
                 f"it is of shape {tensor.shape} in one file and of {shape} in another"
             )
-        for each in found.every(4):
-            extents = messages.slice_of(each)
+        for element in message.every(4):
+            extents = messages.slice_of(element)
             slices.bounding_box(extents, shape)
             key = slices.key_of(name, extents)
             if key in tensor.slices:
@@ -195,7 +198,7 @@ def _add_slices(known: dict[str, _Tensor], found: ProtoMessage) -> None:
 
 
 def _check_tensor(tensor: _Tensor) -> None:
-    """Refuse a description that cannot be true."""
+    """Raise CorruptFileError for a description with impossible slices or shape."""
     if not tensor.slices or (tensor.dtype == STRING and len(tensor.slices) > 1):
         raise CorruptFileError(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:
@@ -203,17 +206,17 @@ def _check_tensor(tensor: _Tensor) -> None:
     slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
 
 
-def _slice_values(value: bytes, tensor: _Tensor, key: bytes) -> object:
-    """The bytes of a slice, or its strings."""
-    data = ProtoMessage(ProtoMessage(value, {2: BYTES}).data(2), {3: BYTES}).data(3)
+def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
+    """Return the bytes of a slice, or its strings."""
+    content = ProtoMessage(ProtoMessage(serialized, {2: BYTES}).data(2), {3: BYTES}).data(3)
     count = prod(tensor.shape_of(key))
     if tensor.dtype == STRING:
-        return tensor_strings(data, count)
-    return tensor_bytes(data, tensor.dtype, count)
+        return tensor_strings(content, count)
+    return tensor_bytes(content, tensor.dtype, count)
 
 
 def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
-    """A tensor from its slices, all of which are there."""
+    """Return a tensor from all its slices."""
     kind = NAMES[tensor.dtype]
     if len(parts) == 1:
         return StoredTensor(kind, tensor.shape, next(iter(parts.values())).data)
@@ -221,6 +224,6 @@ def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> S
         key: slices.bounding_box(extents, tensor.shape) for key, extents in tensor.slices.items()
     }
     slices.check_tiling(boxes.values(), tensor.shape)
-    placed = ((*boxes[key], part) for key, part in parts.items())
-    whole = slices.join_parts(placed, tensor.shape, ITEM_BYTES[kind])
-    return StoredTensor(kind, tensor.shape, whole.data)
+    located = ((*boxes[key], part) for key, part in parts.items())
+    joined = slices.join_parts(located, tensor.shape, ITEM_BYTES[kind])
+    return StoredTensor(kind, tensor.shape, joined.data)

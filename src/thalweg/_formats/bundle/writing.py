@@ -1,4 +1,4 @@
-"""Writing bundles that TensorFlow restores."""
+"""Writing of bundles that TensorFlow restores."""
 
 from __future__ import annotations
 
@@ -22,66 +22,70 @@ from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
 
 def write(
     prefix: Path,
-    tensors: Mapping[str, StoredTensor],
+    stored_tensors: Mapping[str, StoredTensor],
     graph: ObjectGraph | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
 
-    Both are what TensorFlow's own `SaveV2` writes, to the byte. Both are on the disk before either
-    takes its name, so that a full disk leaves a checkpoint of the same prefix as it was. If a crash
-    comes between the two names, what is left is refused as damaged: give each checkpoint a prefix
-    of its own, as TensorFlow does.
+    Both are byte for byte as TensorFlow's `SaveV2` writes them. Both are on the disk before either
+    is renamed, so that a full disk leaves an old checkpoint with the same prefix unchanged. After a
+    crash between the two renames, reading raises an error about damage: use a new prefix for each
+    checkpoint, as TensorFlow does.
 
     Args:
-        prefix: What TensorFlow is to call its path; the folder must exist.
-        tensors: The tensors by their names.
-        graph: The objects they belong to, for `tf.train.Checkpoint`; without it the checkpoint is
-            one of `tf.train.Saver`.
-        progress: Called with the bytes of data that are written and those there are.
+        prefix: The path for TensorFlow; the directory must exist.
+        stored_tensors: The tensors by their names.
+        graph: The object graph, for `tf.train.Checkpoint`; None for `tf.train.Saver`.
+        progress: Called with the bytes written and their total.
 
     Raises:
-        InvalidArgumentError: A name is empty, no Unicode, or means something else in TensorFlow;
-            or a tensor has not as many bytes as its shape tells.
+        InvalidArgumentError: A name is empty, not Unicode, or reserved by TensorFlow; or a tensor
+            has not as many bytes as its shape implies.
         UnsupportedCheckpointError: TensorFlow has no such dtype.
-        CheckpointWriteError: A file could not be written.
+        CheckpointWriteError: A file cannot be written.
     """
     path = os.fspath(prefix)
-    items = {_key_of(name): _check_tensor(name, tensor) for name, tensor in tensors.items()}
+    tensors_by_key = {
+        _key_of(name): _check_tensor(name, tensor) for name, tensor in stored_tensors.items()
+    }
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
-    made: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
+    entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
         offset = 0
-        for key in _in_order(items, graph):
-            tensor = items[key]
+        for key in _in_order(tensors_by_key, graph):
+            tensor = tensors_by_key[key]
             place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
-            made[key] = BundleEntry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
+            entries[key] = BundleEntry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
             offset += len(tensor.data)
             yield tensor.data
         if graph is not None:
             entry = BundleEntry(STRING, (), 0, offset, len(objects), mask_checksum(checksum))
-            made[object_graph.KEY.encode()] = entry.encode_message()
+            entries[object_graph.KEY.encode()] = entry.encode_message()
             yield objects
 
-    total = sum(len(tensor.data) for tensor in items.values()) + len(objects)
+    total = sum(len(tensor.data) for tensor in tensors_by_key.values()) + len(objects)
 
     def files_to_write() -> Iterator[tuple[str, Iterable[bytes | memoryview], int]]:
         yield f"{path}.data-00000-of-00001", data_parts(), total
-        index = encoded_table(sorted(made.items()))  # `data_parts` has told checksums by now
+        # `data_parts` has added all entries by now.
+        index = encoded_table(sorted(entries.items()))
         yield f"{path}.index", [index], len(index)
 
     atomic_write.replace_together(files_to_write(), progress)
 
 
-def _in_order(items: Mapping[bytes, StoredTensor], graph: ObjectGraph | None) -> list[bytes]:
-    """Names in the order in which TensorFlow writes data: that of the objects, or their own."""
+def _in_order(
+    tensors_by_key: Mapping[bytes, StoredTensor], graph: ObjectGraph | None
+) -> list[bytes]:
+    """Return the keys in the order in which TensorFlow writes data: by object, then by name."""
     nodes = () if graph is None else graph.nodes
-    named = (value.key.encode() for node in nodes for value in node.attributes)
-    first = [key for key in dict.fromkeys(named) if key in items]
-    return [*first, *sorted(items.keys() - set(first))]
+    keys = (attribute.key.encode() for node in nodes for attribute in node.attributes)
+    first = [key for key in dict.fromkeys(keys) if key in tensors_by_key]
+    return [*first, *sorted(tensors_by_key.keys() - set(first))]
 
 
 def _key_of(name: str) -> bytes:
@@ -98,6 +102,7 @@ def _key_of(name: str) -> bytes:
 
 
 def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
+    """Return a tensor; raise if a bundle cannot have its dtype, rank or size."""
     if tensor.dtype not in NUMBERS:
         raise UnsupportedCheckpointError(
             f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."

@@ -1,4 +1,4 @@
-"""Datasets: where the elements of an array are, and the array."""
+"""Datasets: layout and elements of an array."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from thalweg._formats.source import FilePart, SourceFile
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsafeCheckpointError
 
-RATIO = 1032  # how many bytes a stored one may stand for: the best that deflate can do
-_MOST = 2**60  # elements, and those that there would be if no extent were 0
+RATIO = 1032  # the best compression ratio of deflate
+_MAX_ELEMENTS = 2**60  # counted with extents of 0 as 1
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = range(4)
 
 
 class ArrayDataset:
-    """An array of a file, not read yet.
+    """An array of a file, read on demand.
 
     Args:
         source: The file.
-        name: Its path.
-        messages: Those of its header.
-        attributes: Its attributes.
+        name: The path.
+        messages: The messages of its header.
+        attributes: The attributes.
 
     Attributes:
-        name: Its path.
-        attributes: Its attributes by name.
-        elements: The type of its elements.
-        shape: Its shape.
+        name: The path.
+        attributes: The attributes by name.
+        elements: The type of the elements.
+        shape: The shape.
 
     Raises:
-        UnsafeCheckpointError: Its elements are in other files, or references.
-        UnsupportedCheckpointError: They are no numbers, or were filtered by a plugin.
+        UnsafeCheckpointError: The elements are in other files, or references.
+        UnsupportedCheckpointError: The elements are not numbers, or were filtered by a plugin.
     """
 
     def __init__(
@@ -49,78 +49,81 @@ class ArrayDataset:
         attributes: Mapping[str, TextAttribute],
     ) -> None:
         self.name, self.attributes, self._source = name, attributes, source
-        bodies = dict(reversed(messages))
-        if headers.EXTERNAL_FILES in bodies:
-            raise self._unsafe_error(bodies[headers.EXTERNAL_FILES], "elements are in other files")
-        self._layout = bodies[headers.LAYOUT]
+        payloads = dict(reversed(messages))
+        if headers.EXTERNAL_FILES in payloads:
+            raise self._unsafe_error(
+                payloads[headers.EXTERNAL_FILES], "elements are in other files"
+            )
+        self._layout = payloads[headers.LAYOUT]
         self._check_virtual()
         begin = self._layout.offset
-        if headers.DATATYPE not in bodies or headers.DATASPACE not in bodies:
+        if headers.DATATYPE not in payloads or headers.DATASPACE not in payloads:
             raise source.data_loss_error(begin, f"{name!r} has no type or no shape")
-        self.elements = types.parse_elements(bodies[headers.DATATYPE])
-        shape = types.parse_shape(bodies[headers.DATASPACE])
+        self.elements = types.parse_elements(payloads[headers.DATATYPE])
+        shape = types.parse_shape(payloads[headers.DATASPACE])
         self._filters: list[int] = []
-        if headers.FILTERS in bodies:
-            self._filters = filters.filter_pipeline(bodies[headers.FILTERS])
+        if headers.FILTERS in payloads:
+            self._filters = filters.filter_pipeline(payloads[headers.FILTERS])
         self.shape = (0,) if shape is None else shape
         self._count = math.prod(self.shape)
-        if math.prod(extent or 1 for extent in self.shape) >= _MOST:
+        if math.prod(extent or 1 for extent in self.shape) >= _MAX_ELEMENTS:
             raise source.data_loss_error(begin, f"{name!r} has the shape {self.shape}")
 
-    def _unsafe_error(self, body: FilePart, text: str) -> UnsafeCheckpointError:
-        return self._source.unsafe_error(body.offset, f"{self.name!r}: {text}")
+    def _unsafe_error(self, payload: FilePart, text: str) -> UnsafeCheckpointError:
+        return self._source.unsafe_error(payload.offset, f"{self.name!r}: {text}")
 
     def _check_virtual(self) -> None:
-        data = bytes(self._layout.data[:2])
-        if data[:1] >= b"\4" and data[1:] == bytes([_VIRTUAL]):
+        prefix = bytes(self._layout.data[:2])
+        if prefix[:1] >= b"\4" and prefix[1:] == bytes([_VIRTUAL]):
             raise self._unsafe_error(self._layout, "a virtual dataset, elements are in other files")
 
     def read(self, dtype: str | None = None) -> StoredTensor:
         """Return the array, little-endian.
 
         Args:
-            dtype: What bytes without a meaning are to be taken for.
+            dtype: The dtype of opaque elements.
 
         Raises:
-            DataLossError: Its elements are not all there.
-            UnsupportedCheckpointError: They are no numbers, or are stored as only later versions
-                of HDF5 do.
+            DataLossError: Elements are missing.
+            UnsupportedCheckpointError: The elements are not numbers, or are stored as only later
+                versions of HDF5 do.
         """
         kind = self.elements
         if kind.dtype in ("string", "text") or (kind.dtype == "opaque" and dtype is None):
             text = f"{self.name!r} has elements that are no numbers"
             raise self._source.unsupported_error(self._layout.offset, text)
-        data = self._read_data(self._count * kind.size)
-        if kind.is_swapped:
-            swapped = np.frombuffer(data, f">u{kind.size}").astype(f"<u{kind.size}")
-            data = swapped.data.cast("B")
-        if kind.dtype == "BOOL" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        buffer = self._read_data(self._count * kind.size)
+        if kind.is_big_endian:
+            native = np.frombuffer(buffer, f">u{kind.size}").astype(f"<u{kind.size}")
+            buffer = native.data.cast("B")
+        if kind.dtype == "BOOL" and np.frombuffer(buffer, np.uint8).max(initial=0) > 1:
             raise self._source.data_loss_error(
                 self._layout.offset, f"{self.name!r} has no booleans"
             )
         return StoredTensor(
-            dtype if dtype and kind.dtype == "opaque" else kind.dtype, self.shape, data
+            dtype if dtype and kind.dtype == "opaque" else kind.dtype, self.shape, buffer
         )
 
     def _read_data(self, size: int) -> memoryview:
-        body, source = self._layout, self._source
-        begin = body.offset
-        version = body.take_version((3, 4, 5), "layouts")
-        kind = body.take_number(1)
+        """Return the bytes of all elements, from any layout."""
+        payload, source = self._layout, self._source
+        begin = payload.offset
+        version = payload.take_version((3, 4, 5), "layouts")
+        kind = payload.take_number(1)
         if kind == _COMPACT:
-            return self._check_size(body.take_part(body.take_number(2)), size)
+            return self._check_size(payload.take_part(payload.take_number(2)), size)
         if kind == _CONTIGUOUS:
-            address, stored = body.take_address(), body.take_number(8)
+            address, stored_size = payload.take_address(), payload.take_number(8)
             if not size:
                 return memoryview(b"")
-            if address is None or stored != size:
-                raise self._size_error(size, 0 if address is None else stored)
+            if address is None or stored_size != size:
+                raise self._size_error(size, 0 if address is None else stored_size)
             source.visit_once(address, f"the elements of {self.name!r}")
             return source.read_part(address, size, f"{self.name!r}").data
         if kind != _CHUNKED:
             raise source.data_loss_error(begin, f"{self.name!r} has a layout of class {kind}")
         if version == 3:
-            return self._read_chunked(body, size)
+            return self._read_chunked(payload, size)
         text = f"{self.name!r} has chunks as HDF5 1.10 stores them"
         raise source.unsupported_error(begin, f"{text}; copy the file with `h5repack -l CONTI`")
 
@@ -129,17 +132,17 @@ class ArrayDataset:
             raise self._size_error(size, len(part.data))
         return part.data
 
-    def _size_error(self, size: int, stored: int) -> Exception:
-        text = f"{self.name!r} should have {size} bytes, and {stored} are stored"
+    def _size_error(self, size: int, stored_size: int) -> Exception:
+        text = f"{self.name!r} should have {size} bytes, and {stored_size} are stored"
         return self._source.data_loss_error(self._layout.offset, text)
 
-    def _read_chunked(self, body: FilePart, size: int) -> memoryview:
-        """The elements, out of blocks of one shape that may stand out at the ends."""
+    def _read_chunked(self, payload: FilePart, size: int) -> memoryview:
+        """Return the elements of chunks of one shape, which may extend beyond the array."""
         source, shape, width = self._source, self.shape, self.elements.size
-        begin, rank = body.offset, body.take_number(1) - 1
-        tree = body.take_address()
-        chunk = tuple(body.take_number(4) for _ in range(max(rank, 0)))
-        if rank != len(shape) or not rank or body.take_number(4) != width or 0 in chunk:
+        begin, rank = payload.offset, payload.take_number(1) - 1
+        tree = payload.take_address()
+        chunk = tuple(payload.take_number(4) for _ in range(max(rank, 0)))
+        if rank != len(shape) or not rank or payload.take_number(4) != width or 0 in chunk:
             raise source.data_loss_error(
                 begin, f"{self.name!r} of shape {shape} has chunks of {chunk}"
             )
@@ -148,39 +151,42 @@ class ArrayDataset:
         counts = [-(-extent // step) for extent, step in zip(shape, chunk, strict=True)]
         if tree is None:
             raise self._size_error(size, 0)
-        found = list(iterate_leaves(source, tree, kind=1, width=8 + 8 * (rank + 1)))
-        if len(found) != math.prod(counts):
-            text = f"{self.name!r} has {len(found)} chunks and should have {math.prod(counts)}"
+        chunks = list(iterate_leaves(source, tree, kind=1, width=8 + 8 * (rank + 1)))
+        if len(chunks) != math.prod(counts):
+            text = f"{self.name!r} has {len(chunks)} chunks and should have {math.prod(counts)}"
             raise source.data_loss_error(begin, text)
-        whole = math.prod(chunk) * width
-        stored = sum(int.from_bytes(key.data[:4], "little") for key, _ in found)
-        if stored > source.size or max(size, len(found) * whole) > RATIO * stored:
-            raise self._size_error(size, stored)
-        made = np.empty(shape, f"V{width}")
-        starts = itertools.product(*(range(count) for count in counts))
-        for (key, address), places in zip(found, starts, strict=True):
-            corner = tuple(place * step for place, step in zip(places, chunk, strict=True))
-            block = self._read_chunk(key, address, corner, whole)
-            made_part = tuple(slice(at, at + step) for at, step in zip(corner, chunk, strict=True))
-            taken = tuple(
-                slice(min(step, extent - at))
-                for at, step, extent in zip(corner, chunk, shape, strict=True)
+        chunk_size = math.prod(chunk) * width
+        stored_size = sum(int.from_bytes(key.data[:4], "little") for key, _ in chunks)
+        if stored_size > source.size or max(size, len(chunks) * chunk_size) > RATIO * stored_size:
+            raise self._size_error(size, stored_size)
+        array = np.empty(shape, f"V{width}")
+        indices = itertools.product(*(range(count) for count in counts))
+        for (key, address), index_tuple in zip(chunks, indices, strict=True):
+            corner = tuple(index * step for index, step in zip(index_tuple, chunk, strict=True))
+            block = self._read_chunk(key, address, corner, chunk_size)
+            region = tuple(
+                slice(start, start + step) for start, step in zip(corner, chunk, strict=True)
             )
-            made[made_part] = np.frombuffer(block, f"V{width}").reshape(chunk)[taken]
-        return made.view(np.uint8).reshape(-1).data
+            clipped = tuple(
+                slice(min(step, extent - start))
+                for start, step, extent in zip(corner, chunk, shape, strict=True)
+            )
+            array[region] = np.frombuffer(block, f"V{width}").reshape(chunk)[clipped]
+        return array.view(np.uint8).reshape(-1).data
 
     def _read_chunk(
         self, key: FilePart, address: int, corner: tuple[int, ...], size: int
     ) -> memoryview:
+        """Return the bytes of a chunk, with its filters undone."""
         source, begin = self._source, key.offset
-        stored, mask = key.take_number(4), key.take_number(4)
-        given = tuple(key.take_number(8) for _ in corner)
-        if given != corner:
+        stored_size, mask = key.take_number(4), key.take_number(4)
+        stored_corner = tuple(key.take_number(8) for _ in corner)
+        if stored_corner != corner:
             raise source.data_loss_error(
-                begin, f"{self.name!r} has a chunk at {given} and not at {corner}"
+                begin, f"{self.name!r} has a chunk at {stored_corner} and not at {corner}"
             )
         source.visit_once(address, f"a chunk of {self.name!r}")
-        data = source.read_part(address, stored, f"a chunk of {self.name!r}").data
-        used = [each for bit, each in enumerate(self._filters) if not mask >> bit & 1]
-        done = filters.undo_filters(source, address, data, used, size, self.elements.size)
-        return memoryview(done)
+        compressed = source.read_part(address, stored_size, f"a chunk of {self.name!r}").data
+        used = [filter_id for bit, filter_id in enumerate(self._filters) if not mask >> bit & 1]
+        decoded = filters.undo_filters(source, address, compressed, used, size, self.elements.size)
+        return memoryview(decoded)

@@ -1,8 +1,8 @@
-"""Links of a group that has many, in a file written for HDF5 1.8 or later.
+"""Links of a large group in a file written for HDF5 1.8 or later.
 
-A tree (HDF5's B-tree of version 2) has a record for each; the record says where in a heap
-("fractal heap") the link's message lies. The heap's addresses run through blocks that double in
-size from row to row of a table.
+A tree (HDF5's B-tree of version 2) has a record for each link; the record has the address of the
+link's message in a heap ("fractal heap"). The heap's address space consists of blocks whose size
+doubles from row to row of a table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from thalweg._formats.hdf5 import lookup3
 from thalweg._formats.source import FilePart, SourceFile
 
-_DEEPEST, _ROWS = 8, 64  # levels of a tree; rows of a table, whose blocks double
+_MAX_DEPTH, _MAX_ROWS = 8, 64  # levels of a tree; rows of a table
 
 
 def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
@@ -31,36 +31,38 @@ def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iter
 
 
 def _bytes_for(limit: int) -> int:
-    """How many bytes a number up to a limit is written in."""
+    """Return the number of bytes in which numbers up to a limit are stored."""
     return max(limit.bit_length() - 1, 0) // 8 + 1
 
 
 def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
+    """Yield the records of a tree."""
     source.visit_once(address, "a tree")
     head = source.read_part(address, 38, "a tree")
     head.expect_signature(b"BTHD\0" + bytes([kind]), "a tree")
     node, width, depth = head.take_number(4), head.take_number(2), head.take_number(2)
     head.take(2)
-    root, count, total = head.take_address(), head.take_number(2), head.take_number(8)
+    root, count, record_count = head.take_address(), head.take_number(2), head.take_number(8)
     lookup3.check_sum(head, "a tree")
-    if not total:
+    if not record_count:
         return
-    if root is None or depth > _DEEPEST or not 0 < width < node:
+    if root is None or depth > _MAX_DEPTH or not 0 < width < node:
         raise source.data_loss_error(
             address, f"a tree of depth {depth} with records of {width} bytes"
         )
-    most, sums = (node - 10) // width, [0]  # `sums`: the most records below a node of each level
-    widths, below = _bytes_for(most), most
+    # `count_widths`: the width of the number of records below a node, by level.
+    max_records, count_widths = (node - 10) // width, [0]
+    count_width, total = _bytes_for(max_records), max_records
     for _ in range(depth):
-        pointer = 8 + widths + sums[-1]
+        pointer = 8 + count_width + count_widths[-1]
         records = max(node - 10 - pointer, 0) // (width + pointer)
-        below = (records + 1) * below + records
-        sums.append(_bytes_for(below))
+        total = (records + 1) * total + records
+        count_widths.append(_bytes_for(total))
     pending = [(root, count, depth)]
     while pending:
         begin, count, level = pending.pop()
         source.visit_once(begin, "a node of a tree")
-        pointer = 8 + widths + sums[level - 1] if level else 0
+        pointer = 8 + count_width + count_widths[level - 1] if level else 0
         size = 10 + count * width + (count + 1) * pointer
         part = source.read_part(begin, size, "a node of a tree")
         part.expect_signature(
@@ -69,12 +71,14 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
         yield from (part.take_part(width) for _ in range(count))
         for _ in range(count + 1 if level else 0):
             child = part.take_stored_address("a child of a node")
-            pending.append((child, part.take_number(widths), level - 1))
-            part.take(sums[level - 1])
+            pending.append((child, part.take_number(count_width), level - 1))
+            part.take(count_widths[level - 1])
         lookup3.check_sum(part, "a node of a tree")
 
 
 class _Heap:
+    """Fractal heap with links, at an address."""
+
     def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source
         source.visit_once(address, "a heap")
@@ -93,17 +97,17 @@ class _Heap:
         if filters:
             raise source.unsupported_error(address, "links in compressed heaps are not read")
         lookup3.check_sum(head, "a heap")
-        if not (columns and self._first and direct) or bits > 64 or rows > _ROWS:
+        if not (columns and self._first and direct) or bits > 64 or rows > _MAX_ROWS:
             raise source.data_loss_error(address, "a heap without room")
         self._columns, self._direct, self._offset = columns, direct, (bits + 7) // 8
         self._length = min(((direct.bit_length() - 1) + 7) // 8, _bytes_for(largest))
         blocks = [] if root is None else list(self._direct_blocks(root, rows))
-        self._begins = [begin for begin, _, _ in blocks]
-        self._found = blocks
+        self._offsets = [begin for begin, _, _ in blocks]
+        self._blocks = blocks
         self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
-        """The offset in the heap, the size and the address of each block with objects."""
+        """Yield the offset in the heap, the size and the address of each block with objects."""
         if not rows:
             yield 0, self._first, address
             return
@@ -124,21 +128,21 @@ class _Heap:
                     if child is not None and size <= self._direct:
                         yield offset, size, child
                     elif child is not None:
-                        below = (size // (self._first * self._columns)).bit_length()
-                        pending.append((offset, child, below))
+                        child_rows = (size // (self._first * self._columns)).bit_length()
+                        pending.append((offset, child, child_rows))
                     offset += size
             lookup3.check_sum(part, "a table of blocks")
 
-    def object_at(self, where: FilePart) -> FilePart:
+    def object_at(self, record: FilePart) -> FilePart:
         """Return the object that a record points to."""
-        source, begin = self._source, where.offset
-        if where.take_number(1):
+        source, begin = self._source, record.offset
+        if record.take_number(1):
             raise source.unsupported_error(begin, "large or tiny objects of heaps are not read")
-        offset, length = where.take_number(self._offset), where.take_number(self._length)
-        found = bisect_right(self._begins, offset) - 1
-        if found < 0:
+        offset, length = record.take_number(self._offset), record.take_number(self._length)
+        block_index = bisect_right(self._offsets, offset) - 1
+        if block_index < 0:
             raise source.data_loss_error(begin, f"nothing is at {offset} in the heap")
-        first, size, address = self._found[found]
+        first, size, address = self._blocks[block_index]
         if address not in self._read:
             self._read[address] = self._read_block(address, size)
         block = self._read[address]
@@ -147,10 +151,11 @@ class _Heap:
                 begin, f"{length} bytes at {offset} go beyond a block of the heap"
             )
         source.charge_read(length, begin)
-        data = block.data[offset - first : offset - first + length]
-        return FilePart(source, data, address + offset - first)
+        view = block.data[offset - first : offset - first + length]
+        return FilePart(source, view, address + offset - first)
 
     def _read_block(self, address: int, size: int) -> FilePart:
+        """Return a block of the heap; raise DataLossError if its checksum differs."""
         source = self._source
         source.visit_once(address, "a block of a heap")
         part = source.read_part(address, size, "a block of a heap")
@@ -158,8 +163,8 @@ class _Heap:
         if self._flags & 2:
             part.take(8 + self._offset)
             begin = 13 + self._offset
-            stored = part.take_number(4)
+            stored_checksum = part.take_number(4)
             bare = bytes(part.data[:begin]) + bytes(4) + bytes(part.data[begin + 4 :])
-            if lookup3.lookup3(bare) != stored:
+            if lookup3.lookup3(bare) != stored_checksum:
                 raise source.data_loss_error(address, "a block of a heap: Checksum does not match")
         return part

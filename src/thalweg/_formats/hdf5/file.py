@@ -1,4 +1,4 @@
-"""A file: its first group, and from there all others."""
+"""Groups of a file, from the root group on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thalweg._formats.hdf5.lookup3 import check_sum
 from thalweg._formats.source import FilePart, SourceFile
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-_LONGEST, _DEEPEST = 1024, 64  # of a path: its letters, its names
+_MAX_LENGTH, _MAX_DEPTH = 1024, 64  # letters and names of a path
 
 
 class Group:
@@ -22,27 +22,27 @@ class Group:
 
     Args:
         source: The file.
-        name: Its path; "" for the first.
-        found: The messages of its header.
-        heap: Where texts of any length lie.
+        name: The path; "" for the root group.
+        messages: The messages of its header.
+        heap: The heap of variable-length texts.
 
     Attributes:
-        name: Its path.
-        attributes: Its attributes by name.
+        name: The path.
+        attributes: The attributes by name.
     """
 
     def __init__(
-        self, source: SourceFile, name: str, found: list[HeaderMessage], heap: GlobalHeap
+        self, source: SourceFile, name: str, messages: list[HeaderMessage], heap: GlobalHeap
     ) -> None:
         self.name = name
-        self.attributes: dict[str, TextAttribute] = attributes_of(found, heap)
-        self._addresses = read_links(source, found)
+        self.attributes: dict[str, TextAttribute] = attributes_of(messages, heap)
+        self._addresses = read_links(source, messages)
         self._source, self._heap = source, heap
         self._members: dict[str, Group | ArrayDataset] | None = None
 
     @property
     def members(self) -> dict[str, Group | ArrayDataset]:
-        """Its groups and datasets by name, in the file's order; what they hold is not read."""
+        """Groups and datasets by name, in the file's order; their contents are not read."""
         if self._members is None:
             self._members = {
                 name: self._open_member(name, address) for name, address in self._addresses.items()
@@ -51,7 +51,7 @@ class Group:
 
     def _open_member(self, name: str, address: int) -> Group | ArrayDataset:
         path = f"{self.name}/{name}" if self.name else name
-        if len(path) > _LONGEST or path.count("/") >= _DEEPEST:
+        if len(path) > _MAX_LENGTH or path.count("/") >= _MAX_DEPTH:
             raise self._source.data_loss_error(address, f"the path {path[:40]!r}... is too long")
         return _open_object(self._source, path, address, self._heap)
 
@@ -67,23 +67,24 @@ class Group:
 def _open_object(
     source: SourceFile, name: str, address: int, heap: GlobalHeap
 ) -> Group | ArrayDataset:
-    found = read_messages(source, address)
-    kinds = {kind for kind, _ in found}
+    """Return the group or dataset at an address; raise for other objects."""
+    messages = read_messages(source, address)
+    kinds = {kind for kind, _ in messages}
     if headers.LAYOUT in kinds:
-        return ArrayDataset(source, name, found, attributes_of(found, heap))
+        return ArrayDataset(source, name, messages, attributes_of(messages, heap))
     if kinds & {headers.SYMBOL_TABLE, headers.LINK_INFO}:
-        return Group(source, name, found, heap)
+        return Group(source, name, messages, heap)
     if headers.DATATYPE in kinds:
         raise source.unsupported_error(address, f"{name!r} is a named type, which is not read")
     raise source.data_loss_error(address, f"{name!r} is neither a group nor a dataset")
 
 
 def root_group(source: SourceFile) -> Group:
-    """Return the first group of a file.
+    """Return the root group of a file.
 
     Raises:
-        DataLossError: It is no HDF5 file, or ends too early.
-        UnsupportedCheckpointError: It is one of a kind that is not read.
+        DataLossError: The file is not HDF5, or too short.
+        UnsupportedCheckpointError: The file has a version that is not supported.
     """
     head = source.read_part(0, min(source.size, 96), "the beginning of a file")
     head.expect_signature(MAGIC, "the file")
@@ -95,14 +96,14 @@ def root_group(source: SourceFile) -> Group:
         raise source.unsupported_error(head.offset, f"addresses and lengths of {widths} bytes")
     head.take((9 if version == 0 else 13) if version < 2 else 1)
     address = _root_address(head, version)
-    found = _open_object(source, "", address, GlobalHeap(source))
-    if isinstance(found, ArrayDataset):
+    root = _open_object(source, "", address, GlobalHeap(source))
+    if isinstance(root, ArrayDataset):
         raise source.data_loss_error(address, "the first group is a dataset")
-    return found
+    return root
 
 
 def _root_address(head: FilePart, version: int) -> int:
-    """The address of the first group, after all else has been looked at."""
+    """Return the address of the root group; raise if the rest of the superblock is invalid."""
     source = head.source
     base, _, end = head.take_number(8), head.take_address(), head.take_number(8)
     if base:
@@ -111,9 +112,9 @@ def _root_address(head: FilePart, version: int) -> int:
         text = f"the file is cut off: it has {source.size} bytes and should have {end}"
         raise source.data_loss_error(head.offset - 8, text)
     if version < 2:
-        head.take_address()  # a driver's
-        head.take_number(8)  # the name, which it has not
+        head.take_address()  # driver information
+        head.take_number(8)  # offset of the name, which is empty
         return head.take_stored_address("the first group")
-    found = head.take_stored_address("the first group")
+    address = head.take_stored_address("the first group")
     check_sum(head, "the beginning of the file")
-    return found
+    return address

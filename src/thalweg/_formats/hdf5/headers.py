@@ -1,4 +1,4 @@
-"""Object headers: the messages that say what a group or a dataset is."""
+"""Object headers: the messages that describe a group or a dataset."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from thalweg._formats.source import FilePart, SourceFile
 DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK = 1, 2, 3, 5, 6
 EXTERNAL_FILES, LAYOUT, FILTERS, ATTRIBUTE, CONTINUATION = 7, 8, 11, 12, 16
 SYMBOL_TABLE, ATTRIBUTE_INFO = 17, 21
-_KNOWN = range(24)  # the last, 23, is what a file that was not closed leaves
+_KNOWN_KINDS = range(24)
 _SHARED, _MUST_BE_KNOWN = 2, 128
 
 
 class HeaderMessage(NamedTuple):
-    """Message of an object."""
+    """Message of an object header."""
 
     kind: int
     body: FilePart
@@ -26,11 +26,11 @@ def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
 
     Args:
         source: The file.
-        address: Where the object's header is.
+        address: The address of the object's header.
 
     Raises:
-        DataLossError: There is no header.
-        UnsupportedCheckpointError: A message lies elsewhere, or is of a later version of HDF5.
+        DataLossError: The header is damaged.
+        UnsupportedCheckpointError: A message is shared, or of a later version of HDF5.
     """
     source.visit_once(address, "an object")
     if bytes(source.read_part(address, 4, "an object's header").data) == b"OHDR":
@@ -39,67 +39,76 @@ def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
 
 
 def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
+    """Return the messages of a header of version 1."""
     part = source.read_part(address, 16, "an object's header")
     part.expect_signature(b"\x01\x00", "an object's header")
     count, _, size = part.take_number(2), part.take_number(4), part.take_number(4)
-    found: list[HeaderMessage] = []
-    blocks, seen = [(address + 16, size)], 0
+    messages: list[HeaderMessage] = []
+    blocks, message_count = [(address + 16, size)], 0
     while blocks:
         begin, size = blocks.pop(0)
         block = source.read_part(begin, size, "a block of messages")
         while block.left >= 8:
             kind, size, flags = block.take_number(2), block.take_number(2), block.take_number(1)
             block.take(3)
-            _note_message(found, blocks, kind, flags, block.take_part(size))
-            seen += 1
-    if seen != count:
-        raise source.data_loss_error(address, f"{seen} messages are there, and should be {count}")
-    return found
+            _note_message(messages, blocks, kind, flags, block.take_part(size))
+            message_count += 1
+    if message_count != count:
+        text = f"{message_count} messages are there, and should be {count}"
+        raise source.data_loss_error(address, text)
+    return messages
 
 
 def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
+    """Return the messages of a header of version 2."""
     head = source.read_part(address, 6, "an object's header")
     head.take(4)
     head.take_version((2,), "object headers")
     flags = head.take_number(1)
-    more = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
+    extra_size = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
     width = 1 << (flags & 3)
-    size = source.read_part(address + 6 + more, width, "the size of a header").take_number(width)
-    found: list[HeaderMessage] = []
-    blocks = [(address, 6 + more + width + size + 4)]
-    begins = 6 + more + width
+    part = source.read_part(address + 6 + extra_size, width, "the size of a header")
+    prefix_size = 6 + extra_size + width
+    messages: list[HeaderMessage] = []
+    blocks = [(address, prefix_size + part.take_number(width) + 4)]
     while blocks:
         begin, size = blocks.pop(0)
         block = source.read_part(begin, size, "a block of messages")
-        if begins == 4:
+        if prefix_size == 4:
             block.expect_signature(b"OCHK", "a block of messages")
         else:
-            block.take(begins)
-        begins = 4
+            block.take(prefix_size)
+        prefix_size = 4
         while block.left >= 4 + 4 + (2 if flags & 4 else 0):
-            kind, size, own = block.take_number(1), block.take_number(2), block.take_number(1)
+            kind, size = block.take_number(1), block.take_number(2)
+            message_flags = block.take_number(1)
             block.take(2 if flags & 4 else 0)
             if size > block.left - 4:
                 raise source.data_loss_error(block.offset, f"a message of {size} bytes has no room")
-            _note_message(found, blocks, kind, own, block.take_part(size))
+            _note_message(messages, blocks, kind, message_flags, block.take_part(size))
         block.take(block.left - 4)  # a gap
         lookup3.check_sum(block, "a block of messages")
-    return found
+    return messages
 
 
 def _note_message(
-    found: list[HeaderMessage], blocks: list[tuple[int, int]], kind: int, flags: int, body: FilePart
+    messages: list[HeaderMessage],
+    blocks: list[tuple[int, int]],
+    kind: int,
+    flags: int,
+    payload: FilePart,
 ) -> None:
-    source = body.source
+    """Add a message to `messages`, or a continuation block to `blocks`; raise if not supported."""
+    source = payload.source
     if kind == CONTINUATION:
-        begin, size = body.take_stored_address("a block of messages"), body.take_number(8)
+        begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)
         source.visit_once(begin, "a block of messages")
         blocks.append((begin, size))
-    elif kind not in _KNOWN and flags & _MUST_BE_KNOWN:
-        raise source.unsupported_error(body.offset, f"messages of kind {kind} are not read")
+    elif kind not in _KNOWN_KINDS and flags & _MUST_BE_KNOWN:
+        raise source.unsupported_error(payload.offset, f"messages of kind {kind} are not read")
     elif flags & _SHARED and kind in (DATASPACE, DATATYPE, FILTERS, ATTRIBUTE):
         raise source.unsupported_error(
-            body.offset, "what objects share, as a named type, is not read"
+            payload.offset, "what objects share, as a named type, is not read"
         )
     elif kind:
-        found.append(HeaderMessage(kind, body))
+        messages.append(HeaderMessage(kind, payload))

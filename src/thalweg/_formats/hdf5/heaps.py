@@ -1,18 +1,18 @@
-"""Heaps: where names of an old group, and texts of any length, lie."""
+"""Heaps: storage of names in old groups, and of variable-length texts."""
 
 from __future__ import annotations
 
 from thalweg._formats.source import FilePart, SourceFile
 
-_LONGEST = 1024  # bytes of a name; HDF5 has no limit, Keras' names have dozens
+_MAX_LENGTH = 1024  # bytes of a name; HDF5 has no limit
 
 
 class LocalHeap:
-    """The names of a group.
+    """Names of a group.
 
     Args:
         source: The file.
-        address: Where the heap is.
+        address: The address of the heap.
     """
 
     def __init__(self, source: SourceFile, address: int) -> None:
@@ -28,7 +28,7 @@ class LocalHeap:
     def name_at(self, offset: int) -> str:
         """Return the name at an offset."""
         part = self._names
-        end = bytes(part.data[offset : offset + _LONGEST + 1]).find(b"\0")
+        end = bytes(part.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
         part.source.charge_read(max(end, 0) + 1, part.offset)
         if end <= 0:
             raise part.source.data_loss_error(
@@ -40,7 +40,7 @@ class LocalHeap:
 
 
 class GlobalHeap:
-    """Texts of any length, by the address of a collection and a number in it.
+    """Variable-length texts, by the address of a collection and a number in it.
 
     Args:
         source: The file.
@@ -50,53 +50,55 @@ class GlobalHeap:
         self._source = source
         self._collections: dict[int, dict[int, FilePart]] = {}
 
-    def text_at(self, where: FilePart) -> bytes:
-        """Return a text that is taken once.
+    def text_at(self, reference: FilePart) -> bytes:
+        """Return a text; each may be read once.
 
         Args:
-            where: Its length, address and number, sixteen bytes.
+            reference: Length, address and number of the text, sixteen bytes.
         """
-        length, begin = where.take_number(4), where.offset
-        address, number = where.take_address(), where.take_number(4)
+        length, begin = reference.take_number(4), reference.offset
+        address, number = reference.take_address(), reference.take_number(4)
         if not length:
             return b""
         if address is None:
             raise self._source.data_loss_error(begin, "a text is not stored")
         if address not in self._collections:
             self._collections[address] = self._read_collection(address)
-        found = self._collections[address].pop(number, None)
-        if found is None:
+        text = self._collections[address].pop(number, None)
+        if text is None:
             raise self._source.data_loss_error(
                 begin, f"text {number} is not there, or is used twice"
             )
-        return bytes(found.take(length))
+        return bytes(text.take(length))
 
     def _read_collection(self, address: int) -> dict[int, FilePart]:
+        """Return the texts of a collection by number."""
         source = self._source
         head = source.read_part(address, 16, "a heap of texts")
         head.expect_signature(b"GCOL\1\0\0\0", "a heap of texts")
         part = source.read_part(address, head.take_number(8), "a heap of texts")
         part.take(16)
-        found: dict[int, FilePart] = {}
+        texts: dict[int, FilePart] = {}
         while part.left >= 16:
             number = part.take_number(2)
             part.take(6)
             size = part.take_number(8)
-            if not number:  # what is left is free
+            # Number 0 marks the free space at the end.
+            if not number:
                 break
-            found[number] = part.take_part(size)
+            texts[number] = part.take_part(size)
             part.take(min(-size % 8, part.left))
-        return found
+        return texts
 
 
 def decode_name(source: SourceFile, offset: int, name: bytes) -> str:
-    """Return a name of a file; raises `DataLossError` if it is none."""
+    """Return a name as text; raise `DataLossError` if it is invalid."""
     try:
-        found = name.decode()
+        decoded = name.decode()
     except UnicodeDecodeError as error:
         raise source.data_loss_error(offset, f"the name {name!r} is not UTF-8") from error
-    if not found or len(name) > _LONGEST or "\0" in found:
+    if not decoded or len(name) > _MAX_LENGTH or "\0" in decoded:
         raise source.data_loss_error(
-            offset, f"the name {found[:40]!r} is empty, or too long, or has a NUL"
+            offset, f"the name {decoded[:40]!r} is empty, or too long, or has a NUL"
         )
-    return found
+    return decoded

@@ -1,4 +1,4 @@
-"""Trees that find a group's tables and a dataset's chunks (HDF5's B-trees of version 1)."""
+"""Trees of a group's tables and a dataset's chunks (HDF5's B-trees of version 1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from thalweg._formats.source import FilePart, SourceFile
 
-_DEEPEST = 16
+_MAX_DEPTH = 16
 
 
 def iterate_leaves(
@@ -16,22 +16,22 @@ def iterate_leaves(
 
     Args:
         source: The file.
-        address: Where the tree is.
-        kind: What it finds: 0, tables of links; 1, chunks.
-        width: How many bytes a key has.
+        address: The address of the tree.
+        kind: The kind of the tree: 0, tables of links; 1, chunks.
+        width: The number of bytes of a key.
     """
     pending: list[tuple[int, int | None]] = [(address, None)]
     while pending:
-        begin, above = pending.pop()
+        begin, parent_level = pending.pop()
         source.visit_once(begin, "a node of a tree")
         head = source.read_part(begin, 24, "a node of a tree")
         head.expect_signature(b"TREE" + bytes([kind]), "a node of a tree")
         level, count = head.take_number(1), head.take_number(2)
-        if level > _DEEPEST or (above is not None and level != above - 1):
+        if level > _MAX_DEPTH or (parent_level is not None and level != parent_level - 1):
             raise source.data_loss_error(begin + 5, f"a node of level {level} is out of place")
-        body = source.read_part(begin + 24, count * (width + 8), "a node of a tree")
+        payload = source.read_part(begin + 24, count * (width + 8), "a node of a tree")
         pairs = [
-            (body.take_part(width), body.take_stored_address("a child of a node"))
+            (payload.take_part(width), payload.take_stored_address("a child of a node"))
             for _ in range(count)
         ]
         if level:

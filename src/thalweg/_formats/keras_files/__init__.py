@@ -1,4 +1,4 @@
-"""Keras' own files: `.keras` and `.weights.h5` of Keras 3, and the `.h5` files from before.
+"""Files of Keras: `.keras` and `.weights.h5` of Keras 3, and the earlier `.h5` files.
 
 They are read without Keras, TensorFlow and h5py. Nothing in them is executed or imported: the name
 of an optimizer's class is a string here, and its configuration is plain JSON.
@@ -14,7 +14,7 @@ from typing import Any
 from thalweg._formats import atomic_write, format_detection
 from thalweg._formats.hdf5 import file
 from thalweg._formats.keras_files import archive, keras3, legacy
-from thalweg._formats.keras_files.config import Described
+from thalweg._formats.keras_files.config import OptimizerDescription
 from thalweg._formats.keras_files.file_source import open_source
 from thalweg._formats.keras_files.keras3 import Place
 from thalweg._formats.stored_tensor import StoredTensor
@@ -27,16 +27,16 @@ class KerasFile:
     Attributes:
         kind: "keras", "weights.h5" or "h5".
         class_name: The name of the optimizer's class, "Adam"; "Custom>Adam" if it is registered
-            under a package. None if the file does not say it.
+            under a package. None if the file does not have it.
         config: The optimizer's configuration; None if the file does not have it.
         optimizer: The optimizer's arrays by name, in its order. Keras 3 numbers them:
             "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate (unless
             that is a schedule, or Keras is older than 3), then come the slots. A `.h5` file has
             names as "Adam/dense/kernel/m", since Keras 2.11 as "Adam/m/dense/kernel".
-        variables: The model's variables by path, "dense/kernel"; in the model's order where the
-            file says it (`.keras` and `.h5`), else in alphabetical order.
-        places: For each of them the number of its layer in the model, None where the file does not
-            say it, and its group in the file; {} of a `.h5` file.
+        variables: The model's variables by path, "dense/kernel"; in the model's order if the file
+            has it (`.keras` and `.h5`), else in alphabetical order.
+        places: For each variable the number of its layer in the model, or None, and its group in
+            the file; {} for a `.h5` file.
         package: "thalweg" in a sorted file whose optimizer's class is one of
             `thalweg.integrations.keras3`; else "".
     """
@@ -53,39 +53,39 @@ class KerasFile:
 def read(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> KerasFile:
-    """Read one of Keras' files.
+    """Read a Keras file.
 
     Args:
-        path: The file. What it is is told by its content.
-        progress: Called now and then with the bytes that are read and those there are.
+        path: The file. The format is detected by the content.
+        progress: Called with the bytes read and their total.
 
     Raises:
-        MissingFileError: There is none.
-        DataLossError: It is damaged, or none of Keras' files.
-        UnsafeCheckpointError: It leads to other files, or out of its folder.
-        UnsupportedCheckpointError: It holds what is not read here; the error names it.
-        InvalidConfigError: Its description of the optimizer is none.
+        MissingFileError: The file does not exist.
+        DataLossError: The file is damaged, or not one of Keras' files.
+        UnsafeCheckpointError: The file refers to other files, or has unsafe names.
+        UnsupportedCheckpointError: The file has unsupported content; the message names it.
+        InvalidConfigError: The description of the optimizer is invalid.
     """
     with open_source(path, progress) as source:
         if source.begins_with(archive.MAGIC):
             return _keras_file("keras", *keras3.read_archive(source))
         if not source.begins_with(file.MAGIC):
-            with atomic_write.open_for_reading(path) as found:
-                raise format_detection.refusal_error(source.title, found, "file of Keras")
+            with atomic_write.open_for_reading(path) as stream:
+                raise format_detection.refusal_error(source.title, stream, "file of Keras")
         group = file.root_group(source)
         if legacy.is_legacy(group):
             return _keras_file("h5", *legacy.read(source, group))
         return _keras_file("weights.h5", (None, None), *keras3.read_weights(source, group, {}))
 
 
-def _keras_file(kind: str, described: Described, *arrays: Any) -> KerasFile:
-    return KerasFile(kind, *described, *arrays)
+def _keras_file(kind: str, description: OptimizerDescription, *arrays: Any) -> KerasFile:
+    return KerasFile(kind, *description, *arrays)
 
 
 def is_keras_file(path: str | os.PathLike[str]) -> bool:
     """Return True if a file begins as a Keras file does; False if there is none.
 
-    Of other zip archives, as torch writes them, those of Keras are told by their members.
+    Zip archives must have the members of a `.keras` file.
     """
     try:
         with open_source(path) as source:

@@ -1,9 +1,9 @@
-"""The members of a `.keras` file, which is a zip archive.
+"""Members of a `.keras` file, which is a zip archive.
 
-What Keras writes is the plainest kind of one. Every size and every name is looked at before
-anything is read, nothing is written anywhere, and members that are not asked for stay closed.
+Keras writes simple archives. Every size and every name is checked before anything is read, nothing
+is written to disk, and only requested members are opened.
 
-By hand, as `zipfile` makes a list of all members before it can be asked how many there are.
+`zipfile` is not used: it makes a list of all members before their number can be checked.
 
 Reference: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
@@ -18,28 +18,28 @@ from thalweg._formats.source import FilePart, SourceFile
 MAGIC = b"PK\3\4"
 ENTRIES, RATIO = 65_536, 100
 _PIECE = 1 << 20
-_STORED, _DEFLATED = 0, 8
+_UNCOMPRESSED, _DEFLATED = 0, 8
 _ENCRYPTED = 1 | 64
 _END, _LOCATOR, _DIRECTORY_END = b"PK\5\6", b"PK\6\7", b"PK\6\6"
-_LONG, _SHORT = 2**32 - 1, 2**16 - 1  # numbers that stand elsewhere, in records of 64 bits
+_LONG, _SHORT = 2**32 - 1, 2**16 - 1  # marks of numbers that are in records of 64 bits
 
 
 @dataclass(frozen=True)
 class ArchiveMember:
-    """A member of an archive, not read yet.
+    """A member of an archive.
 
     Attributes:
-        name: Its name.
-        method: How it is stored: 0, as it is, or 8, deflated.
+        name: The name.
+        method: The compression: 0, none, or 8, deflate.
         checksum: The CRC32 of its bytes.
-        stored, size: How many bytes it takes, and has.
-        begin: Where its own header is.
+        stored_size, size: The number of bytes in the archive, and after decompression.
+        begin: The offset of its local header.
     """
 
     name: str
     method: int
     checksum: int
-    stored: int
+    stored_size: int
     size: int
     begin: int
 
@@ -48,8 +48,8 @@ def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
     """Return the members of an archive by name.
 
     Raises:
-        DataLossError: It is no archive, or is damaged, or would become a hundred times as large.
-        UnsafeCheckpointError: A name leads out of the folder in which it would be unpacked.
+        DataLossError: The file is not an archive, is damaged, or would expand a hundredfold.
+        UnsafeCheckpointError: A name leads out of the directory in which it would be unpacked.
         UnsupportedCheckpointError: A member is encrypted, or compressed by another method.
     """
     count, size, begin = _find_directory(source)
@@ -58,24 +58,24 @@ def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
             begin, f"{count} members, and {ENTRIES} are the most there can be"
         )
     part = source.read_part(begin, size, "the list of members")
-    found: dict[str, ArchiveMember] = {}
+    members: dict[str, ArchiveMember] = {}
     for _ in range(count):
-        at, member = part.offset, _read_member(part)
-        if member.name in found:
-            raise source.data_loss_error(at, f"the member {member.name!r} is there twice")
-        if member.size > RATIO * member.stored:
-            text = f"{member.name!r} has {member.stored} bytes that become {member.size}"
-            raise source.data_loss_error(at, f"{text}, more than {RATIO} times as many")
-        found[member.name] = member
+        offset, member = part.offset, _read_member(part)
+        if member.name in members:
+            raise source.data_loss_error(offset, f"the member {member.name!r} is there twice")
+        if member.size > RATIO * member.stored_size:
+            text = f"{member.name!r} has {member.stored_size} bytes that become {member.size}"
+            raise source.data_loss_error(offset, f"{text}, more than {RATIO} times as many")
+        members[member.name] = member
     if part.left:
         raise source.data_loss_error(part.offset, "there are more members than the archive says")
-    if sum(member.stored for member in found.values()) > begin:
+    if sum(member.stored_size for member in members.values()) > begin:
         raise source.data_loss_error(begin, "members overlap")
-    return found
+    return members
 
 
 def _find_directory(source: SourceFile) -> tuple[int, int, int]:
-    """How many members there are, and size and place of their list."""
+    """Return the number of members, and the size and offset of their list."""
     begin = max(source.size - 22, 0)
     end = source.read_part(begin, min(source.size, 22), "the end of the archive")
     if bytes(end.data[:4]) != _END:
@@ -84,12 +84,8 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
         )
     end.take(4)
     disks = end.take_number(2), end.take_number(2), end.take_number(2)
-    count, size, begin, comment = (
-        end.take_number(2),
-        end.take_number(4),
-        end.take_number(4),
-        end.take_number(2),
-    )
+    count, size = end.take_number(2), end.take_number(4)
+    begin, comment = end.take_number(4), end.take_number(2)
     if disks != (0, 0, count) or comment:
         raise source.data_loss_error(source.size - 22, "the end of the archive is not Keras'")
     if count != _SHORT and _LONG not in (size, begin):
@@ -104,60 +100,62 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
 
 
 def _read_member(part: FilePart) -> ArchiveMember:
-    source, at = part.source, part.offset
+    """Return the next member of the list."""
+    source, offset = part.source, part.offset
     part.expect_signature(b"PK\1\2", "a member")
     part.take(4)
-    flags, method, _, checksum = (
-        part.take_number(2),
-        part.take_number(2),
-        part.take_number(4),
-        part.take_number(4),
-    )
+    flags, method = part.take_number(2), part.take_number(2)
+    part.take(4)
+    checksum = part.take_number(4)
     sizes = [part.take_number(4), part.take_number(4)]
     lengths = [part.take_number(2) for _ in range(3)]
     part.take(8)
     begin = part.take_number(4)
     name, extra, _ = (part.take_part(length) for length in lengths)
-    stored, size, begin = _read_zip64(extra, sizes, begin)
-    title = _member_name(source, at, bytes(name.data))
+    stored_size, size, begin = _read_zip64(extra, sizes, begin)
+    title = _member_name(source, offset, bytes(name.data))
     if flags & _ENCRYPTED:
-        raise source.unsupported_error(at, f"the member {title!r} is encrypted")
-    if method not in (_STORED, _DEFLATED):
-        raise source.unsupported_error(at, f"the member {title!r} is compressed by method {method}")
-    if method == _STORED and stored != size:
-        raise source.data_loss_error(at, f"{title!r} has {stored} bytes and should have {size}")
-    return ArchiveMember(title, method, checksum, stored, size, begin)
+        raise source.unsupported_error(offset, f"the member {title!r} is encrypted")
+    if method not in (_UNCOMPRESSED, _DEFLATED):
+        text = f"the member {title!r} is compressed by method {method}"
+        raise source.unsupported_error(offset, text)
+    if method == _UNCOMPRESSED and stored_size != size:
+        text = f"{title!r} has {stored_size} bytes and should have {size}"
+        raise source.data_loss_error(offset, text)
+    return ArchiveMember(title, method, checksum, stored_size, size, begin)
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
-    """Sizes and place, out of a record of 64 bits if they are too large for their own fields."""
+    """Return sizes and offset, from a record of 64 bits if they exceed their fields."""
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
         if kind != 1:
             continue
-        for place in (1, 0):  # the size comes before what is stored
-            if sizes[place] == _LONG:
-                sizes[place] = record.take_number(8)
+        # The uncompressed size comes first.
+        for index in (1, 0):
+            if sizes[index] == _LONG:
+                sizes[index] = record.take_number(8)
         begin = record.take_number(8) if begin == _LONG else begin
     return sizes[0], sizes[1], begin
 
 
-def _member_name(source: SourceFile, at: int, name: bytes) -> str:
+def _member_name(source: SourceFile, offset: int, name: bytes) -> str:
+    """Return a name as text; raise UnsafeCheckpointError if it leads out of the directory."""
     try:
-        found = name.decode()
+        decoded = name.decode()
     except UnicodeDecodeError as error:
-        raise source.data_loss_error(at, f"the name {name[:40]!r} is not UTF-8") from error
-    parts = found.rstrip("/").split("/")
-    if "\\" in found or ":" in found or "\0" in found or {"", ".", ".."} & set(parts):
-        raise source.unsafe_error(at, f"the member {found[:80]!r} would leave the folder")
-    return found
+        raise source.data_loss_error(offset, f"the name {name[:40]!r} is not UTF-8") from error
+    parts = decoded.rstrip("/").split("/")
+    if "\\" in decoded or ":" in decoded or "\0" in decoded or {"", ".", ".."} & set(parts):
+        raise source.unsafe_error(offset, f"the member {decoded[:80]!r} would leave the folder")
+    return decoded
 
 
 def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
-    """Return the bytes of a member, after their checksum.
+    """Return the bytes of a member after verifying their checksum.
 
     Raises:
-        DataLossError: They are not what was written.
+        DataLossError: The bytes are damaged.
     """
     head = source.read_part(member.begin, 30, f"the member {member.name!r}")
     head.expect_signature(MAGIC, f"the member {member.name!r}")
@@ -167,14 +165,15 @@ def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
     if bytes(names.take(lengths[0])) != member.name.encode():
         raise source.data_loss_error(member.begin, f"{member.name!r} has another name here")
     begin = member.begin + 30 + sum(lengths)
-    if begin + member.stored > source.size:
+    if begin + member.stored_size > source.size:
         raise source.data_loss_error(begin, f"{member.name!r} goes beyond the end of the file")
-    if member.method == _STORED:
-        return _as_it_is(source, member, begin)
+    if member.method == _UNCOMPRESSED:
+        return _open_uncompressed(source, member, begin)
     return _inflate_member(source, member, begin)
 
 
-def _as_it_is(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
+def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
+    """Return an uncompressed member, which is read from the archive."""
     checksum = 0
     for first in range(0, member.size, _PIECE):
         size = min(_PIECE, member.size - first)
@@ -188,21 +187,22 @@ def _as_it_is(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFi
 
 
 def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
-    stream, made = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
+    """Return a decompressed member in memory."""
+    stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
-        for first in range(0, member.stored, _PIECE):
-            if len(made) > member.size:
+        for first in range(0, member.stored_size, _PIECE):
+            if len(inflated) > member.size:
                 break
-            piece = source.read_uncounted(begin + first, min(_PIECE, member.stored - first))
-            made += stream.decompress(piece, member.size + 1 - len(made))
+            piece = source.read_uncounted(begin + first, min(_PIECE, member.stored_size - first))
+            inflated += stream.decompress(piece, member.size + 1 - len(inflated))
     except zlib.error as error:
         raise source.data_loss_error(
             begin, f"{member.name!r} cannot be inflated: {error}"
         ) from error
-    if len(made) != member.size or not stream.eof:
+    if len(inflated) != member.size or not stream.eof:
         raise source.data_loss_error(begin, f"{member.name!r} has not the size that it should have")
-    _check_sum(source, member, begin, zlib.crc32(made))
-    view = memoryview(made)
+    _check_sum(source, member, begin, zlib.crc32(inflated))
+    view = memoryview(inflated)
     return SourceFile(
         f"{source.title}: {member.name}",
         member.size,

@@ -1,4 +1,4 @@
-"""Datasets as Keras means them."""
+"""Arrays of datasets with the dtypes of Keras."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ Arrays = dict[str, StoredTensor]
 
 
 def array_of(dataset: ArrayDataset) -> StoredTensor:
-    """Return the array of a dataset. HDF5 had no bfloat16; an attribute says that two bytes are
-    one.
+    """Return the array of a dataset; two-byte elements with an attribute "dtype" may be
+    bfloat16.
     """
-    said = dataset.attributes.get("dtype")
-    is_short = (
-        said is not None and dataset.elements.size == 2 and said.read_texts() == [b"bfloat16"]
+    attribute = dataset.attributes.get("dtype")
+    is_bfloat16 = (
+        attribute is not None
+        and dataset.elements.size == 2
+        and attribute.read_texts() == [b"bfloat16"]
     )
-    return dataset.read("BF16" if is_short else None)
+    return dataset.read("BF16" if is_bfloat16 else None)

@@ -1,4 +1,4 @@
-"""A file of the disk as a source of bytes."""
+"""A file on disk as a `SourceFile`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from thalweg._formats.source import SourceFile
 def open_source(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> Generator[SourceFile]:
-    """Open a file, and yield its bytes as long as the block runs.
+    """Open a file, and yield its bytes while the block runs.
 
     Args:
         path: The file.
-        progress: Called with the bytes that are read so far and those there are.
+        progress: Called with the bytes read so far and their total.
 
     Raises:
-        MissingFileError: There is none.
+        MissingFileError: The file does not exist.
     """
     with atomic_write.open_for_reading(path) as stream:
-        whole, done = os.fstat(stream.fileno()).st_size, 0
+        file_size, bytes_read = os.fstat(stream.fileno()).st_size, 0
 
         def read_bytes(begin: int, size: int) -> memoryview:
-            nonlocal done
-            found = bytearray(size)
+            nonlocal bytes_read
+            buffer = bytearray(size)
             stream.seek(begin)
-            done = min(done + size, whole)
+            bytes_read = min(bytes_read + size, file_size)
             if progress is not None:
-                progress(done, whole)
-            return memoryview(found)[: stream.readinto(found)]  # pyright: ignore
+                progress(bytes_read, file_size)
+            return memoryview(buffer)[: stream.readinto(buffer)]  # pyright: ignore
 
-        yield SourceFile(os.fsdecode(path), whole, read_bytes)
+        yield SourceFile(os.fsdecode(path), file_size, read_bytes)

@@ -1,8 +1,8 @@
 """Reader of the files that Keras 3 saves.
 
-A `.keras` file is an archive with a description of the model, which says how the optimizer was
-configured, and with the variables as a `.weights.h5` file. There a group "vars" has the variables
-of a layer or an optimizer, numbered: "layers/dense_1/vars/0".
+A `.keras` file is an archive with a description of the model, which has the optimizer's
+configuration, and with the variables as a `.weights.h5` file. There a group "vars" has the
+variables of a layer or an optimizer, numbered: "layers/dense_1/vars/0".
 """
 
 from __future__ import annotations
@@ -15,23 +15,28 @@ from thalweg._formats.hdf5.file import Group
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import archive as zipped
 from thalweg._formats.keras_files.arrays import Arrays, array_of
-from thalweg._formats.keras_files.config import Described, layers_of, load_json, optimizer_of
+from thalweg._formats.keras_files.config import (
+    OptimizerDescription,
+    layers_of,
+    load_json,
+    optimizer_of,
+)
 from thalweg._formats.keras_files.names import LAYERS, VARIABLES, by_number, variables_by_path
 from thalweg._formats.source import SourceFile
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 _OPTIMIZER = "optimizer"
-_METRICS = "metrics"  # sums that Keras 2.12 to 2.15 saved, too, and that are not the model's
+_METRICS = "metrics"  # sums of metrics, which Keras 2.12 to 2.15 saved, too
 _LARGEST = 100_000_000  # bytes of a description
 
 
-Place = tuple[int | None, str]  # of a layer in the model, if that is known, and its group
+Place = tuple[int | None, str]  # number of a layer in the model, if known, and its group
 
 
-def read_archive(source: SourceFile) -> tuple[Described, Arrays, Arrays, dict[str, Place]]:
-    """Return the class and configuration, then the results of `read_weights`, of a `.keras`
-    file.
-    """
+def read_archive(
+    source: SourceFile,
+) -> tuple[OptimizerDescription, Arrays, Arrays, dict[str, Place]]:
+    """Return class and configuration, and the results of `read_weights`, of a `.keras` file."""
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
         if name not in members:
@@ -39,18 +44,19 @@ def read_archive(source: SourceFile) -> tuple[Described, Arrays, Arrays, dict[st
     if members[CONFIG].size > _LARGEST:
         raise source.data_loss_error(members[CONFIG].begin, f"{CONFIG!r} has more than 100 MB")
     text = zipped.read_member(source, members[CONFIG])
-    described = load_json(text.title, bytes(text.read_uncounted(0, text.size)))
-    compiled = as_object(described.get("compile_config"))
-    found = optimizer_of(text.title, compiled.get("optimizer"))
+    description = load_json(text.title, bytes(text.read_uncounted(0, text.size)))
+    compiled = as_object(description.get("compile_config"))
+    optimizer = optimizer_of(text.title, compiled.get("optimizer"))
     inner = zipped.read_member(source, members[WEIGHTS])
-    return found, *read_weights(inner, file.root_group(inner), layers_of(described))
+    return optimizer, *read_weights(inner, file.root_group(inner), layers_of(description))
 
 
 def _missing_member_error(source: SourceFile, name: str, members: Iterable[str]) -> Exception:
-    others = [each for each in members if each.startswith("model.") and each != WEIGHTS]
-    if name == WEIGHTS and others:
+    """Return the error for an archive without the member `name`."""
+    candidates = [name for name in members if name.startswith("model.") and name != WEIGHTS]
+    if name == WEIGHTS and candidates:
         return source.unsupported_error(
-            0, f"weights in {others[0]!r} are not read, only in {name!r}"
+            0, f"weights in {candidates[0]!r} are not read, only in {name!r}"
         )
     first = next(iter(members), "nothing")
     return source.data_loss_error(
@@ -61,15 +67,15 @@ def _missing_member_error(source: SourceFile, name: str, members: Iterable[str])
 def read_weights(
     source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """Return the optimizer's arrays, the model's, and where these are.
+    """Return the optimizer's arrays, the model's, and the places of these.
 
     Args:
         source: The file.
-        root: Its first group.
-        layers: The names of the model's layers by their groups, in its order, if it is known.
+        root: The root group.
+        layers: The names of the model's layers by their groups, in its order, if known.
 
     Raises:
-        UnsupportedCheckpointError: The file is none of Keras'.
+        UnsupportedCheckpointError: The file is not one of Keras.
     """
     places = {f"{LAYERS}/{group}": number for number, group in enumerate(layers)}
 
@@ -77,33 +83,33 @@ def read_weights(
         return places.get("/".join(path.split("/")[:2]), len(places)), by_number(path)
 
     owners = _variables_by_group(source, root)
-    ordered = {path: owners[path] for path in sorted(owners, key=place_of)}
+    ordered_groups = {path: owners[path] for path in sorted(owners, key=place_of)}
     optimizer: Arrays = {}
-    for path in [path for path in ordered if path.split("/")[0] == _OPTIMIZER]:
-        for number, dataset in enumerate(ordered.pop(path)):
+    for path in [path for path in ordered_groups if path.split("/")[0] == _OPTIMIZER]:
+        for number, dataset in enumerate(ordered_groups.pop(path)):
             if dataset.name != f"{path}/{number}":
                 raise source.data_loss_error(0, f"{path}/{number} is missing")
             optimizer[dataset.name] = array_of(dataset)
-    found = variables_by_path(root, ordered, layers)
-    groups = {each.name: each.name.rsplit("/", 2)[0] for each in found.values()}
-    where = {
-        name: (places.get("/".join(each.name.split("/")[:2])), groups[each.name])
-        for name, each in found.items()
+    variables = variables_by_path(root, ordered_groups, layers)
+    groups = {dataset.name: dataset.name.rsplit("/", 2)[0] for dataset in variables.values()}
+    locations = {
+        name: (places.get("/".join(dataset.name.split("/")[:2])), groups[dataset.name])
+        for name, dataset in variables.items()
     }
-    return optimizer, {name: array_of(each) for name, each in found.items()}, where
+    return optimizer, {name: array_of(dataset) for name, dataset in variables.items()}, locations
 
 
 def _variables_by_group(source: SourceFile, root: Group) -> dict[str, list[ArrayDataset]]:
-    """The variables of each group that is called "vars", as they are numbered."""
-    found: dict[str, list[ArrayDataset]] = {}
-    for dataset in sorted(root.iterate_datasets(), key=lambda each: by_number(each.name)):
+    """Return the datasets of each group that is called "vars", in numerical order."""
+    groups: dict[str, list[ArrayDataset]] = {}
+    for dataset in sorted(root.iterate_datasets(), key=lambda array: by_number(array.name)):
         path = dataset.name.rpartition("/")[0]
         if path.split("/")[0] == _METRICS:
             continue
         if path.rpartition("/")[2] != VARIABLES:
             text = f"an HDF5 file, but not one of Keras: {dataset.name!r} is in no group 'vars'"
             raise source.unsupported_error(0, text)
-        found.setdefault(path, []).append(dataset)
-    if not found:
+        groups.setdefault(path, []).append(dataset)
+    if not groups:
         raise source.unsupported_error(0, "an HDF5 file without variables")
-    return found
+    return groups

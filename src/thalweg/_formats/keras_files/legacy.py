@@ -1,4 +1,4 @@
-"""The `.h5` files of Keras 2 and `tf.keras`.
+"""Reader of the `.h5` files of Keras 2 and `tf.keras`.
 
 The names of all variables are in attributes, "layer_names" and "weight_names", in the model's
 order; the group of a layer, or of the optimizer, has them as paths.
@@ -12,12 +12,12 @@ from thalweg._formats.hdf5.attributes import TextAttribute
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.keras_files.arrays import Arrays, array_of
-from thalweg._formats.keras_files.config import Described, load_json, optimizer_of
+from thalweg._formats.keras_files.config import OptimizerDescription, load_json, optimizer_of
 from thalweg._formats.source import SourceFile
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
 _LAYERS, _VARIABLES = "layer_names", "weight_names"
-_TOP = "top_level_model_weights"  # what belongs to the model and to none of its layers
+_TOP = "top_level_model_weights"  # weights of the model outside of its layers
 
 
 def is_legacy(root: Group) -> bool:
@@ -25,17 +25,17 @@ def is_legacy(root: Group) -> bool:
     return _MODEL in root.members or bool({_LAYERS, f"{_LAYERS}0"} & set(root.attributes))
 
 
-def read(source: SourceFile, root: Group) -> tuple[Described, Arrays, Arrays]:
+def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays, Arrays]:
     """Return the optimizer's class and configuration, its arrays and the model's."""
-    found: Described = None, None
+    description: OptimizerDescription = None, None
     if "training_config" in root.attributes:
-        found = _describe_optimizer(source, root.attributes["training_config"])
+        description = _describe_optimizer(source, root.attributes["training_config"])
     model, optimizer = root.members.get(_MODEL, root), root.members.get(_OPTIMIZER)
     arrays = {} if optimizer is None else _read_arrays(source, _check_group(source, optimizer))
-    return found, arrays, _read_variables(source, _check_group(source, model))
+    return description, arrays, _read_variables(source, _check_group(source, model))
 
 
-def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> Described:
+def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
     title = f"{source.title}: {attribute.name}"
     return optimizer_of(
         title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
@@ -43,45 +43,49 @@ def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> Describ
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
-    """The variables by name; where two layers share one, by that of the layer and theirs."""
+    """Return the variables by name; by layer and name if names are not unique."""
     layers = list(_read_names(source, model, _LAYERS))
     if _TOP in model.members and _TOP not in layers:
         layers.append(_TOP)
-    found = {
+    arrays_by_layer = {
         layer: _read_arrays(source, _check_group(source, _find_member(source, model, layer)))
         for layer in layers
     }
-    names = [name for arrays in found.values() for name in arrays]
+    names = [name for arrays in arrays_by_layer.values() for name in arrays]
     are_unique = len(set(names)) == len(names)
     return {
-        name if are_unique else f"{layer}/{name}": each
-        for layer, arrays in found.items()
-        for name, each in arrays.items()
+        name if are_unique else f"{layer}/{name}": array
+        for layer, arrays in arrays_by_layer.items()
+        for name, array in arrays.items()
     }
 
 
 def _read_arrays(source: SourceFile, group: Group) -> Arrays:
-    """The arrays that a group lists, without the ":0" that TensorFlow's names end in."""
-    found: Arrays = {}
+    """Return the arrays that a group lists, without the suffix ":0" of TensorFlow's names."""
+    arrays: Arrays = {}
     for name in _read_names(source, group, _VARIABLES):
         dataset = _find_member(source, group, name)
         if not isinstance(dataset, ArrayDataset):
             raise source.data_loss_error(0, f"{group.name}/{name} is no dataset")
         title = name.removesuffix(":0")
-        if title in found:
+        if title in arrays:
             raise source.data_loss_error(0, f"{group.name!r} lists {name!r} twice")
-        found[title] = array_of(dataset)
-    return found
+        arrays[title] = array_of(dataset)
+    return arrays
 
 
 def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
-    """A list of names; a long one is in several attributes, numbered from 0."""
-    found = group.attributes
-    if title not in found and f"{title}0" not in found:
+    """Yield the names of a list; a long one is in several attributes, numbered from 0."""
+    attributes = group.attributes
+    if title not in attributes and f"{title}0" not in attributes:
         raise source.data_loss_error(0, f"{group.name!r} has no {title!r}")
-    titles = [title] if title in found else [f"{title}{number}" for number in range(len(found))]
-    for each in titles:
-        for text in found[each].read_texts() if each in found else []:
+    titles = (
+        [title]
+        if title in attributes
+        else [f"{title}{number}" for number in range(len(attributes))]
+    )
+    for attribute in titles:
+        for text in attributes[attribute].read_texts() if attribute in attributes else []:
             try:
                 yield text.decode()
             except UnicodeDecodeError as error:
@@ -89,15 +93,15 @@ def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
 
 
 def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
-    found: Group | ArrayDataset | None = group
+    member: Group | ArrayDataset | None = group
     for part in path.split("/"):
-        found = found.members.get(part) if isinstance(found, Group) else None
-    if found is None:
+        member = member.members.get(part) if isinstance(member, Group) else None
+    if member is None:
         raise source.data_loss_error(0, f"{group.name}/{path} is listed and not there")
-    return found
+    return member
 
 
-def _check_group(source: SourceFile, found: Group | ArrayDataset) -> Group:
-    if isinstance(found, ArrayDataset):
-        raise source.data_loss_error(0, f"{found.name!r} is no group")
-    return found
+def _check_group(source: SourceFile, node: Group | ArrayDataset) -> Group:
+    if isinstance(node, ArrayDataset):
+        raise source.data_loss_error(0, f"{node.name!r} is no group")
+    return node

@@ -1,4 +1,4 @@
-"""Names for what Keras 3 has numbered."""
+"""Names of variables that Keras 3 has numbered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 
-VARIABLES, LAYERS = "vars", "layers"  # groups of what something has
+VARIABLES, LAYERS = "vars", "layers"  # names of groups
 
-_KERNEL, _SCALED = ("kernel", "bias"), ("gamma", "beta")
+_KERNEL, _SCALE = ("kernel", "bias"), ("gamma", "beta")
 _SEPARABLE = ("depthwise_kernel", "pointwise_kernel", "bias")
 _CELL = ("kernel", "recurrent_kernel", "bias")
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -27,9 +27,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "separable_conv1d": _SEPARABLE,
     "separable_conv2d": _SEPARABLE,
     "embedding": ("embeddings",),
-    "batch_normalization": (*_SCALED, "moving_mean", "moving_variance"),
-    "layer_normalization": _SCALED,
-    "group_normalization": _SCALED,
+    "batch_normalization": (*_SCALE, "moving_mean", "moving_variance"),
+    "layer_normalization": _SCALE,
+    "group_normalization": _SCALE,
     "cell": _CELL,
     "lstm_cell": _CELL,
     "gru_cell": _CELL,
@@ -46,50 +46,53 @@ def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
 def variables_by_path(
     root: Group, owners: dict[str, list[ArrayDataset]], layers: dict[str, str]
 ) -> dict[str, ArrayDataset]:
-    """Variables by path, "dense/kernel": the layers' names in the model, and what a layer has.
+    """Return variables by path, "dense/kernel": the layer's name in the model and the variable's.
 
-    If that would give two variables one name, all have their path in the file.
+    If two variables would have the same name, all have their path in the file instead.
 
     Args:
-        root: The file's first group.
+        root: The root group.
         owners: The numbered variables of each group that is called "vars".
-        layers: The names of the model's layers by their groups, as far as they are known.
+        layers: The names of the model's layers by their groups, as far as known.
     """
-    found: dict[str, ArrayDataset] = {}
+    variables: dict[str, ArrayDataset] = {}
     for path, datasets in owners.items():
         title = _layer_path(root, path, layers)
         kind = re.sub(r"_\d+$", "", path.split("/")[-2]) if "/" in path else ""
-        for dataset, own in zip(datasets, _variable_names(kind, datasets), strict=True):
-            found["/".join((*title, own))] = dataset
-    every = [dataset for datasets in owners.values() for dataset in datasets]
-    if len(found) < len(every):
-        return {dataset.name: dataset for dataset in every}
-    return found
+        for dataset, variable_name in zip(datasets, _variable_names(kind, datasets), strict=True):
+            variables["/".join((*title, variable_name))] = dataset
+    all_datasets = [dataset for datasets in owners.values() for dataset in datasets]
+    if len(variables) < len(all_datasets):
+        return {dataset.name: dataset for dataset in all_datasets}
+    return variables
 
 
 def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
-    """The names of a layer's variables, or their numbers where the names are not known."""
+    """Return the names of a layer's variables, or their numbers for unknown classes."""
     numbers = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())
     if names[-1:] == ("bias",) and len(numbers) == len(names) - 1:
         names = names[:-1]
-    is_plain = numbers == [str(number) for number in range(len(names))]
-    return list(names) if names and is_plain else numbers
+    are_consecutive = numbers == [str(number) for number in range(len(names))]
+    return list(names) if names and are_consecutive else numbers
 
 
 def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
+    """Return the names of the layers on a path; groups without a name are skipped."""
     title: list[str] = []
     group: Any = root
-    for place, part in enumerate(path.split("/")[:-1]):
+    for depth, part in enumerate(path.split("/")[:-1]):
         group = group.members[part]
-        known = layers.get(part, part) if place == 1 and path.startswith(f"{LAYERS}/") else part
+        layer_name = (
+            layers.get(part, part) if depth == 1 and path.startswith(f"{LAYERS}/") else part
+        )
         if part != LAYERS:
-            title.append(_stored_name(group) or known)
+            title.append(_stored_name(group) or layer_name)
     return title
 
 
 def _stored_name(group: Group) -> str:
-    """The name that a layer has in the model, "" if the file does not say it."""
+    """Return the name that a layer has in the model, "" if the file does not have it."""
     inner = group.members.get(VARIABLES)
     if not isinstance(inner, Group) or "name" not in inner.attributes:
         return ""

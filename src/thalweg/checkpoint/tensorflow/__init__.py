@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow and Keras: read, restored and written, with neither installed."""
+"""Read, restore and write TensorFlow and Keras checkpoints without TensorFlow."""
 
 from thalweg.checkpoint.tensorflow.convert import convert
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (

@@ -1,4 +1,4 @@
-"""`convert`: from a file of TensorFlow to one of the library, and back."""
+"""`convert`: conversion between TensorFlow and thalweg checkpoints."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from thalweg.errors import (
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
-_ORIGIN = "tensorflow"  # of what a file has as `extra`
+_ORIGIN = "tensorflow"  # the key in `extra` of a converted file
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
-_NAMES = "names"  # where rules put the variables: a name and axes for each
+_NAMES = "names"  # the key of names and axes from the rules
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -62,34 +62,34 @@ def convert(
     progress: Progress | None = None,
     **hyperparameters: object,
 ) -> tuple[str, ...]:
-    """Write a checkpoint in another form; nothing is trained, and no module is needed.
+    """Write a checkpoint in another format; no module is needed.
 
     To "thalweg": a file of TensorFlow or Keras becomes one that `thalweg.checkpoint.restore` reads,
-    with the variables by the names that the rules give them, or by TensorFlow's. To "tf": a file
-    of the library becomes one that `tf.train.Checkpoint` restores, to "tf1": `tf.train.Saver`.
+    with the variables by the names that the rules give them, or by TensorFlow's. To "tf": a file of
+    the library becomes one that `tf.train.Checkpoint` restores, to "tf1": `tf.train.Saver`.
 
-    Moving averages of variables are in what `restore` returns as `extra["tensorflow"]["averages"]`,
-    by the names of the variables; "tf1" has a place for them again.
+    Moving averages of variables are in `extra["tensorflow"]["averages"]` of what `restore` returns,
+    by the names of the variables; "tf1" writes them again.
 
     Args:
         path: The file; of TensorFlow's the prefix.
         out: The new file; of TensorFlow's the prefix.
         rules: Optional. As in `restore`; for "tf" and "tf1" as in `save`.
         to: "thalweg", "tf" or "tf1".
-        optimizer, which: As in `restore`; to "thalweg" alone.
-        progress: Called with the bytes that are read and those there are.
-        **hyperparameters: As in `restore`: what the optimizer needs and the file does not hold.
+        optimizer, which: As in `restore`; only with `to="thalweg"`.
+        progress: Called with the bytes read and their total.
+        **hyperparameters: As in `restore`: arguments of the optimizer that the file does not have.
 
     Returns:
-        The names of what the file holds and the new one does not: slots of other optimizers, what
-        rules leave out, what is unknown.
+        The names of entries that the new file does not have: slots of other optimizers, variables
+        that the rules omit, unknown tensors.
 
     Raises:
-        OptionError: A hyperparameter is needed that the file does not hold; names it.
-        CheckpointMismatchError: The file does not tell what its optimizer is, or the rules do not
-            fit. Nothing was written.
-        UnsupportedCheckpointError: It is a mixed-precision training of OpenSeq2Seq, which is more
-            than an optimizer.
+        OptionError: A required hyperparameter is not in the file; the message names it.
+        CheckpointMismatchError: The optimizer of the file cannot be identified, or the rules do not
+            match. Nothing was written.
+        UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq, which has
+            more than an optimizer.
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:
@@ -102,86 +102,87 @@ def convert(
             " into a checkpoint of TensorFlow, has its own."
         )
     if to == "thalweg":
-        place = locate_checkpoint(path)
-        if place.kind is PathKind.OURS:
+        location = locate_checkpoint(path)
+        if location.kind is PathKind.OURS:
             raise UnsupportedCheckpointError(
-                f'{place.path} is a checkpoint of thalweg already: to="tf" turns it into one that'
-                ' tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
+                f'{location.path} is a checkpoint of thalweg already: to="tf" turns it into one'
+                ' that tf.train.Checkpoint restores, to="tf1" tf.train.Saver.'
             )
-        file = load(path, progress)
-        given, counter = Rules.of(rules) or SAME, _step_counter(file)
-        made, left = _convert_to_ours(file, given, optimizer, which, counter, hyperparameters)
-        made.write(out)
-        return left
+        checkpoint = load(path, progress)
+        counter = _step_counter(checkpoint)
+        arguments = (optimizer, which, counter, hyperparameters)
+        snapshot, omitted = _import(checkpoint, Rules.of(rules) or SAME, *arguments)
+        snapshot.write(out)
+        return omitted
     kind: Any = "tf1" if to == "tf1" else "tf2"
-    arguments, left = _convert_to_theirs(path, Rules.of(rules), kind, progress)
+    arguments, omitted = _export_arguments(path, Rules.of(rules), kind, progress)
     save(out, **arguments)
-    return left
+    return omitted
 
 
 def compare_converted(
-    theirs: Path, ours: Path, rules: Any = None, progress: Progress | None = None
+    tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files, by the names that `convert` gives them; None if it has none.
+    """Return the tensors of two files by the names that `convert` gives them, for a comparison.
 
-    A file of ours that was made of one of TensorFlow's is compared with what would be made of
-    `theirs`; any other as `convert` would write it.
+    A thalweg file that was converted from TensorFlow is compared with the conversion of `tf_path`;
+    any other one is converted to the format of `tf_path`.
 
     Args:
-        theirs: A file of TensorFlow or Keras.
-        ours: A training in a file of ours.
-        rules: Optional. The rules that were given to `convert`; a file that it made has them.
-        progress: Called with the bytes that are read of a file and those there are.
+        tf_path: A file of TensorFlow or Keras.
+        path: A thalweg file.
+        rules: Optional. The rules that were given to `convert`; a converted file has them.
+        progress: Called with the bytes read and their total.
 
     Returns:
-        Those of `theirs` and of `ours`, and what one has and the other has no place for, in words.
+        The tensors of both files, and lines about entries of only one; None if not comparable.
 
     Raises:
-        ThalwegError: The files are damaged, or one is nothing that `convert` makes of the other.
+        ThalwegError: The files are damaged, or cannot be converted.
     """
-    contents = container.read(ours, progress=progress)
+    contents = container.read(path, progress=progress)
     document = contents.document
     if document.get("kind") != save_restore.KIND:
         return None
-    origin, given = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
+    origin, mapping = as_object(document.get("extra")).get(_ORIGIN), Rules.of(rules)
     if isinstance(origin, dict):
-        file = load(theirs, progress)
-        counter, optimizer = _step_counter(file), None
+        checkpoint = load(tf_path, progress)
+        counter, optimizer = _step_counter(checkpoint), None
         variables = {} if counter is None else {GLOBAL_STEP: counter}
         if "optimizer" in document:
             optimizer = optimizer_config.make_optimizer(document["optimizer"], variables)
-        if given is None and isinstance(document.get(_NAMES), dict):
+        if mapping is None and isinstance(document.get(_NAMES), dict):
             names = as_object(document[_NAMES])
-            given = Rules(function=lambda name: _rule_result(names.get(name)))
-        made, left = _convert_to_ours(file, given or SAME, optimizer, None, counter, {})
-        found = [f"{name!r} is in {os.fspath(theirs)} only" for name in left]
-        steps = as_object(made.document["extra"])[_ORIGIN][GLOBAL_STEP]
+            mapping = Rules(function=lambda name: _rule_result(names.get(name)))
+        snapshot, omitted = _import(checkpoint, mapping or SAME, optimizer, None, counter, {})
+        lines = [f"{name!r} is in {os.fspath(tf_path)} only" for name in omitted]
+        steps = as_object(snapshot.document["extra"])[_ORIGIN][GLOBAL_STEP]
         if steps != as_object(origin).get(GLOBAL_STEP):
-            found.append(f"{GLOBAL_STEP} is {steps} and {as_object(origin).get(GLOBAL_STEP)}")
-        return made.stored_tensors(), contents.tensors, found
-    if locate_checkpoint(theirs).check_readable().writer != "tensorflow":
+            lines.append(f"{GLOBAL_STEP} is {steps} and {as_object(origin).get(GLOBAL_STEP)}")
+        return snapshot.stored_tensors(), contents.tensors, lines
+    if locate_checkpoint(tf_path).check_readable().writer != "tensorflow":
         return None
-    read = bundle.read(theirs, progress=progress)
-    arguments, left = _convert_to_theirs(
-        ours, given, "tf1" if read.graph is None else "tf2", progress
+    tf_contents = bundle.read(tf_path, progress=progress)
+    arguments, omitted = _export_arguments(
+        path, mapping, "tf1" if tf_contents.graph is None else "tf2", progress
     )
     return (
-        read.tensors,
+        tf_contents.tensors,
         tensors_of(**arguments)[0],
-        [f"{name!r} is in {os.fspath(ours)} only" for name in left],
+        [f"{name!r} is in {os.fspath(path)} only" for name in omitted],
     )
 
 
-def _step_counter(file: TensorFlowCheckpoint) -> Variable | None:
-    """The counter of a file's steps; None if it has none."""
-    if file.step is None:
+def _step_counter(checkpoint: TensorFlowCheckpoint) -> Variable | None:
+    """Return a new variable for the file's step count; None if the file has none."""
+    if checkpoint.step is None:
         return None
     return Variable(np.int64(0), GLOBAL_STEP, trainable=False)
 
 
-def _rule_result(recorded: Any) -> str | tuple[str, str] | None:
-    """What a function of rules returns for a name that has this place in a file of ours."""
-    match recorded:
+def _rule_result(entry: Any) -> str | tuple[str, str] | None:
+    """Return the result of a rule function for an entry of a converted file's names."""
+    match entry:
         case [str() as target, None]:
             return target
         case [str() as target, [*axes]]:
@@ -190,181 +191,189 @@ def _rule_result(recorded: Any) -> str | tuple[str, str] | None:
             return None
 
 
-def _convert_to_ours(
-    file: TensorFlowCheckpoint,
+def _import(
+    checkpoint: TensorFlowCheckpoint,
     rules: Rules,
     optimizer: object,
-    which: int | None,
+    index: int | None,
     counter: Variable | None,
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
-    """A file of TensorFlow as one of ours, and the names of what this has no place for."""
-    if file.mixed is not None and file.mixed.masters:
+    """Return a TensorFlow file as a snapshot, and the names of entries that it does not have."""
+    if checkpoint.mixed is not None and checkpoint.mixed.masters:
         raise UnsupportedCheckpointError(
-            f"{file.path} has float32 masters, which belong to a step of optimize_loss: make it,"
-            " give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save with"
-            " thalweg.checkpoint.save."
+            f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
+            " it, give it to thalweg.checkpoint.tensorflow.restore(..., optimizer=step), and save"
+            " with thalweg.checkpoint.save."
         )
-    places = _places_of(file, rules)
-    own = _empty_variables(file, places)
-    file, found = choose_optimizer(file, TargetTensors.of(own), optimizer, which, hyperparameters)
-    given = False if optimizer is None and found is None else optimizer
-    opt = restore(file, own, rules, given, which=which, global_step=counter, **hyperparameters)
+    places = _find_places(checkpoint, rules)
+    variables = _empty_variables(checkpoint, places)
+    checkpoint, detected = choose_optimizer(
+        checkpoint, TargetTensors.of(variables), optimizer, index, hyperparameters
+    )
+    choice = False if optimizer is None and detected is None else optimizer
+    opt = restore(
+        checkpoint, variables, rules, choice, which=index, global_step=counter, **hyperparameters
+    )
     if counter is not None and getattr(opt, "_global_step", None) is counter:
-        own[GLOBAL_STEP] = counter  # what it reads
+        variables[GLOBAL_STEP] = counter
     origin: dict[str, Any] = {
-        "kind": file.kind,
+        "kind": checkpoint.kind,
         GLOBAL_STEP: None if counter is None else counter.item(),
     }
-    if found is not None and found.loss_scale:
-        values = found.loss_scale.items()
-        origin[_LOSS_SCALE] = {name: each.array().item() for name, each in values}
-    if averages := _carried_averages(file, places):
+    if detected is not None and detected.loss_scale:
+        values = detected.loss_scale.items()
+        origin[_LOSS_SCALE] = {name: tensor.array().item() for name, tensor in values}
+    if averages := _carried_averages(checkpoint, places):
         origin[_AVERAGES] = {
-            str(places[name].target): with_axes(value.tensor(), places[name].axes)
-            for name, value in averages.items()
+            str(places[name].target): with_axes(tensor.tensor(), places[name].axes)
+            for name, tensor in averages.items()
         }
-    left = _names_left_out(file, places, found, has_steps=counter is not None)
-    made = save_restore.take_snapshot(
-        optimizer=opt, variables=own, extra={_ORIGIN: origin}, copies=False
+    omitted = _omitted_names(checkpoint, places, detected, has_steps=counter is not None)
+    snapshot = save_restore.take_snapshot(
+        optimizer=opt, variables=variables, extra={_ORIGIN: origin}, copies=False
     )
-    if not rules.are_none:  # `thalweg diff` finds the variables by them
+    # `thalweg diff` needs the names to find the variables.
+    if not rules.keep_names:
         names = {name: [place.target, place.axes] for name, place in places.items()}
-        made = replace(made, document={**made.document, _NAMES: names})
-    return made, left
+        snapshot = replace(snapshot, document={**snapshot.document, _NAMES: names})
+    return snapshot, omitted
 
 
 def _carried_averages(
-    file: TensorFlowCheckpoint, places: Mapping[str, Place]
+    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place]
 ) -> dict[str, StoredTensor]:
-    """The moving averages that are carried over, by variable."""
+    """Return the moving averages that are converted, by variable."""
     return {
-        name: value
-        for name, value in file.averages.items()
-        if name in places and value.shape == file.variables[name].shape
+        name: tensor
+        for name, tensor in checkpoint.averages.items()
+        if name in places and tensor.shape == checkpoint.variables[name].shape
     }
 
 
-def _names_left_out(
-    file: TensorFlowCheckpoint,
+def _omitted_names(
+    checkpoint: TensorFlowCheckpoint,
     places: Mapping[str, Place],
-    found: FoundOptimizer | None,
+    detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """The names of what is not carried over."""
-    every, notes = file.tensors(), tuple[str, ...]()
-    class_name = getattr(file.source, "class_name", None)
-    if found is None and class_name is not None:
+    """Return the names of entries that are not converted."""
+    tensors, notes = checkpoint.tensors(), tuple[str, ...]()
+    class_name = getattr(checkpoint.source, "class_name", None)
+    if detected is None and class_name is not None:
         notes = (f"{class_name}, of which there is no state",)
-    taken = {id(each): name in places for name, each in file.variables.items()}
-    taken |= {id(each): True for each in _carried_averages(file, places).values()}
-    counters = {name for name in file.counters if name.rpartition("/")[2] == GLOBAL_STEP}
-    counters = (counters or {*file.counters}) if has_steps else set[str]()
-    taken |= {id(each): name in counters for name, each in file.counters.items()}
-    if found is not None:
-        taken |= _taken_of_optimizer(file, places, found)
-    if file.mixed is not None:
-        taken |= {id(each): True for each in file.mixed.averages}
-    names = (name for name, each in every.items() if not taken.get(id(each)))
-    return (*(name for name in names if not name.startswith(SAVE_COUNTER)), *file.texts, *notes)
+    is_converted = {id(tensor): name in places for name, tensor in checkpoint.variables.items()}
+    is_converted |= {id(tensor): True for tensor in _carried_averages(checkpoint, places).values()}
+    counters = {name for name in checkpoint.counters if name.rpartition("/")[2] == GLOBAL_STEP}
+    counters = (counters or {*checkpoint.counters}) if has_steps else set[str]()
+    is_converted |= {id(tensor): name in counters for name, tensor in checkpoint.counters.items()}
+    if detected is not None:
+        is_converted |= _carried_of_optimizer(checkpoint, places, detected)
+    if checkpoint.mixed is not None:
+        is_converted |= {id(tensor): True for tensor in checkpoint.mixed.averages}
+    names = (name for name, tensor in tensors.items() if not is_converted.get(id(tensor)))
+    names = (name for name in names if not name.startswith(SAVE_COUNTER))
+    return (*names, *checkpoint.texts, *notes)
 
 
-def _taken_of_optimizer(
-    file: TensorFlowCheckpoint, places: Mapping[str, Place], found: FoundOptimizer
+def _carried_of_optimizer(
+    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
-    """Which values of an optimizer are carried over, by their `id`.
+    """Return whether tensors of an optimizer are converted, by their `id`.
 
-    Its numbers are: they are arguments of the new one, or follow from them.
+    Its scalars are: they are arguments of the new optimizer, or follow from them.
     """
-    own = file.source.optimizer if isinstance(file.source, KerasFile) else file.tensors()
-    taken = {id(each): True for each in found.loss_scale.values()}
-    start = {"object": f"{found.name}/", "saver": None}.get(file.kind, "")
-    if start is not None:
-        taken |= {id(each): True for name, each in own.items() if name.startswith(start)}
-    taken |= {id(each): True for each in found.scalars.values()}
-    for name, slots in found.slots.items():
-        taken |= {id(each): name in places for each in slots.values()}
-    return taken
+    source = checkpoint.source
+    tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
+    is_converted = {id(tensor): True for tensor in detected.loss_scale.values()}
+    prefix = {"object": f"{detected.name}/", "saver": None}.get(checkpoint.kind, "")
+    if prefix is not None:
+        is_converted |= {id(tensors[name]): True for name in tensors if name.startswith(prefix)}
+    is_converted |= {id(tensor): True for tensor in detected.scalars.values()}
+    for name, slots in detected.slots.items():
+        is_converted |= {id(tensor): name in places for tensor in slots.values()}
+    return is_converted
 
 
-def _places_of(file: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
-    """Where variables go; those that the rules leave out are not there."""
-    found: dict[str, Place] = {}
+def _find_places(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
+    """Return the destinations of variables that rules do not omit; raise if no rule matches."""
+    places: dict[str, Place] = {}
     missing: list[str] = []
-    for name, value in file.variables.items():
-        other = file.other_names.get(name)
-        place = rules.place(name) or (rules.place(other) if other else None)
-        shape = None if place is None else permute_shape(value.shape, place.axes)
+    for name, tensor in checkpoint.variables.items():
+        alias = checkpoint.other_names.get(name)
+        place = rules.place(name) or (rules.place(alias) if alias else None)
+        shape = None if place is None else permute_shape(tensor.shape, place.axes)
         if shape is None or place is None:
             hint = "" if place else f" ('{name} -> {name}' keeps its name)"
             missing.append(f"no rule that fits is for {name!r}{hint}")
         elif place.target is not None:
-            found[name] = place
+            places[name] = place
     if missing:
-        raise state.mismatch(missing, file.path, "Nothing was written.")
-    return found
+        raise state.mismatch(missing, checkpoint.path, "Nothing was written.")
+    return places
 
 
-def _empty_variables(file: TensorFlowCheckpoint, places: Mapping[str, Place]) -> dict[str, Tensor]:
-    """Variables for all of them, by their new names."""
-    found: dict[str, Tensor] = {}
+def _empty_variables(
+    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place]
+) -> dict[str, Tensor]:
+    """Return new variables of zeros by their new names, with the new shapes."""
+    variables: dict[str, Tensor] = {}
     for name, place in places.items():
-        value, target = file.variables[name], str(place.target)
-        zeros = torch.zeros(
-            permute_shape(value.shape, place.axes) or (),
-            dtype=dtype_of(value.dtype),
-            device="cpu",
-        )
-        found[target] = Variable(zeros, target)
-    return found
+        tensor, target = checkpoint.variables[name], str(place.target)
+        shape = permute_shape(tensor.shape, place.axes) or ()
+        zeros = torch.zeros(shape, dtype=dtype_of(tensor.dtype), device="cpu")
+        variables[target] = Variable(zeros, target)
+    return variables
 
 
-def _convert_to_theirs(
+def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments that `save` is given for a file of ours, and the names of what they lack."""
-    own, has_place = _empty_of_ours(path)
-    given: Any = None if has_place else False
-    restored = save_restore.restore(path, variables=own, optimizer=given, progress=progress)
-    opt, extra = restored.optimizer, as_object(restored.extra)
+    """Return the arguments of `save` for a thalweg file, and the names of omitted entries."""
+    variables, has_place = _empty_from_file(path)
+    choice: Any = None if has_place else False
+    training = save_restore.restore(path, variables=variables, optimizer=choice, progress=progress)
+    opt, extra = training.optimizer, as_object(training.extra)
     origin = as_object(extra.get(_ORIGIN))
     steps, averages = origin.get(GLOBAL_STEP), as_object(origin.get(_AVERAGES))
-    step = own.pop(GLOBAL_STEP, None)
+    step = variables.pop(GLOBAL_STEP, None)
     if step is None and isinstance(steps, int):
         step = Variable(np.int64(steps), GLOBAL_STEP, trainable=False)
     if rules is None and _ORIGIN in extra:
-        rules = SAME  # the names are TensorFlow's
-    left = [*restored.left, *(f"metrics/{name}" for name in restored.metrics)]
-    left += [f"extra/{name}" for name in extra if name != _ORIGIN]
-    left += ["extra"] * (restored.extra is not None and not isinstance(restored.extra, dict))
+        # The variables have TensorFlow's names already.
+        rules = SAME
+    omitted = [*training.left, *(f"metrics/{name}" for name in training.metrics)]
+    omitted += [f"extra/{name}" for name in extra if name != _ORIGIN]
+    omitted += ["extra"] * (training.extra is not None and not isinstance(training.extra, dict))
     if kind != "tf1":
-        left += [f"extra/{_ORIGIN}/{_AVERAGES}/{name}" for name in averages]
+        omitted += [f"extra/{_ORIGIN}/{_AVERAGES}/{name}" for name in averages]
         averages = {}
-    arguments = {"optimizer": opt, "variables": own, "rules": rules, "kind": kind}
+    arguments = {"optimizer": opt, "variables": variables, "rules": rules, "kind": kind}
     step = step if kind == "tf1" else None
-    return {**arguments, "global_step": step, "averages": averages}, tuple(left)
+    return {**arguments, "global_step": step, "averages": averages}, tuple(omitted)
 
 
-def _empty_of_ours(path: Path) -> tuple[dict[str, Variable], bool]:
-    """Variables as those of a file of ours, not read yet; whether TensorFlow has its optimizer."""
-    place = locate_checkpoint(path).check_readable()
-    if place.kind is not PathKind.OURS:
+def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
+    """Return zero variables as in a thalweg file, and whether its optimizer can be exported."""
+    location = locate_checkpoint(path).check_readable()
+    if location.kind is not PathKind.OURS:
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of {place.of}, and only one of thalweg is turned"
+            f"{location.path} is a checkpoint of {location.of}, and only one of thalweg is turned"
             ' into one of TensorFlow: convert it to="thalweg" first.'
         )
-    found = container.describe(place.path)
+    description = container.describe(location.path)
     tensors = {
-        name: torch.zeros(each.shape, dtype=dtype_of(each.dtype), device="cpu")
-        for name, each in found.tensors.items()
+        name: torch.zeros(header.shape, dtype=dtype_of(header.dtype), device="cpu")
+        for name, header in description.tensors.items()
     }
-    given: Any = JsonReader(tensors)(found.document.get("variables", {}))
-    own = as_object(given)
-    if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in own.values()):
+    decoded: Any = JsonReader(tensors)(description.document.get("variables", {}))
+    variables = as_object(decoded)
+    are_tensors = all(isinstance(tensor, Tensor) for tensor in variables.values())
+    if not isinstance(decoded, dict) or not are_tensors:
         raise InvalidConfigError(
             f"{os.fspath(path)} is no checkpoint of a training: its 'variables' are no tensors by"
             " name."
         )
-    optimizer = as_object(found.document.get("optimizer")).get("class")
+    optimizer = as_object(description.document.get("optimizer")).get("class")
     is_torchs = isinstance(optimizer, str) and optimizer.startswith(OF_TORCH)
-    return {name: Variable(value, name) for name, value in own.items()}, not is_torchs
+    return {name: Variable(tensor, name) for name, tensor in variables.items()}, not is_torchs

@@ -1,4 +1,4 @@
-"""`load`: reads a checkpoint of TensorFlow or Keras, whichever kind it is."""
+"""`load`: read a checkpoint of TensorFlow or Keras in any format."""
 
 from __future__ import annotations
 
@@ -25,66 +25,70 @@ def load(
     *,
     names: Container[str] | None = None,
 ) -> TensorFlowCheckpoint:
-    """Read a checkpoint that TensorFlow or Keras wrote; neither is needed for it.
+    """Read a checkpoint that TensorFlow or Keras wrote; neither needs to be installed.
 
     Args:
         path: The prefix of a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`, such as
             "run7/model.ckpt-5", or one of its files; or a `.keras`, `.weights.h5` or `.h5` file.
-            What it is is told by its content.
-        progress: Called now and then with the bytes that are read and those there are.
-        names: Optional. The tensors to read, of a checkpoint with tensors that cannot be read.
+            The format is detected by the content.
+        progress: Called with the bytes read and their total.
+        names: Optional. The tensors to read, for a checkpoint with tensors that cannot be read.
 
     Returns:
-        Its variables, and the optimizers beside them.
+        The checkpoint, sorted into variables and optimizers.
 
     Raises:
-        MissingFileError: There is none.
-        DataLossError: It is damaged.
-        UnsafeCheckpointError: It leads to other files.
-        UnsupportedCheckpointError: It holds what is not read; the error names it.
+        MissingFileError: The file does not exist.
+        DataLossError: The file is damaged.
+        UnsafeCheckpointError: The file refers to other files.
+        UnsupportedCheckpointError: The file has unsupported content; the message names it.
     """
-    place = locate_checkpoint(path).check_readable()
-    if place.writer == "keras":
-        return sorted_file(place.path, keras_files.read(place.path, progress))
-    if place.writer == "thalweg":
-        kind: Any = container.describe(place.path).document.get("kind")
+    location = locate_checkpoint(path).check_readable()
+    if location.writer == "keras":
+        return sorted_file(location.path, keras_files.read(location.path, progress))
+    if location.writer == "thalweg":
+        kind: Any = container.describe(location.path).document.get("kind")
         index = f"{os.fsdecode(path)}.index"
-        beside = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
+        hint = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
         raise UnsupportedCheckpointError(
-            f"{place.path} is a checkpoint of thalweg: {reader_of(kind)}.{beside}"
+            f"{location.path} is a checkpoint of thalweg: {reader_of(kind)}.{hint}"
         )
-    found = bundle.read(place.path, names, progress)
-    graph = found.graph
+    contents = bundle.read(location.path, names, progress)
+    graph = contents.graph
     if graph is not None and names is not None:
-        graph = bundle.select_values(graph, found.tensors.__contains__)
-    file = _sort_tensors(place.path, found.tensors, graph)
-    return replace(file, texts=(*found.strings, *found.variants))
+        graph = bundle.select_values(graph, contents.tensors.__contains__)
+    checkpoint = _sort_tensors(location.path, contents.tensors, graph)
+    return replace(checkpoint, texts=(*contents.strings, *contents.variants))
 
 
 def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
-    """Read a checkpoint as `load` does, but of one of TensorFlow only the values of scalars.
+    """Read a checkpoint as `load` does, but in TensorFlow checkpoints only the values of scalars.
 
-    Tensors whose dtype is not read, such as strings, are left out.
+    Tensors whose dtype is not supported, such as strings, are omitted.
     """
-    place = locate_checkpoint(path).check_readable()
-    if place.writer != "tensorflow":
+    location = locate_checkpoint(path).check_readable()
+    if location.writer != "tensorflow":
         return load(path)
-    described = bundle.describe(place.path)
-    entries = [each for each in described if each.dtype in ITEM_BYTES]
-    skipped = {each.name for each in described if each.dtype not in ITEM_BYTES}
-    found = bundle.read(place.path, {each.name for each in entries if not each.shape})
+    headers = bundle.describe(location.path)
+    entries = [header for header in headers if header.dtype in ITEM_BYTES]
+    skipped = {header.name for header in headers if header.dtype not in ITEM_BYTES}
+    contents = bundle.read(location.path, {header.name for header in entries if not header.shape})
     empty = {
-        each.name: StoredTensor(each.dtype, each.shape, memoryview(b""))
-        for each in entries
-        if each.shape
+        header.name: StoredTensor(header.dtype, header.shape, memoryview(b""))
+        for header in entries
+        if header.shape
     }
-    graph = found.graph
+    graph = contents.graph
     if graph is not None:
         graph = bundle.select_values(graph, lambda key: key not in skipped)
-    return _sort_tensors(place.path, {**empty, **found.tensors}, graph)
+    return _sort_tensors(location.path, {**empty, **contents.tensors}, graph)
 
 
 def _sort_tensors(
-    path: str, tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
+    path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
-    return sorted_names(path, tensors) if graph is None else sorted_objects(path, tensors, graph)
+    return (
+        sorted_names(path, stored_tensors)
+        if graph is None
+        else sorted_objects(path, stored_tensors, graph)
+    )

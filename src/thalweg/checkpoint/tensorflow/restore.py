@@ -1,4 +1,4 @@
-"""`restore`: a training that TensorFlow began goes on."""
+"""`restore`: continue a training of TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from thalweg.checkpoint.tensorflow.importers.optimize_loss import (
     with_averages,
 )
 from thalweg.checkpoint.tensorflow.importers.optimizer_factory import (
+    check_lost,
+    check_options,
     class_of,
     families_of,
     family_of,
     make_wrapped,
-    refuse_lost,
-    refuse_options,
 )
 from thalweg.checkpoint.tensorflow.importers.v1 import loading_v1, with_moving_averages
 from thalweg.checkpoint.tensorflow.load import load
@@ -70,266 +70,284 @@ def restore(
     global_step: object = None,
     **hyperparameters: object,
 ) -> Any:
-    """Set variables to those of a file of TensorFlow, and go on with its optimizer.
+    """Set variables to those of a TensorFlow file, and return its optimizer.
 
-    All or nothing: names, shapes, dtypes and values are looked at before anything is set. Values
-    are set to the bit; a float32 variable is not read into a float64 one.
+    Names, shapes, dtypes and values are validated before anything is set. Values are copied bit by
+    bit; a float32 variable is not read into a float64 one.
 
     Args:
-        checkpoint: What `load` returned, or what it takes.
+        checkpoint: The result of `load`, or its argument.
         variables: A module, a dictionary of variables by name, or a list of variables.
         rules: Optional. The path of a rules file, a dictionary of patterns and parameters, or a
-            function that takes a name of TensorFlow's and returns that of a parameter, a pair of
-            it and its axes, or None. By default variables are found by their names, where that
-            leaves no doubt; what has other axes than in TensorFlow needs a rule.
+            function that takes a TensorFlow name and returns the name of a parameter, a pair of the
+            name and its axes, or None. By default variables are matched by their names if that is
+            unambiguous; a variable with other axes than in TensorFlow needs a rule.
         optimizer: Optional. An optimizer or a class, of `thalweg.v1` or `thalweg.keras`; for a
             training of OpenSeq2Seq the step that `optimize_loss` made. By default a new one of the
-            kind that the file has. False leaves it in the file.
-        which: Optional. The place of the optimizer in `checkpoint.optimizers`, if there are
+            class in the file. False ignores the optimizer of the file.
+        which: Optional. The index of the optimizer in `checkpoint.optimizers`, if there are
             several.
-        global_step: Optional. A variable that is set to the file's count of steps.
-        **hyperparameters: Arguments of the new optimizer that the file does not hold, such as
-            `learning_rate`. A number that is not the file's is refused; a schedule or a callable
-            takes its place. And `loss_scale`, a `DynamicLossScale` of
-            `thalweg.v1.train.experimental` that is set to the one that the file has around its
-            optimizer.
+        global_step: Optional. A variable that is set to the file's step count.
+        **hyperparameters: Arguments of the new optimizer that the file does not have, such as
+            `learning_rate`. A number that differs from the file's raises; a schedule or a callable
+            replaces it. And `loss_scale`, a `DynamicLossScale` of `thalweg.v1.train.experimental`
+            that is set to the one of the file.
 
     Returns:
-        The optimizer. If the file has none, the one that was given, as it was, or None; but a
-        `.keras` file, and a `.h5` file that describes one, is refused without one.
+        The optimizer. If the file has none: the given one, unchanged, or None; but a `.keras` file,
+        or a `.h5` file that describes an optimizer, raises if none is given.
 
     Raises:
-        CheckpointMismatchError: Names, shapes, dtypes or values do not go together; lists up to ten
+        CheckpointMismatchError: Names, shapes, dtypes or values do not match; lists up to ten
             differences. Nothing was loaded.
-        OptionError: A hyperparameter is needed that the file does not hold.
-        InvalidConfigError: A rule is none.
-        InvalidArgumentError: The file has several optimizers, and nothing says which one is meant.
+        OptionError: A required hyperparameter is not in the file.
+        InvalidConfigError: A rule is invalid.
+        InvalidArgumentError: The file has several optimizers, and `which` is not given.
     """
-    file = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
+    contents = checkpoint if isinstance(checkpoint, TensorFlowCheckpoint) else load(checkpoint)
     targets = TargetTensors.of(variables)
-    file, found = choose_optimizer(file, targets, optimizer, which, hyperparameters)
+    contents, detected = choose_optimizer(contents, targets, optimizer, which, hyperparameters)
     try:
-        placed = MappedTensors.of(file, targets, Rules.of(rules))
-        scale = _prepare_loss_scale(found, hyperparameters)
-        opt = _make_optimizer(file, found, optimizer, global_step, hyperparameters)
-        with writable(), ExitStack() as held:
-            loadings = [_prepare_values(placed, found, global_step), scale]
+        mapped = MappedTensors.of(contents, targets, Rules.of(rules))
+        scale = _prepare_loss_scale(detected, hyperparameters)
+        opt = _make_optimizer(contents, detected, optimizer, global_step, hyperparameters)
+        with writable(), ExitStack() as exit_stack:
+            loadings = [_prepare_values(mapped, detected, global_step), scale]
             if optimizer is False:
                 pass
-            elif found is not None or is_training(opt):
-                setting = _prepare_optimizer(opt, placed, found, is_new=opt is not optimizer)
-                loadings.insert(0, held.enter_context(setting))
+            elif detected is not None or is_training(opt):
+                loading = _prepare_optimizer(opt, mapped, detected, is_new=opt is not optimizer)
+                loadings.insert(0, exit_stack.enter_context(loading))
             state.restore(*loadings)
     except CheckpointMismatchError as error:
-        raise CheckpointMismatchError(f"{file.path}: {error}") from error
+        raise CheckpointMismatchError(f"{contents.path}: {error}") from error
     return opt
 
 
 def choose_optimizer(
-    file: TensorFlowCheckpoint,
+    checkpoint: TensorFlowCheckpoint,
     targets: TargetTensors,
     optimizer: object,
-    which: int | None,
-    given: Mapping[str, object],
+    index: int | None,
+    arguments: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
-    """Return the file, sorted with what is known of its optimizer, and that optimizer.
+    """Return the checkpoint, sorted again for the given optimizer, and its optimizer or None.
 
     Arguments and errors are those of `restore`.
     """
-    file = _sort_as_given(file, optimizer, given, targets)
-    return file, _find_optimizer(file, optimizer, which)
+    checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
+    return checkpoint, _find_optimizer(checkpoint, optimizer, index)
 
 
 def _prepare_values(
-    placed: MappedTensors, found: FoundOptimizer | None, global_step: Any
+    mapped: MappedTensors, detected: FoundOptimizer | None, global_step: Any
 ) -> state.Loading:
-    """What sets the variables, and the count of steps."""
-    pairs = placed.variables()
+    """Return the loading that sets the variables and the step count."""
+    pairs = mapped.variables()
     if global_step is not None:
         pairs.append(
-            (Entry(GLOBAL_STEP, global_step), _step_count(placed.file, found, global_step))
+            (Entry(GLOBAL_STEP, global_step), _step_count(mapped.file, detected, global_step))
         )
-    differences = [entry.difference(value) for entry, value in pairs]
+    differences = [entry.difference(tensor) for entry, tensor in pairs]
     if any(differences):
-        raise state.mismatch([each for each in differences if each])
+        raise state.mismatch([line for line in differences if line])
     return state.Loading(pairs)
 
 
-def _sort_as_given(
-    file: TensorFlowCheckpoint, optimizer: Any, given: Mapping[str, object], targets: TargetTensors
+def _sort_for_optimizer(
+    checkpoint: TensorFlowCheckpoint,
+    optimizer: Any,
+    arguments: Mapping[str, object],
+    targets: TargetTensors,
 ) -> TensorFlowCheckpoint:
-    """The file, sorted with what the optimizer that is given is known to be."""
+    """Return the checkpoint, sorted again if the given optimizer's class explains its tensors."""
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
-    if isinstance(file.source, KerasFile):
+    if isinstance(checkpoint.source, KerasFile):
         cls = cast(type[Any], optimizer if is_class else inner.__class__)
-        if keras_class(file.source.class_name) is None and issubclass(cls, KerasOptimizer):
-            config = dict(given) if is_class else inner.get_config()
-            return sorted_file(file.path, file.source, base_class_name(cls), config)
-        return file
-    keras = cast(type[Any], optimizer if is_class else inner.__class__)
-    if file.graph is not None and issubclass(keras, KerasOptimizer):
-        if any(found.lost for found in file.optimizers):
-            return sorted_objects(file.path, file.source, file.graph, base_class_name(keras))
-        return file
+        if keras_class(checkpoint.source.class_name) is None and issubclass(cls, KerasOptimizer):
+            config = dict(arguments) if is_class else inner.get_config()
+            return sorted_file(checkpoint.path, checkpoint.source, base_class_name(cls), config)
+        return checkpoint
+    cls = cast(type[Any], optimizer if is_class else inner.__class__)
+    if checkpoint.graph is not None and issubclass(cls, KerasOptimizer):
+        if any(detected.lost for detected in checkpoint.optimizers):
+            return sorted_objects(
+                checkpoint.path, checkpoint.source, checkpoint.graph, base_class_name(cls)
+            )
+        return checkpoint
     families: list[Family] = []
-    if file.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
-        families = families_of(optimizer, given) or [Family(optimizer.__name__, "", ())]
-    elif file.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
+    if checkpoint.kind == "saver" and is_class and issubclass(optimizer, V1Optimizer):
+        families = families_of(optimizer, arguments) or [Family(optimizer.__name__, "", ())]
+    elif checkpoint.kind == "saver" and isinstance(inner, V1Optimizer) and targets.trained:
         name = next(name for name in targets.tensors if name in targets.trained)
         families = [family_of(inner, targets.tensors[name])]
-    return sorted_names(file.path, file.source, families) if families else file
+    return sorted_names(checkpoint.path, checkpoint.source, families) if families else checkpoint
 
 
 def _find_optimizer(
-    file: TensorFlowCheckpoint, optimizer: object, which: int | None
+    checkpoint: TensorFlowCheckpoint, optimizer: object, index: int | None
 ) -> FoundOptimizer | None:
-    """The optimizer of the file that is meant."""
-    found = file.optimizers
-    if which is not None:
-        if not 0 <= which < len(found):
-            raise NotFoundError(f"{file.path} has {len(found)} optimizers, none of number {which}.")
-        return found[which]
-    if len(found) > 1 and isinstance(inner_of(optimizer), V1Optimizer):
+    """Return the optimizer of the file with this index or the given one's name; raise if
+    ambiguous.
+    """
+    candidates = checkpoint.optimizers
+    if index is not None:
+        if not 0 <= index < len(candidates):
+            raise NotFoundError(
+                f"{checkpoint.path} has {len(candidates)} optimizers, none of number {index}."
+            )
+        return candidates[index]
+    if len(candidates) > 1 and isinstance(inner_of(optimizer), V1Optimizer):
         name = inner_of(optimizer).get_name()
-        found = tuple(each for each in found if each.name == name) or found
-    if len(found) > 1:
-        listed = "; ".join(f"{index}: {each}" for index, each in enumerate(file.optimizers))
+        named = tuple(candidate for candidate in candidates if candidate.name == name)
+        candidates = named or candidates
+    if len(candidates) > 1:
+        optimizers = enumerate(checkpoint.optimizers)
+        descriptions = "; ".join(f"{index}: {detected}" for index, detected in optimizers)
         raise InvalidArgumentError(
-            f"{file.path} has {len(file.optimizers)} optimizers. Give which=...: {listed}."
+            f"{checkpoint.path} has {len(checkpoint.optimizers)} optimizers."
+            f" Give which=...: {descriptions}."
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
-def _prepare_loss_scale(found: FoundOptimizer | None, given: dict[str, object]) -> state.Loading:
-    """Remove a `LossScale` from `given`, and return the `Loading` that sets it from the file.
+def _prepare_loss_scale(
+    detected: FoundOptimizer | None, arguments: dict[str, object]
+) -> state.Loading:
+    """Remove a `LossScale` from `arguments`, and return the `Loading` that sets it from the file.
 
-    If `given["loss_scale"]` is not a `LossScale`, `given` stays as it is, and the `Loading` is
+    If `arguments["loss_scale"]` is not a `LossScale`, nothing is removed, and the `Loading` is
     empty.
 
     Raises:
         InvalidArgumentError: The loss scale is not a `DynamicLossScale`.
         CheckpointMismatchError: The file has no loss scale, or its values do not fit.
     """
-    if not isinstance(given.get("loss_scale"), LossScale):
+    if not isinstance(arguments.get("loss_scale"), LossScale):
         return state.Loading()
-    scale: Any = given.pop("loss_scale")
+    scale: Any = arguments.pop("loss_scale")
     if not isinstance(scale, DynamicLossScale):
         raise InvalidArgumentError(
             f"loss_scale must be a DynamicLossScale, not {show_value(scale)}."
         )
-    if found is None or not found.loss_scale:
+    if detected is None or not detected.loss_scale:
         raise state.mismatch(["there is no loss scale around the optimizer"])
-    values = _of_scale(found)
-    own: dict[str, Any] = cast(Any, scale)._weights
-    entries = [Entry(f"loss_scale/{name}", own[name]) for name in own]
-    missing = [f"{each.name!r} is missing" for each in entries if each.name not in values]
-    pairs = [(each, values[each.name]) for each in entries if each.name in values]
-    found_here = [*missing, *(each for own, value in pairs if (each := own.difference(value)))]
-    if found_here:
-        raise state.mismatch(found_here)
+    values = _loss_scale_values(detected)
+    weights: dict[str, Any] = cast(Any, scale)._weights
+    entries = [Entry(f"loss_scale/{name}", weights[name]) for name in weights]
+    missing = [f"{entry.name!r} is missing" for entry in entries if entry.name not in values]
+    pairs = [(entry, values[entry.name]) for entry in entries if entry.name in values]
+    differences = [entry.difference(tensor) for entry, tensor in pairs]
+    if missing or any(differences):
+        raise state.mismatch([*missing, *filter(None, differences)])
     return state.Loading(pairs)
 
 
-def _of_scale(found: FoundOptimizer) -> dict[str, Tensor]:
-    """What a loss scale remembers, by the names of `MixedPrecisionLossScaleOptimizer`."""
-    values = {name: each.tensor() for name, each in found.loss_scale.items()}
-    steps = count_of(found.loss_scale.get(STEPS))
+def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
+    """Return the state of a loss scale by the names in `MixedPrecisionLossScaleOptimizer`."""
+    values = {name: tensor.tensor() for name, tensor in detected.loss_scale.items()}
+    steps = count_of(detected.loss_scale.get(STEPS))
     if steps is not None:
         values[STEPS] = as_count(steps, torch.int64)  # Keras 3 counts in 32 bits
-    return {f"loss_scale/{name}": value for name, value in values.items()}
+    return {f"loss_scale/{name}": tensor for name, tensor in values.items()}
 
 
 def _step_count(
-    file: TensorFlowCheckpoint, found: FoundOptimizer | None, variable: object
+    checkpoint: TensorFlowCheckpoint, detected: FoundOptimizer | None, variable: object
 ) -> Tensor:
-    """The count of steps in a file, in the dtype of the variable that is to hold it."""
+    """Return the step count of a file in the dtype of a variable."""
     if not isinstance(variable, Tensor):
         raise InvalidTypeError(f"global_step must be a variable, not {show_value(variable)}.")
-    count = file.steps_of([found] if found else [])
+    count = checkpoint.steps_of([detected] if detected else [])
     if count is None:
-        notes = "".join(f"; {note}" for note in (found.notes if found else ()))
+        notes = "".join(f"; {note}" for note in (detected.notes if detected else ()))
         raise state.mismatch([f"there is no count of steps for global_step{notes}"])
     return as_count(count, variable.dtype)
 
 
 def _make_optimizer(
-    file: TensorFlowCheckpoint,
-    found: FoundOptimizer | None,
+    checkpoint: TensorFlowCheckpoint,
+    detected: FoundOptimizer | None,
     optimizer: object,
     global_step: object,
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
 ) -> object:
-    """The optimizer that goes on."""
-    if optimizer is False or (optimizer is None and found is None):
-        if given:
+    """Return the given optimizer, a new one of the given or detected class, or None without any."""
+    if optimizer is False or (optimizer is None and detected is None):
+        if arguments:
             raise InvalidArgumentError(
-                f"{', '.join(given)} would be of an optimizer, and there is none."
+                f"{', '.join(arguments)} would be of an optimizer, and there is none."
             )
         if optimizer is None:
-            _refuse_none(file)
+            _require_optimizer(checkpoint)
         return None
-    if optimizer is not None and found is not None:
-        refuse_lost(found)
-    cls = class_of(found, file.path) if optimizer is None and found is not None else optimizer
+    if optimizer is not None and detected is not None:
+        check_lost(detected)
+    cls: Any = optimizer
+    if optimizer is None and detected is not None:
+        cls = class_of(detected, checkpoint.path)
     if inspect.isclass(cls) and issubclass(cls, V1Optimizer | KerasOptimizer):
-        if found is not None:
-            refuse_options(found, file.path)
-        arguments = dict(given)
+        if detected is not None:
+            check_options(detected, checkpoint.path)
+        constructor_arguments = dict(arguments)
         if global_step is not None and GLOBAL_STEP in inspect.signature(cls).parameters:
-            arguments[GLOBAL_STEP] = global_step
-        return make_wrapped(cls, found, arguments, file)
+            constructor_arguments[GLOBAL_STEP] = global_step
+        return make_wrapped(cls, detected, constructor_arguments, checkpoint)
     if not (isinstance(optimizer, V1Optimizer | KerasOptimizer) or is_training(optimizer)):
         raise InvalidTypeError(
             "optimizer must be an optimizer of thalweg.v1 or thalweg.keras, a class of one, or a"
             f" step of optimize_loss, not {show_value(optimizer)}."
         )
-    if given:
+    if arguments:
         raise InvalidArgumentError(
-            f"{', '.join(given)} would be of a new optimizer, and one was given."
+            f"{', '.join(arguments)} would be of a new optimizer, and one was given."
         )
     return optimizer
 
 
-def _refuse_none(file: TensorFlowCheckpoint) -> None:
-    """Refuse to go on without an optimizer where a whole training is expected."""
-    own = file.source
-    if isinstance(own, KerasFile) and (own.kind == "keras" or own.class_name is not None):
-        what = f"{own.class_name} is described, and no state of it is there"
+def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
+    """Raise CheckpointMismatchError for a whole Keras model that has no optimizer state."""
+    source = checkpoint.source
+    if isinstance(source, KerasFile) and (source.kind == "keras" or source.class_name is not None):
+        reason = "there is no optimizer: the model was not compiled"
+        if source.class_name:
+            reason = f"{source.class_name} is described, and no state of it is there"
         raise CheckpointMismatchError(
-            f"{what if own.class_name else 'there is no optimizer: the model was not compiled'}."
+            f"{reason}."
             " Give restore(..., optimizer=...) to begin with a new one; optimizer=False reads the"
             " variables alone. Nothing was loaded."
         )
 
 
 def _prepare_optimizer(
-    opt: object, placed: MappedTensors, found: FoundOptimizer | None, is_new: bool
+    opt: object, mapped: MappedTensors, detected: FoundOptimizer | None, is_new: bool
 ) -> AbstractContextManager[state.Loading]:
     """Return a context manager whose `Loading` sets the state of `opt` to that of the file.
 
     Args:
         opt: The optimizer, or the training step that has one.
-        placed: The tensors of the file, by variable.
-        found: The optimizer in the file, or None.
+        mapped: The tensors of the file, by variable.
+        detected: The optimizer in the file, or None.
         is_new: Whether `opt` was made from the file, so that its hyperparameters are already set.
 
     Raises:
         CheckpointMismatchError: The state in the file does not fit `opt`.
     """
-    slots = placed.slots(found)
+    slots = mapped.slots(detected)
     if isinstance(inner_of(opt), NovoGrad):
-        slots = with_averages(slots, placed.file)
-    scalars = {} if found is None else {n: each.tensor() for n, each in found.scalars.items()}
+        slots = with_averages(slots, mapped.file)
+    stored = {} if detected is None else detected.scalars
+    scalars = {name: scalar.tensor() for name, scalar in stored.items()}
     if is_training(opt):
-        return loading_training(opt, placed, slots, scalars)
-    if isinstance(opt, MixedPrecisionLossScaleOptimizer) and found is not None:
-        scalars |= _of_scale(found)
+        return loading_training(opt, mapped, slots, scalars)
+    if isinstance(opt, MixedPrecisionLossScaleOptimizer) and detected is not None:
+        scalars |= _loss_scale_values(detected)
     if isinstance(opt, V1Optimizer):
-        return loading_v1(opt, with_moving_averages(opt, slots, placed), scalars)
-    is_zero = found is not None and found.hyperparameters.get("momentum") == 0
+        return loading_v1(opt, with_moving_averages(opt, slots, mapped), scalars)
+    is_zero = detected is not None and detected.hyperparameters.get("momentum") == 0
     # The constructor of a new optimizer requires the momentum, if the file does not have it.
-    is_known = is_zero or (is_new and found is not None and found.family is not None)
-    if is_known and getattr(opt, "_momentum", None) is False:
+    has_momentum = is_zero or (is_new and detected is not None and detected.family is not None)
+    if has_momentum and getattr(opt, "_momentum", None) is False:
         slots = without_momentum(slots)
-    hypers = {} if is_new or found is None else found.hyperparameters
+    hypers = {} if is_new or detected is None else detected.hyperparameters
     return loading_keras(opt, slots, scalars, hypers)

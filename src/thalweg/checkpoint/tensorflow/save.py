@@ -1,4 +1,4 @@
-"""`save`: writes a checkpoint that TensorFlow restores."""
+"""`save`: write a checkpoint that TensorFlow restores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._formats import bundle
 from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
-from thalweg.checkpoint.tensorflow.export.export_contents import copy_written
+from thalweg.checkpoint.tensorflow.export.export_contents import copy_contents
 from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
 from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
@@ -31,28 +31,28 @@ def save(
     averages: Mapping[str, Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write variables and an optimizer as TensorFlow does, for TensorFlow to go on with.
+    """Write variables and an optimizer as a TensorFlow checkpoint.
 
-    "tf2" is what `tf.train.Checkpoint(model=..., optimizer=...)` restores, where the optimizer is
-    that of `tf.compat.v1.train` or `tf.keras.optimizers.legacy` of the same name; "tf1" is what a
-    `tf.train.Saver` restores. Rules are those that load such a checkpoint, read backwards; without
-    them `layer1.weight` is called `layer1/weight`, for "tf2" below `model/`.
+    With "tf2", `tf.train.Checkpoint(model=..., optimizer=...)` restores the checkpoint if the
+    optimizer is that of `tf.compat.v1.train` or `tf.keras.optimizers.legacy` with the same name;
+    with "tf1", `tf.train.Saver`. Rules are the same as for loading such a checkpoint, applied
+    backwards; without rules `layer1.weight` becomes `layer1/weight`, for "tf2" below `model/`.
 
     Args:
-        prefix: What TensorFlow is to call its path, such as "run7/ckpt-5".
+        prefix: The path of the checkpoint for TensorFlow, such as "run7/ckpt-5".
         optimizer: An optimizer of `thalweg.v1` or `thalweg.keras`, or None.
         variables: A module, a dictionary of variables by name, or a list of variables.
         rules: Optional. The path of a rules file, or a dictionary.
         kind: "tf2" or "tf1".
         global_step: Optional. The variable that counts steps; it is called "global_step".
-        averages: Optional. Moving averages of variables, by the names of these here; "tf1" alone.
-        progress: Called with the bytes of data that are written and those there are.
+        averages: Optional. Moving averages by the names of their variables; only with "tf1".
+        progress: Called with the bytes written and their total.
 
     Raises:
         CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same. Nothing
             was written.
-        InvalidTypeError: The optimizer has no such checkpoint.
-        CheckpointWriteError: A file could not be written.
+        InvalidTypeError: TensorFlow has no checkpoint of such an optimizer.
+        CheckpointWriteError: A file cannot be written.
     """
     tensors, graph = tensors_of(optimizer, variables, rules, kind, global_step, averages)
     bundle.write(prefix, tensors, graph, progress=progress)
@@ -66,8 +66,8 @@ def tensors_of(
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
-    """Return the tensors that `save` writes, by name, and the graph of objects or None."""
-    found = copy_written(
+    """Return the tensors that `save` writes, by name, and the object graph or None."""
+    contents = copy_contents(
         optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages
     )
-    return as_saver(found) if kind == "tf1" else as_objects(found)
+    return as_saver(contents) if kind == "tf1" else as_objects(contents)

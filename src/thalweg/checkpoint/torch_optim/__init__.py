@@ -1,7 +1,7 @@
-"""The state of optimizers of `torch.optim`, taken over and handed back.
+"""Conversion of optimizer state from and to `torch.optim`.
 
-Slots are converted where both keep the same thing in different forms. Where the arithmetic of a
-step differs, a `NumericsWarning` says how.
+Slots are converted if the two libraries store them in different forms. If the arithmetic of a step
+differs, a `NumericsWarning` describes the difference.
 """
 
 from thalweg.checkpoint.torch_optim.from_torch import from_torch

@@ -1,4 +1,4 @@
-"""The classes of `torch.optim`, and what each of the library's rules has in common with them."""
+"""Correspondence of update rules to classes of `torch.optim`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from thalweg.errors import InvalidTypeError
 
-# What a group of each class has, and those of the classes after it have not. The state that a
-# class saves does not name the class.
-_MARKS: tuple[tuple[str, frozenset[str]], ...] = (
+# Keys that groups of a class have, and groups of the classes after it do not: state dicts do not
+# name their class.
+_GROUP_KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("NAdam", frozenset({"betas", "eps", "momentum_decay"})),
     ("Adam", frozenset({"betas", "eps", "amsgrad"})),
     ("RMSprop", frozenset({"alpha", "eps", "momentum", "centered"})),
@@ -19,19 +19,20 @@ _MARKS: tuple[tuple[str, frozenset[str]], ...] = (
     ("SGD", frozenset({"momentum", "dampening", "nesterov"})),
     ("Adamax", frozenset({"betas", "eps", "weight_decay"})),
 )
-_RADAM = "decoupled_weight_decay"  # RAdam has it, Adamax has not
+# Groups of RAdam have the keys of Adamax, and this one.
+_RADAM = "decoupled_weight_decay"
 NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "Adamax")
 
 
 @dataclass(frozen=True)
 class TorchEntry:
-    """A tensor that torch keeps for a parameter, as a slot.
+    """A tensor in torch's state that corresponds to a slot.
 
     Attributes:
-        key: What torch calls it.
-        rates: How often the slot has the learning rate as a factor: 0, 1, or -1 where the sign is
-            another, too.
-        may_lack: The slot is zeros where torch has no momentum and keeps nothing.
+        key: The key in the state of a parameter.
+        rates: Power of the learning rate in the slot: 0 or 1; -1 if the slot also has the opposite
+            sign.
+        may_lack: Whether the slot is zeros if torch has no momentum, and so no such tensor.
     """
 
     key: str
@@ -44,14 +45,14 @@ class Counterpart:
     """Correspondence of a rule to a class of `torch.optim`.
 
     Attributes:
-        family: The class.
+        family: The name of the class.
         slots: For each slot of the rule the state entry of torch.
         hypers: For each hyperparameter of the rule the key of a group; "betas.0" is the first of
             "betas".
         epsilon: A note on the place of epsilon in both formulas, if the places differ.
         rate: A note on the place of the learning rate in both formulas, if the places differ.
         options: Options that a group must have.
-        powers: Whether the step's number is part of the formula.
+        powers: Whether the step count is part of the formula.
     """
 
     family: str
@@ -86,12 +87,12 @@ _ADAMAX = Counterpart(
 
 
 def _sgd_counterpart(
-    kept: TorchEntry | None, nesterov: bool = False, rate: str = ""
+    momentum: TorchEntry | None, nesterov: bool = False, note: str = ""
 ) -> Counterpart:
-    slots = {} if kept is None else {"momentum": kept}
-    hypers = _RATE if kept is None else _MOMENTUM
-    options = {"momentum": 0} if kept is None else {"nesterov": nesterov}
-    return Counterpart("SGD", slots, hypers, rate=rate, options=options)
+    slots = {} if momentum is None else {"momentum": momentum}
+    hypers = _RATE if momentum is None else _MOMENTUM
+    options = {"momentum": 0} if momentum is None else {"nesterov": nesterov}
+    return Counterpart("SGD", slots, hypers, rate=note, options=options)
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
@@ -123,8 +124,8 @@ def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
 _BUFFER, _VELOCITY = TorchEntry("momentum_buffer"), TorchEntry("momentum_buffer", -1)
 COUNTERPARTS: dict[str, Counterpart] = {
     "SGD": _sgd_counterpart(None),
-    "Momentum": _sgd_counterpart(_VELOCITY, rate=_IN_SLOT),
-    "Nesterov": _sgd_counterpart(_VELOCITY, nesterov=True, rate=_IN_SLOT),
+    "Momentum": _sgd_counterpart(_VELOCITY, note=_IN_SLOT),
+    "Nesterov": _sgd_counterpart(_VELOCITY, nesterov=True, note=_IN_SLOT),
     "HeavyBall": _sgd_counterpart(_BUFFER),
     "NesterovBall": _sgd_counterpart(_BUFFER, nesterov=True),
     "MomentumW": _sgd_counterpart(_BUFFER),
@@ -151,8 +152,10 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def family_of(groups: list[dict[str, object]]) -> str | None:
-    """Return the class that has groups like these; None for one that has no counterpart here."""
-    for name, marks in _MARKS:
+    """Return the class of `torch.optim` that has groups with these keys; None if it has no
+    counterpart.
+    """
+    for name, marks in _GROUP_KEYS:
         if all(marks <= group.keys() for group in groups):
             return None if name == "Adamax" and _RADAM in groups[0] else name
     return None
@@ -162,20 +165,19 @@ def counterpart_of(optimizer: object) -> Counterpart:
     """Return torch's counterpart of the rule that an optimizer runs.
 
     Raises:
-        InvalidTypeError: There is none, or the optimizer runs no rule.
+        InvalidTypeError: The optimizer has no rule, or a rule without a counterpart.
     """
-    inside = getattr(optimizer, "_opt", None)
-    if inside is not None:
+    inner = getattr(optimizer, "_opt", None)
+    if inner is not None:
         raise InvalidTypeError(
-            f"{type(optimizer).__name__} wraps an optimizer: give that, the"
-            f" {type(inside).__name__}."
+            f"{type(optimizer).__name__} wraps an optimizer: give that, the {type(inner).__name__}."
         )
     rule = getattr(optimizer, "_choose_rule", None)
     name = "" if rule is None else rule().name
     if name not in COUNTERPARTS:
-        what = f"the rule {name}" if name else "no rule of the library"
+        rule_text = f"the rule {name}" if name else "no rule of the library"
         raise InvalidTypeError(
-            f"{type(optimizer).__name__} runs {what}, which has no counterpart in torch.optim;"
+            f"{type(optimizer).__name__} runs {rule_text}, which has no counterpart in torch.optim;"
             f" there are those of {', '.join(NAMES)}."
         )
     return COUNTERPARTS[name]

@@ -14,78 +14,75 @@ from thalweg.errors import NumericsWarning, warn
 _ADAM_W = "thalweg.v1.contrib.opt.AdamWOptimizer"
 
 
-def of_formula(counterpart: Counterpart, epsilons: Sequence[float | None]) -> list[str]:
-    """Return notes on differences of the steps although all numbers are equal."""
-    found = [counterpart.epsilon] if counterpart.epsilon and any(epsilons) else []
-    return found + ([counterpart.rate] if counterpart.rate else [])
+def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) -> list[str]:
+    """Return notes on differences of the update formulas that hyperparameters do not show."""
+    notes = [counterpart.epsilon] if counterpart.epsilon and any(epsilons) else []
+    return notes + ([counterpart.rate] if counterpart.rate else [])
 
 
-def of_options(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """Return notes on options of torch's groups that differ from the optimizer's or that it
-    lacks.
-    """
-    own = constant_hypers(optimizer)
-    found: list[str] = []
+def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
+    """Return notes on options of torch's groups that differ from the optimizer's or are new."""
+    hypers = constant_hypers(optimizer)
+    notes: list[str] = []
     for name, key in counterpart.hypers.items():
-        values = list(dict.fromkeys(number_option(group, key) for group in groups))
-        title = key.replace(".0", "[0]").replace(".1", "[1]")
-        if len(values) > 1:
-            found.append(f"the groups of torch have a {title} each, an optimizer here has one")
-        elif name in own and values[0] is not None and not _is_same(own[name], values[0]):
-            found.append(f"{name} is {own[name]:g} here, in torch {title} is {values[0]:g}")
+        options = list(dict.fromkeys(number_option(group, key) for group in groups))
+        option = key.replace(".0", "[0]").replace(".1", "[1]")
+        if len(options) > 1:
+            notes.append(f"the groups of torch have a {option} each, an optimizer here has one")
+        elif name in hypers and options[0] is not None and not _is_same(hypers[name], options[0]):
+            notes.append(f"{name} is {hypers[name]:g} here, in torch {option} is {options[0]:g}")
     for group in groups:
-        found += _of_group(group, optimizer, own)
-        for key, wanted in counterpart.options.items():
-            if key == "nesterov" and is_on(group, key) != wanted:
-                found.append(f"the momentum of torch is {'' if not wanted else 'not '}Nesterov's")
-    return list(dict.fromkeys(found))
+        notes += _notes_of_group(group, optimizer, hypers)
+        for key, expected in counterpart.options.items():
+            if key == "nesterov" and is_on(group, key) != expected:
+                notes.append(f"the momentum of torch is {'' if not expected else 'not '}Nesterov's")
+    return list(dict.fromkeys(notes))
 
 
-def _of_group(group: Group, optimizer: object, own: dict[str, float]) -> list[str]:
+def _notes_of_group(group: Group, optimizer: object, hypers: dict[str, float]) -> list[str]:
+    """Return notes on weight decay, maximization, dampening and rate decay of one group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
-    falls, dampening = (
-        number_option(group, "lr_decay") or 0.0,
-        number_option(group, "dampening") or 0.0,
-    )
-    found: list[str] = []
+    lr_decay = number_option(group, "lr_decay") or 0.0
+    dampening = number_option(group, "dampening") or 0.0
+    notes: list[str] = []
     is_decoupled = is_on(group, "decoupled_weight_decay")
-    decays = hasattr(optimizer, "_weight_decay")
-    if is_decoupled and decay and not decays:
-        found.append(
+    has_decay = hasattr(optimizer, "_weight_decay")
+    if is_decoupled and decay and not has_decay:
+        notes.append(
             f"torch decays the variables by {rate * decay:g} a step, nothing here does:"
             f" {_ADAM_W} would"
         )
-    elif is_decoupled and decays and not _is_same(own.get("weight_decay"), rate * decay):
-        found.append(
-            f"weight_decay is {own['weight_decay']:g} here, in torch lr * weight_decay is"
+    elif is_decoupled and has_decay and not _is_same(hypers.get("weight_decay"), rate * decay):
+        notes.append(
+            f"weight_decay is {hypers['weight_decay']:g} here, in torch lr * weight_decay is"
             f" {rate * decay:g}"
-            if "weight_decay" in own
+            if "weight_decay" in hypers
             else "weight_decay is not multiplied by the learning rate here"
         )
     elif decay and not is_decoupled:
-        found.append(
+        notes.append(
             f"weight_decay {decay:g} was part of torch's gradients: add {decay / 2:g} |variable|^2"
             " to the loss"
         )
     if is_on(group, "maximize"):
-        found.append("torch maximizes: minimize the negated loss")
+        notes.append("torch maximizes: minimize the negated loss")
     if dampening:
-        found.append(f"dampening is {dampening:g} in torch, and nothing here")
-    if not _is_same(decay_of(optimizer), falls):
-        found.append(
-            f"decay of the learning rate is {decay_of(optimizer):g} here, {falls:g} in torch"
+        notes.append(f"dampening is {dampening:g} in torch, and nothing here")
+    if not _is_same(decay_of(optimizer), lr_decay):
+        notes.append(
+            f"decay of the learning rate is {decay_of(optimizer):g} here, {lr_decay:g} in torch"
         )
-    return found
+    return notes
 
 
-def _is_same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
+def _is_same(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
     with np.errstate(all="ignore"):
-        return bool(np.float32(one) == np.float32(other))
+        return bool(np.float32(first) == np.float32(second))
 
 
 def warn_of(title: str, notes: Sequence[str]) -> None:
-    """Warn of all that is not the same."""
+    """Warn of all notes in one NumericsWarning."""
     if notes:
         warn(f"{title}: {'; '.join(notes)}.", NumericsWarning)

@@ -1,4 +1,4 @@
-"""`from_torch`: the state of an optimizer of `torch.optim`, taken over."""
+"""`from_torch`: load the state of a `torch.optim` optimizer."""
 
 from __future__ import annotations
 
@@ -15,51 +15,47 @@ from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart
 from thalweg.checkpoint.torch_optim.hyperparameters import is_classic
 from thalweg.checkpoint.torch_optim.parse_state_dict import (
     Parameter,
-    Saved,
     as_number,
     match_parameters,
     number_option,
     read,
 )
-from thalweg.checkpoint.torch_optim.state_layouts import into_keras, into_v1
+from thalweg.checkpoint.torch_optim.state_layouts import load_keras, load_v1
 from thalweg.errors import InvalidArgumentError
 
-_COUNTS = ("step", "mu_product")  # here they belong to the optimizer, in torch to each parameter
-_ALL_TOGETHER = (
+# Counts of the optimizer here, and of each parameter in torch.
+_COUNTS = ("step", "mu_product")
+_ONE_COUNTER = (
     "Here the steps of all variables are counted together; step=... says how many there were."
     " Nothing was loaded."
 )
 
-Matched = Sequence[tuple[Parameter, Tensor]]
+Pairs = Sequence[tuple[Parameter, Tensor]]
 
 
 def from_torch(
-    state_dict: Any,
-    into: Any,
-    variables: Any = None,
-    *,
-    step: int | None = None,
+    state_dict: Any, into: Any, variables: Any = None, *, step: int | None = None
 ) -> None:
-    """Go on where an optimizer of `torch.optim` was; all or nothing.
+    """Continue with the state of an optimizer of `torch.optim`; on an error nothing has changed.
 
-    Slots, the number of steps and what follows from it are set; hyperparameters stay what they
-    are. Warns of all that differs: of formulas, and of hyperparameters. A variable without a state
-    in torch has no slots here, either, until its first gradient.
+    Slots and step counters are set; hyperparameters are not. A NumericsWarning lists the
+    differences of formulas and hyperparameters. A variable without a state in torch has no slots
+    until its first gradient.
 
     Args:
         state_dict: An `Adam`, `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`
             of `torch.optim`, or its `state_dict()`.
         into: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the same rule.
-        variables: The variables. A dict has them by torch's names. Those of the optimizer, if that
-            was given, are known in any order, and are the default; others go by name, where both
-            sides have names, and else by the order of torch's parameters.
-        step: The number of steps, where torch has not counted them, as in SGD, or for each
-            parameter another.
+        variables: The variables, or a dict of variables by torch's names. The default is the
+            parameters of a given torch optimizer. Its parameters are matched by identity; other
+            variables by name if both sides have names, and else by the order of torch's parameters.
+        step: The step count, if torch has not counted steps, as in SGD, or if counts differ between
+            parameters.
 
     Raises:
-        InvalidTypeError: There is no such optimizer, or no counterpart of the rule.
-        CheckpointMismatchError: The classes, names, shapes or dtypes differ, or the steps of the
-            parameters. Lists up to ten differences. Nothing was loaded.
+        InvalidTypeError: `state_dict` is not such an optimizer, or the rule has no counterpart.
+        CheckpointMismatchError: The classes, names, shapes or dtypes differ, or the step counts of
+            the parameters. Lists up to ten differences. Nothing was loaded.
         FailedPreconditionError: The optimizer's state is variables of a graph.
 
     Example:
@@ -74,92 +70,101 @@ def from_torch(
         >>> int(opt.iterations), opt.get_slot(w, "rms").tolist()
         (1, [0.10000000149011612, 0.10000000149011612])
     """
-    counterpart, saved = counterpart_of(into), read(state_dict)
-    title = f"From torch.optim.{saved.family} to {type(into).__name__}"
-    if saved.family != counterpart.family:
-        wrong = f"{type(into).__name__} goes on with the state of torch.optim.{counterpart.family}"
-        raise state.mismatch([wrong], title)
-    pairs = match_parameters(saved, state_dict, variables)
+    counterpart, saved_state = counterpart_of(into), read(state_dict)
+    title = f"From torch.optim.{saved_state.family} to {type(into).__name__}"
+    if saved_state.family != counterpart.family:
+        problem = (
+            f"{type(into).__name__} goes on with the state of torch.optim.{counterpart.family}"
+        )
+        raise state.mismatch([problem], title)
+    pairs = match_parameters(saved_state, state_dict, variables)
     owners = into._owners()
     keys = dict(zip(map(id, (var for _, var in pairs)), _keys_of_variables(pairs), strict=True))
-    kept = [(own, var) for own, var in pairs if _has_state(own)]
-    steps = _counted_steps(saved.family, kept, keys, title) if step is None else _check_step(step)
-    products = _momentum_products(kept, keys, title) if saved.family == "NAdam" else []
-    slots = {id(var): _slot_values(counterpart, own, var) for own, var in kept}
-    _refuse_surplus(counterpart, kept, keys, title)
-    said = _collect_notes(counterpart, saved, into)
-    late = [keys[id(var)] for own, var in pairs if not _has_state(own)]
-    if late and kept and counterpart.powers:
-        said.append(
-            f"{', '.join(map(repr, late[:4]))} had no gradient yet, and will be corrected as one"
-            f" that had {steps}"
+    trained = [(parameter, var) for parameter, var in pairs if _has_state(parameter)]
+    steps = (
+        _counted_steps(saved_state.family, trained, keys, title)
+        if step is None
+        else _check_step(step)
+    )
+    products = _momentum_products(trained, keys, title) if saved_state.family == "NAdam" else []
+    slots = {id(var): _slot_values(counterpart, parameter, var) for parameter, var in trained}
+    _check_surplus(counterpart, trained, keys, title)
+    notes = _collect_notes(counterpart, saved_state.groups, into)
+    untrained = [keys[id(var)] for parameter, var in pairs if not _has_state(parameter)]
+    if untrained and trained and counterpart.powers:
+        notes.append(
+            f"{', '.join(map(repr, untrained[:4]))} had no gradient yet, and will be corrected as"
+            f" one that had {steps}"
         )
-    listed = [var for _, var in pairs if id(var) in slots or any(var is each for each in owners)]
+    targets = [var for _, var in pairs if id(var) in slots or any(var is owner for owner in owners)]
     if is_classic(into):
-        into_v1(into, listed, slots, steps)
+        load_v1(into, targets, slots, steps)
     else:
-        into_keras(into, listed, slots, steps, *products[:1])
-    difference_notes.warn_of(title, said)
+        load_keras(into, targets, slots, steps, *products[:1])
+    difference_notes.warn_of(title, notes)
 
 
-def _collect_notes(counterpart: Counterpart, saved: Saved, into: object) -> list[str]:
-    epsilons = [number_option(group, "eps") for group in saved.groups]
-    said = difference_notes.of_formula(counterpart, epsilons)
-    return said + difference_notes.of_options(counterpart, saved.groups, into)
+def _collect_notes(counterpart: Counterpart, groups: Any, optimizer: object) -> list[str]:
+    epsilons = [number_option(group, "eps") for group in groups]
+    notes = difference_notes.formula_notes(counterpart, epsilons)
+    return notes + difference_notes.option_notes(counterpart, groups, optimizer)
 
 
-def _keys_of_variables(pairs: Matched) -> list[str]:
+def _keys_of_variables(pairs: Pairs) -> list[str]:
     return state.keys_of([var for _, var in pairs])
 
 
 def _has_state(parameter: Parameter) -> bool:
-    """Return whether it has more than a count."""
-    return any(value is not None for key, value in parameter.state.items() if key not in _COUNTS)
+    """Return whether a parameter's state has more than step counts."""
+    return any(entry is not None for key, entry in parameter.state.items() if key not in _COUNTS)
 
 
-def _refuse_surplus(
-    counterpart: Counterpart, kept: Matched, keys: Mapping[int, str], title: str
+def _check_surplus(
+    counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], title: str
 ) -> None:
-    """Refuse what torch has kept and nothing here goes on with."""
-    known = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
-    surplus = [
+    """Raise CheckpointMismatchError for entries of torch's state that no slot corresponds to."""
+    expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
+    problems = [
         f"'{keys[id(var)]}/{key}' belongs to nothing here"
-        for own, var in kept
-        for key, value in own.state.items()
-        if key not in known and value is not None
+        for parameter, var in trained
+        for key, entry in parameter.state.items()
+        if key not in expected and entry is not None
     ]
-    if surplus:
-        raise state.mismatch(surplus, title)
-
-
-def _counted_steps(family: str, kept: Matched, keys: Mapping[int, str], title: str) -> int | None:
-    """How many steps torch has counted; None for SGD, which does not count.
-
-    Raises:
-        CheckpointMismatchError: For one parameter others than for another.
-    """
-    if family == "SGD":
-        return None
-    found: dict[str, int] = {}
-    problems: list[str] = []
-    for own, var in kept:
-        key, given = keys[id(var)], own.state.get("step")
-        value = as_number(given)
-        if value is None or not value.is_integer() or not 0 <= value < 2**63:
-            shown = state.shown(given) if value is None else f"{value:g}"
-            problems.append(f"'{key}' has the step {shown}")
-        elif value:  # at 0 torch has made a state without a gradient
-            found[key] = int(value)
     if problems:
         raise state.mismatch(problems, title)
-    first, steps = next(iter(found.items()), ("", 0))
-    others = [
-        f"'{key}' has taken {own} steps, '{first}' {steps}"
-        for key, own in found.items()
-        if own != steps
+
+
+def _counted_steps(
+    class_name: str, trained: Pairs, keys: Mapping[int, str], title: str
+) -> int | None:
+    """Return the step count of all parameters; None for SGD, which does not count.
+
+    Raises:
+        CheckpointMismatchError: The counts differ, or one is not a step count.
+    """
+    if class_name == "SGD":
+        return None
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    for parameter, var in trained:
+        key, step = keys[id(var)], parameter.state.get("step")
+        number = as_number(step)
+        if number is None or not number.is_integer() or not 0 <= number < 2**63:
+            text = state.shown(step) if number is None else f"{number:g}"
+            problems.append(f"'{key}' has the step {text}")
+        # A count of 0 belongs to a state that torch made without a gradient.
+        elif number:
+            counts[key] = int(number)
+    if problems:
+        raise state.mismatch(problems, title)
+    first, steps = next(iter(counts.items()), ("", 0))
+    differing = [
+        f"'{key}' has taken {count} steps, '{first}' {steps}"
+        for key, count in counts.items()
+        if count != steps
     ]
-    if others:
-        raise state.mismatch(others, title, _ALL_TOGETHER)
+    if differing:
+        raise state.mismatch(differing, title, _ONE_COUNTER)
     return steps
 
 
@@ -169,46 +174,47 @@ def _check_step(step: object) -> int:
     return step
 
 
-def _momentum_products(kept: Matched, keys: Mapping[int, str], title: str) -> list[float]:
-    """The products of NAdam's momentum.
+def _momentum_products(trained: Pairs, keys: Mapping[int, str], title: str) -> list[float]:
+    """Return the products of NAdam's momentum of all parameters that have one.
 
     Raises:
-        CheckpointMismatchError: They differ: here there is one.
+        CheckpointMismatchError: The products differ: here all variables share one.
     """
-    values = {keys[id(var)]: as_number(own.state.get("mu_product")) for own, var in kept}
-    found = {key: value for key, value in values.items() if value is not None}
-    first, product = next(iter(found.items()), ("", 1.0))
-    problems = [f"'{key}' has no mu_product" for key in values.keys() - found.keys()]
+    entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
+    factors = {key: as_number(entry) for key, entry in entries.items()}
+    products = {key: product for key, product in factors.items() if product is not None}
+    first, product = next(iter(products.items()), ("", 1.0))
+    problems = [f"'{key}' has no mu_product" for key in factors.keys() - products.keys()]
     problems += [
-        f"'{key}' has the mu_product {value}, '{first}' {product}"
-        for key, value in found.items()
-        if value != product
+        f"'{key}' has the mu_product {other}, '{first}' {product}"
+        for key, other in products.items()
+        if other != product
     ]
     if problems:
         raise state.mismatch(sorted(problems), title)
-    return list(found.values())
+    return list(products.values())
 
 
 def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
-    """What the slots of a variable are set to."""
-    found: dict[str, Any] = {}
+    """Return the values of a variable's slots by name, without those that torch has not saved."""
+    values: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
-    for name, kept in counterpart.slots.items():
-        value = parameter.state.get(kept.key)
-        if value is None and kept.may_lack and not number_option(parameter.group, "momentum"):
-            value = torch.zeros_like(var, requires_grad=False)
-        if value is None:
+    for name, entry in counterpart.slots.items():
+        tensor = parameter.state.get(entry.key)
+        if tensor is None and entry.may_lack and not number_option(parameter.group, "momentum"):
+            tensor = torch.zeros_like(var, requires_grad=False)
+        if tensor is None:
             continue
-        found[name] = _scale_slot(value, kept.rates * rate) if kept.rates else value
-    return found
+        values[name] = _scale_slot(tensor, entry.rates * rate) if entry.rates else tensor
+    return values
 
 
-def _scale_slot(value: Any, factor: float) -> object:
-    """A slot times a factor; what cannot be read is refused later."""
+def _scale_slot(slot: Any, factor: float) -> object:
+    """Return a slot times a factor; invalid values are returned unchanged and raise when loaded."""
     try:
-        if state.flaw(value) is not None:
-            return value
-        plain = state.kept(value)
-        return (plain.double() * factor).to(plain.dtype)
+        if state.flaw(slot) is not None:
+            return slot
+        tensor = state.kept(slot)
+        return (tensor.double() * factor).to(tensor.dtype)
     except Exception:
-        return value
+        return slot

@@ -1,6 +1,4 @@
-"""Reader of the state dict of a `torch.optim` optimizer: groups, and the state of each
-parameter.
-"""
+"""Reader of the state dict of a `torch.optim` optimizer."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ Group = dict[str, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of torch's.
+    """A parameter in a torch optimizer's state dict.
 
     Attributes:
-        name: Its name, or None where torch was given none.
-        group: The group it is in.
-        state: What was kept for it; nothing before its first gradient.
+        name: The name, or None if torch was given no names.
+        group: The group that has the parameter.
+        state: The parameter's state; empty before the first gradient.
     """
 
     name: str | None
@@ -37,11 +35,11 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """The state of an optimizer of torch's.
+class TorchState:
+    """The state dict of a torch optimizer.
 
     Attributes:
-        family: The class.
+        family: The name of the class.
         groups: The groups.
         parameters: The parameters of all groups, in order.
     """
@@ -51,27 +49,27 @@ class Saved:
     parameters: Sequence[Parameter]
 
 
-def read(given: Any) -> Saved:
-    """Read a state.
+def read(state_or_optimizer: Any) -> TorchState:
+    """Validate and return the state of a torch optimizer.
 
     Args:
-        given: An optimizer of `torch.optim`, or what its `state_dict()` returned.
+        state_or_optimizer: An optimizer of `torch.optim`, or the result of its `state_dict()`.
 
     Raises:
-        InvalidTypeError: It is something else, or of a class without a counterpart here.
-        CheckpointMismatchError: It is damaged.
+        InvalidTypeError: The argument is something else, or its class has no counterpart here.
+        CheckpointMismatchError: The state is damaged.
     """
-    if isinstance(given, torch.optim.Optimizer):
-        given = given.state_dict()
-    own: Mapping[Any, Any] = {}
-    if isinstance(given, Mapping):
-        own = cast("Mapping[Any, Any]", given)
-    if not own.keys() >= {"state", "param_groups"}:
+    if isinstance(state_or_optimizer, torch.optim.Optimizer):
+        state_or_optimizer = state_or_optimizer.state_dict()
+    state_dict: Mapping[Any, Any] = {}
+    if isinstance(state_or_optimizer, Mapping):
+        state_dict = cast("Mapping[Any, Any]", state_or_optimizer)
+    if not state_dict.keys() >= {"state", "param_groups"}:
         raise InvalidTypeError(
             "The state must be an optimizer of torch.optim or its state_dict(), not"
-            f" {shown(given)}."
+            f" {shown(state_or_optimizer)}."
         )
-    states, groups = _states_and_groups(own)
+    states, groups = _states_and_groups(state_dict)
     family = family_of(groups)
     if family is None:
         raise InvalidTypeError(
@@ -80,7 +78,7 @@ def read(given: Any) -> Saved:
         )
     keys = [key for group in groups for key in group["params"]]
     names = [name for group in groups for name in group.get("param_names", group["params"])]
-    owners = [group for group in groups for _ in group["params"]]
+    param_groups = [group for group in groups for _ in group["params"]]
     problems = [f"the state of {shown(key)} is of no parameter" for key in states.keys() - {*keys}]
     if len(names) != len(keys) or len({*keys}) != len(keys):
         problems.append("parameters and their names are not the same number, or come twice")
@@ -88,24 +86,26 @@ def read(given: Any) -> Saved:
         problems.append("a group has no number for its 'lr'")
     if problems:
         raise mismatch(problems, _title_of(family))
-    is_named = all(isinstance(name, str) for name in names)
+    are_named = all(isinstance(name, str) for name in names)
     parameters = [
-        Parameter(name if is_named else None, group, states.get(key, {}))
-        for key, name, group in zip(keys, names, owners, strict=True)
+        Parameter(name if are_named else None, group, states.get(key, {}))
+        for key, name, group in zip(keys, names, param_groups, strict=True)
     ]
-    return Saved(family, groups, parameters)
+    return TorchState(family, groups, parameters)
 
 
-def _states_and_groups(given: Mapping[object, object]) -> tuple[dict[Any, Any], list[Group]]:
-    """The states by parameter and the groups, if they are what they should be."""
-    states, groups = given["state"], given["param_groups"]
+def _states_and_groups(state_dict: Mapping[object, object]) -> tuple[dict[Any, Any], list[Group]]:
+    """Return the states by parameter and the groups; raise CheckpointMismatchError for other
+    types.
+    """
+    states, groups = state_dict["state"], state_dict["param_groups"]
     problems: list[str] = []
     if not isinstance(states, dict) or not all(
-        isinstance(own, dict) for own in cast("dict[Any, Any]", states).values()
+        isinstance(entries, dict) for entries in cast("dict[Any, Any]", states).values()
     ):
         problems.append("'state' is no dict of dicts")
-    found = cast("list[Any]", groups) if isinstance(groups, list) else []
-    if not found or not all(map(_is_group, found)):
+    group_list = cast("list[Any]", groups) if isinstance(groups, list) else []
+    if not group_list or not all(map(_is_group, group_list)):
         problems.append("'param_groups' is no list of groups with their 'params'")
     if problems:
         raise mismatch(problems, "The state of torch.optim")
@@ -115,136 +115,144 @@ def _states_and_groups(given: Mapping[object, object]) -> tuple[dict[Any, Any], 
 def _is_group(group: Any) -> bool:
     if not isinstance(group, dict):
         return False
-    own = as_object(group)
-    parts = [own.get("params"), own.get("param_names", [])]
-    if not all(isinstance(part, list) for part in parts):
+    fields = as_object(group)
+    key_lists = [fields.get("params"), fields.get("param_names", [])]
+    if not all(isinstance(keys, list) for keys in key_lists):
         return False
-    return all(isinstance(key, int | str) for part in parts for key in cast("list[Any]", part))
+    return all(isinstance(key, int | str) for keys in key_lists for key in cast("list[Any]", keys))
 
 
-def _title_of(family: str) -> str:
-    return f"The state of torch.optim.{family}"
+def _title_of(class_name: str) -> str:
+    return f"The state of torch.optim.{class_name}"
 
 
 def match_parameters(
-    saved: Saved, given: object, variables: object
+    torch_state: TorchState, state_or_optimizer: object, variables: object
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return the parameters with their variables.
+    """Return pairs of torch's parameters and variables.
 
-    Those of the optimizer are known by what they are; others go by name where both sides have
-    names, else by order.
+    Parameters of the torch optimizer itself are matched by identity; other variables by name if
+    both sides have names, else by order.
 
     Args:
-        saved: The state.
-        given: The optimizer of torch's it was read from, or anything else.
+        torch_state: The state.
+        state_or_optimizer: The torch optimizer that the state was read from, or anything else.
         variables: Variables, or a dict of variables by torch's names. None stands for the
             parameters of the optimizer.
 
     Raises:
-        InvalidArgumentError: There is nothing that says which variables there are.
-        CheckpointMismatchError: Names or numbers differ.
+        InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer.
+        CheckpointMismatchError: Names or the number of parameters differ.
     """
-    names, found = _names_and_variables(_parameters_of(given) if variables is None else variables)
-    own = _places_of_parameters(given)
-    if names is None and any(id(var) in own for var in found):
-        return _match_by_identity(saved, own, found)
-    names = _names_of(found) if names is None else names
-    if names is None or any(parameter.name is None for parameter in saved.parameters):
-        return _in_order(saved, found)
-    return _by_name(saved, names, found)
+    names, tensors = _names_and_variables(
+        _parameters_of(state_or_optimizer) if variables is None else variables
+    )
+    indices = _parameter_indices(state_or_optimizer)
+    if names is None and any(id(var) in indices for var in tensors):
+        return _match_by_identity(torch_state, indices, tensors)
+    names = _names_of(tensors) if names is None else names
+    if names is None or any(parameter.name is None for parameter in torch_state.parameters):
+        return _match_by_order(torch_state, tensors)
+    return _match_by_name(torch_state, names, tensors)
 
 
-def _parameters_of(given: object) -> list[Tensor]:
-    """The parameters of the optimizer that was given."""
-    if not isinstance(given, torch.optim.Optimizer):
+def _parameters_of(optimizer: object) -> list[Tensor]:
+    """Return the parameters of a torch optimizer; raise InvalidArgumentError for other objects."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
             "Give the variables, in the order of torch's parameters or by their names."
         )
-    return [param for group in given.param_groups for param in group["params"]]
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
-    """Variables and, of a dict, their names in it."""
+    """Return the names in a dict of variables, else None; and the variables."""
     names: list[str] | None = None
     if isinstance(variables, Mapping):
-        named = cast("Mapping[Any, Any]", variables)
-        names, variables = list(named.keys()), list(named.values())
-    found = distinct(flatten(variables))
-    check_variables(found)
-    return names, found
+        mapping = cast("Mapping[Any, Any]", variables)
+        names, variables = list(mapping.keys()), list(mapping.values())
+    tensors = distinct(flatten(variables))
+    check_variables(tensors)
+    return names, tensors
 
 
 def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
-    """The names that variables have of their own, if these tell them apart."""
+    """Return the names of named variables; None if some have no name or the same name."""
     names = [name_of(var, "").split(":")[0] for var in variables]
     has_names = all(name not in ("", "Variable") for name in names)
     return names if has_names and len({*names}) == len(names) else None
 
 
-def _in_order(saved: Saved, found: Sequence[Tensor]) -> list[tuple[Parameter, Tensor]]:
-    count = len(saved.parameters)
-    if len(found) != count:
-        wrong = f"there are {count} parameters, and {len(found)} variables"
-        raise mismatch([wrong], _title_of(saved.family))
-    return list(zip(saved.parameters, found, strict=True))
-
-
-def _by_name(
-    saved: Saved, names: Sequence[str], found: Sequence[Tensor]
+def _match_by_order(
+    torch_state: TorchState, tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    torches = [parameter.name for parameter in saved.parameters]
-    known = dict(zip(torches, saved.parameters, strict=True))
-    problems = [f"'{name}' is none of its parameters" for name in names if name not in known]
-    problems += [f"'{name}' belongs to nothing here" for name in torches if name not in names]
+    count = len(torch_state.parameters)
+    if len(tensors) != count:
+        problem = f"there are {count} parameters, and {len(tensors)} variables"
+        raise mismatch([problem], _title_of(torch_state.family))
+    return list(zip(torch_state.parameters, tensors, strict=True))
+
+
+def _match_by_name(
+    torch_state: TorchState, names: Sequence[str], tensors: Sequence[Tensor]
+) -> list[tuple[Parameter, Tensor]]:
+    saved_names = [parameter.name for parameter in torch_state.parameters]
+    parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
+    problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]
+    problems += [f"'{name}' belongs to nothing here" for name in saved_names if name not in names]
     if problems:
-        raise mismatch(problems, _title_of(saved.family))
-    return [(known[name], var) for name, var in zip(names, found, strict=True)]
+        raise mismatch(problems, _title_of(torch_state.family))
+    return [(parameters[name], var) for name, var in zip(names, tensors, strict=True)]
 
 
 def _match_by_identity(
-    saved: Saved, own: Mapping[int, int], found: Sequence[Tensor]
+    torch_state: TorchState, indices: Mapping[int, int], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """The variables with what was kept for each, where they are the optimizer's parameters."""
-    given = {id(var) for var in found}
+    """Return pairs of parameters and variables that are the torch optimizer's parameters."""
+    ids = {id(var) for var in tensors}
     problems = [
-        f"{name_of(var)!r} is none of its parameters" for var in found if id(var) not in own
+        f"{name_of(var)!r} is none of its parameters" for var in tensors if id(var) not in indices
     ]
     problems += [
-        f"its parameter {index} is not given" for each, index in own.items() if each not in given
+        f"its parameter {index} is not given" for key, index in indices.items() if key not in ids
     ]
     if problems:
-        raise mismatch(problems, _title_of(saved.family))
-    return [(saved.parameters[own[id(var)]], var) for var in found]
+        raise mismatch(problems, _title_of(torch_state.family))
+    return [(torch_state.parameters[indices[id(var)]], var) for var in tensors]
 
 
-def _places_of_parameters(given: object) -> dict[int, int]:
-    """The places of an optimizer's parameters by `id`."""
-    groups = given.param_groups if isinstance(given, torch.optim.Optimizer) else []
-    found = [id(param) for group in groups for param in group["params"]]
-    return {each: index for index, each in enumerate(found)}
+def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
+    """Return the index of each parameter of an optimizer by `id`."""
+    groups = (
+        state_or_optimizer.param_groups
+        if isinstance(state_or_optimizer, torch.optim.Optimizer)
+        else []
+    )
+    ids = [id(param) for group in groups for param in group["params"]]
+    return {key: index for index, key in enumerate(ids)}
 
 
-def as_number(value: Any) -> float | None:
-    """Return a number, also from a tensor of one element; None for anything else."""
+def as_number(number: Any) -> float | None:
+    """Return a number, also from a tensor of one element; None for other values."""
     try:
-        if isinstance(value, Tensor):
-            value = kept(value).item() if flaw(value) is None else None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else None
-    except Exception:  # a class of tensors that fails, several elements, an int of many digits
+        if isinstance(number, Tensor):
+            number = kept(number).item() if flaw(number) is None else None
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        return float(number) if is_number else None
+    except Exception:  # Tensor subclasses that fail, several elements, integers too large.
         return None
 
 
 def is_on(group: Group, key: str) -> bool:
-    """Return True if an option of a group is on."""
+    """Return True if an option of a group is True or a number other than 0."""
     return group.get(key) is True or bool(as_number(group.get(key)))
 
 
 def number_option(group: Group, key: str) -> float | None:
-    """Return a number of a group; of "betas.0" the first of "betas"."""
+    """Return a number of a group or None; "betas.0" is the first element of "betas"."""
     key, _, index = key.partition(".")
-    value = group.get(key)
+    option = group.get(key)
     if index:
-        pair = cast("Sequence[Any]", value) if isinstance(value, tuple | list) else ()
-        value = pair[int(index)] if len(pair) == 2 else None
-    return as_number(value)
+        pair = cast("Sequence[Any]", option) if isinstance(option, tuple | list) else ()
+        option = pair[int(index)] if len(pair) == 2 else None
+    return as_number(option)

@@ -1,4 +1,4 @@
-"""A state in the form that each face loads."""
+"""Load slots in the state layout of each front end."""
 
 from __future__ import annotations
 
@@ -18,47 +18,50 @@ from thalweg.keras.optimizers.state_dict import FORMAT
 from thalweg.variable import name_of, to_tensor
 
 
-def into_v1(
-    into: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
+def load_v1(
+    optimizer: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
 ) -> None:
-    """Set slots and powers of an optimizer of `thalweg.v1`."""
-    made: dict[str, Any] = {}
+    """Set slots and powers of a `thalweg.v1` optimizer; `slots` has them by `id` of a variable."""
+    state_dict: dict[str, Any] = {}
     for key, var in zip(state.keys_of(variables), variables, strict=True):
-        made |= {f"{key}/{name}": value for name, value in slots.get(id(var), {}).items()}
-    powers: dict[str, str] = getattr(into, "POWERS", {}) if variables else {}
+        state_dict |= {f"{key}/{name}": slot for name, slot in slots.get(id(var), {}).items()}
+    powers: dict[str, str] = getattr(optimizer, "POWERS", {}) if variables else {}
     for name, hyper in powers.items():
-        beta = beta_of(into, hyper)
-        own = into._get_non_slot_variable(name)
-        own = to_tensor(beta) if own is None else own
-        kind = scalar_type(own)
-        power = power_after(as_hyper(beta, kind), steps or 0)
-        made[name] = torch.full_like(own, float(power), requires_grad=False)
-    into.load_state_dict(made, variables or None)
+        beta = beta_of(optimizer, hyper)
+        power_tensor = optimizer._get_non_slot_variable(name)
+        power_tensor = to_tensor(beta) if power_tensor is None else power_tensor
+        dtype = scalar_type(power_tensor)
+        power = power_after(as_hyper(beta, dtype), steps or 0)
+        state_dict[name] = torch.full_like(power_tensor, float(power), requires_grad=False)
+    optimizer.load_state_dict(state_dict, variables or None)
 
 
-def into_keras(
-    into: Any,
+def load_keras(
+    optimizer: Any,
     variables: Sequence[Tensor],
     slots: Mapping[int, Any],
     steps: int | None,
     product: float = 1.0,
 ) -> None:
-    """Set slots, `iterations` and Nadam's product of an optimizer of `thalweg.keras`."""
-    owners = distinct([*into._slots.owners(), *variables])
-    titles = state.distinct([name_of(var) for var in owners])
-    own = {title: slots.get(id(var), {}) for title, var in zip(titles, owners, strict=True)}
+    """Set slots, `iterations` and Nadam's product of an optimizer of `thalweg.keras`.
+
+    `slots` has them by `id` of a variable. With `steps=None`, `iterations` stays.
+    """
+    owners = distinct([*optimizer._slots.owners(), *variables])
+    names = state.distinct([name_of(var) for var in owners])
+    slots_by_name = {name: slots.get(id(var), {}) for name, var in zip(names, owners, strict=True)}
     weights: dict[str, Tensor] = {}
-    for name in into.EXTRA if slots else ():
-        known = into._extra_weights().get(name)
-        dtype = variables[0].dtype if known is None else known.dtype
+    for name in optimizer.EXTRA if slots else ():
+        weight = optimizer._extra_weights().get(name)
+        dtype = variables[0].dtype if weight is None else weight.dtype
         weights[name] = torch.tensor(product, dtype=dtype, device="cpu")
-    count = into.iterations.item() if steps is None else steps
-    made = {
-        "class_name": type(into).__name__,
+    iterations = optimizer.iterations.item() if steps is None else steps
+    state_dict = {
+        "class_name": type(optimizer).__name__,
         "format": FORMAT,
-        "iterations": torch.tensor(count, dtype=torch.int64, device="cpu"),
+        "iterations": torch.tensor(iterations, dtype=torch.int64, device="cpu"),
         "hyperparameters": {},
         "weights": weights,
-        "slots": own,
+        "slots": slots_by_name,
     }
-    into.load_state_dict(made, variables or None)
+    optimizer.load_state_dict(state_dict, variables or None)

@@ -1,1 +1,1 @@
-"""Detection of a file's optimizer from its tensors: by names, by a graph, or by their order."""
+"""Detection of a file's optimizer by names, by a graph, or by the order of tensors."""

@@ -1,4 +1,4 @@
-"""The beta powers of a file, and the optimizers that they belong to."""
+"""Beta powers of a file, and the optimizers that they belong to."""
 
 from __future__ import annotations
 
@@ -20,86 +20,90 @@ _FLOATS = ("F32", "F64")
 Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: "scope/" and "_1"
 
 
-def split_powers(tensors: Mapping[str, StoredTensor]) -> tuple[Sets, dict[str, StoredTensor]]:
-    """Return the powers, each optimizer's by their short names, and everything else."""
-    found: Sets = {}
-    rest: dict[str, StoredTensor] = {}
-    for name, value in tensors.items():
+def split_powers(
+    stored_tensors: Mapping[str, StoredTensor],
+) -> tuple[Sets, dict[str, StoredTensor]]:
+    """Return the powers of each optimizer by their short names, and all other tensors."""
+    sets: Sets = {}
+    other_tensors: dict[str, StoredTensor] = {}
+    for name, tensor in stored_tensors.items():
         match = _POWER.fullmatch(name)
-        if match is None or value.shape or value.dtype not in _FLOATS:
-            rest[name] = value
+        if match is None or tensor.shape or tensor.dtype not in _FLOATS:
+            other_tensors[name] = tensor
             continue
         scope, power, number = match.groups()
-        found.setdefault(f"{scope or ''} {number or ''}", {})[power] = value
-    return found, rest
+        sets.setdefault(f"{scope or ''} {number or ''}", {})[power] = tensor
+    return sets, other_tensors
 
 
 def with_powers(
     optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
-    """Return the optimizers with their powers, and the steps that these tell.
+    """Return the optimizers with their powers and the step counts that these imply.
 
-    A second optimizer of the same name has the second set. Where there are more sets than that,
-    optimizers of other variables share a name; where there are several names, no order of sets is
-    known: then there is an optimizer for each set, with all the slots. Sets that are alike are one.
+    The second optimizer with the same name has the second set of powers. If there are more sets
+    than optimizers, several share a name; if there are several names, the order of sets is unknown:
+    then there is one optimizer for each set, with all slots. Equal sets count once.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
-    counts = {name: count_of(value) for name, value in counters.items()}
+    counts = {name: count_of(counter) for name, counter in counters.items()}
     numbers = {name: count for name, count in counts.items() if count is not None}
-    having = [each for each in optimizers if _has_powers(each)]
-    sharing = len(sets) > 1 and (len(sets) != len(having) or len({e.name for e in having}) > 1)
+    owners = [optimizer for optimizer in optimizers if _has_powers(optimizer)]
+    names = {optimizer.name for optimizer in owners}
+    are_ambiguous = len(sets) > 1 and (len(sets) != len(owners) or len(names) > 1)
     pairs: list[tuple[FoundOptimizer, dict[str, StoredTensor]]] = []
-    for found in optimizers:
-        if not sets or not _has_powers(found):
-            pairs.append((found, {}))
-        elif sharing:
-            pairs += [(_with_shared_name(found, key), own) for key, own in sets.items()]
+    for detected in optimizers:
+        if not sets or not _has_powers(detected):
+            pairs.append((detected, {}))
+        elif are_ambiguous:
+            pairs += [(_with_shared_name(detected, key), powers) for key, powers in sets.items()]
         else:
-            index = next(at for at, each in enumerate(having) if each is found)
-            own = list(sets.values())
-            pairs.append((found, own[min(index, len(own) - 1)]))
-    return [with_steps(found, own, numbers) for found, own in pairs]
+            index = [optimizer is detected for optimizer in owners].index(True)
+            power_sets = list(sets.values())
+            pairs.append((detected, power_sets[min(index, len(power_sets) - 1)]))
+    return [with_steps(detected, powers, numbers) for detected, powers in pairs]
 
 
 def with_steps(
-    found: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
+    detected: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
 ) -> FoundOptimizer:
-    """Return the optimizer with the number of its steps, and betas that follow from the powers.
+    """Return an optimizer with its step count, and betas that follow from the powers.
 
     Args:
-        found: The optimizer.
-        powers: Its powers.
-        counters: Numbers of steps from elsewhere, by name.
+        detected: The optimizer.
+        powers: Its powers by name.
+        counters: Step counts from other variables, by name.
     """
-    values = {name.removesuffix("_power"): each.array()[()] for name, each in powers.items()}
+    values = {name.removesuffix("_power"): power.array()[()] for name, power in powers.items()}
     steps = steps_and_betas(values, counters)
-    shown = ", ".join(f"{name}={each.array().item():.6g}" for name, each in powers.items())
+    power_text = ", ".join(f"{name}={power.array().item():.6g}" for name, power in powers.items())
     return replace(
-        found,
-        scalars={**found.scalars, **powers},
-        evidence=f"{found.evidence}, powers {shown}" if shown else found.evidence,
-        hyperparameters={**found.hyperparameters, **steps.betas},
+        detected,
+        scalars={**detected.scalars, **powers},
+        evidence=f"{detected.evidence}, powers {power_text}" if power_text else detected.evidence,
+        hyperparameters={**detected.hyperparameters, **steps.betas},
         steps=steps.count,
-        notes=(*found.notes, *steps.notes),
+        notes=(*detected.notes, *steps.notes),
         unclear=steps.unclear,
     )
 
 
 def _are_different(sets: Sets) -> bool:
-    return (
-        len({tuple(sorted((n, bytes(s.data)) for n, s in own.items())) for own in sets.values()})
-        > 1
-    )
+    contents = [
+        sorted((name, bytes(t.data)) for name, t in powers.items()) for powers in sets.values()
+    ]
+    return any(content != contents[0] for content in contents)
 
 
-def _has_powers(found: FoundOptimizer) -> bool:
-    if found.family is not None:
-        return bool(found.family.powers)
-    return any(len(own) == 2 for own in found.slots.values())
+def _has_powers(detected: FoundOptimizer) -> bool:
+    if detected.family is not None:
+        return bool(detected.family.powers)
+    return any(len(by_kind) == 2 for by_kind in detected.slots.values())
 
 
-def _with_shared_name(found: FoundOptimizer, key: str) -> FoundOptimizer:
+def _with_shared_name(detected: FoundOptimizer, key: str) -> FoundOptimizer:
     scope, _, number = key.partition(" ")
-    title = f"{scope}/" * bool(scope) + "beta1_power" + f"_{number}" * bool(number)
-    note = f"several optimizers are called {found.name}: this one has {title}; give its variables"
-    return replace(found, notes=(*found.notes, note))
+    power_name = f"{scope}/" * bool(scope) + "beta1_power" + f"_{number}" * bool(number)
+    note = f"several optimizers are called {detected.name}: this one has {power_name}"
+    note += "; give its variables"
+    return replace(detected, notes=(*detected.notes, note))

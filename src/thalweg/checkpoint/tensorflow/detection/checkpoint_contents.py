@@ -1,4 +1,4 @@
-"""Contents of a TensorFlow file: variables, their optimizers, and unknown tensors."""
+"""Contents of a TensorFlow file: variables, optimizers, and unknown tensors."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Slots = dict[str, dict[str, "StoredTensor"]]
 
 @dataclass(frozen=True)
 class FoundOptimizer:
-    """An optimizer, as far as a file tells it.
+    """An optimizer, as far as a file describes it.
 
     Attributes:
-        name: What slots are called after it, "Adam"; in an object checkpoint its place there.
-        face: Whose it is: "v1", "keras" or "openseq2seq".
-        family: What kind it is; None if the file fits several, or none.
-        candidates: The kinds that it may be, if that is not certain.
-        evidence: How the file tells: "slots Adam, Adam_1, powers beta1_power=0.59049".
-        slots: By variable and kind. Where the kind is unknown, by their own names in the file.
-        scalars: What belongs to no variable, by TensorFlow's short names: "beta1_power", "iter".
-        hyperparameters: Those that the file has or that follow from it to the bit.
-        steps: How many steps it has taken, or None where the file does not tell.
-        notes: What does not go together, in words.
-        refused: What it did that nothing here does, in words.
-        title: The name that it was given; "" if the file does not tell.
-        unclear: Hyperparameters for which several values fit the file; they have to be given.
-        lost: Why slots of it belong to no variable for certain, in words: it cannot go on.
-        loss_scale: What a dynamic loss scale around it remembers: "current_loss_scale" and
-            "good_steps"; {} if there is none.
+        name: The name in its slots, such as "Adam"; in an object checkpoint its path there.
+        face: The front end: "v1", "keras" or "openseq2seq".
+        family: The class and its slots; None if the file matches several, or none.
+        candidates: The possible classes, if `family` is None.
+        evidence: What the detection is based on: "slots Adam, Adam_1, powers beta1_power=0.59049".
+        slots: Slots by variable and kind; by their names in the file if the kind is unknown.
+        scalars: Scalars of the optimizer, by TensorFlow's short names: "beta1_power", "iter".
+        hyperparameters: Those that the file has, or that follow from its contents to the bit.
+        steps: The step count, or None if the file does not have it.
+        notes: Descriptions of contradictions.
+        refused: Options that this library does not have, as text.
+        title: The name argument of the optimizer; "" if the file does not have it.
+        unclear: Hyperparameters for which several values fit the file; they must be given.
+        lost: Reasons why slots cannot be assigned to variables; if any, it cannot continue.
+        loss_scale: State of a dynamic loss scale around it: "current_loss_scale" and "good_steps";
+            {} if there is none.
     """
 
     name: str
@@ -62,17 +62,17 @@ class FoundOptimizer:
 
     def __str__(self) -> str:
         title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
-        known = ", ".join(f"{name}={value}" for name, value in self.hyperparameters.items())
+        hypers = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
         steps = "" if self.steps is None else f"; {self.steps} steps"
-        return f"{title}: {self.evidence}{steps}{f'; {known}' if known else ''}"
+        return f"{title}: {self.evidence}{steps}{f'; {hypers}' if hypers else ''}"
 
 
 @dataclass(frozen=True)
 class TensorFlowCheckpoint:
-    """A file of TensorFlow, read and sorted. Made by `load`.
+    """A TensorFlow file, read and sorted. Returned by `load`.
 
     Attributes:
-        path: Where it was read.
+        path: The path of the file.
         kind: "saver" (`tf.train.Saver`), "object" (`tf.train.Checkpoint`), "keras" (`.keras`),
             "weights.h5" or "h5".
         variables: The variables by name, as TensorFlow has them.
@@ -80,10 +80,10 @@ class TensorFlowCheckpoint:
         counters: Integers of no optimizer: "global_step", "save_counter".
         averages: Moving averages of variables (`tf.train.ExponentialMovingAverage`), by variable.
         mixed: OpenSeq2Seq's masters, loss scale and averages, or None.
-        unknown: What belongs to nothing that is known, by name.
-        texts: The names of tensors of strings and of states of iterators, which are skipped.
+        unknown: Tensors that belong to nothing known, by name.
+        texts: The names of string tensors and iterator states, which are skipped.
         other_names: Second names of variables: in object checkpoints "layer1/kernel".
-        source: What it was sorted from: tensors by name, or a file of Keras.
+        source: The unsorted contents: tensors by name, or a file of Keras.
         graph: The object graph, or None.
     """
 
@@ -102,7 +102,7 @@ class TensorFlowCheckpoint:
 
     @property
     def optimizer(self) -> FoundOptimizer | None:
-        """The optimizer, or None.
+        """The only optimizer, or None.
 
         Raises:
             InvalidArgumentError: There are several.
@@ -110,13 +110,13 @@ class TensorFlowCheckpoint:
         if len(self.optimizers) > 1:
             raise InvalidArgumentError(
                 f"{self.path} has {len(self.optimizers)} optimizers, see `optimizers`:"
-                f" {', '.join(each.name for each in self.optimizers)}."
+                f" {', '.join(optimizer.name for optimizer in self.optimizers)}."
             )
         return self.optimizers[0] if self.optimizers else None
 
     @property
     def slots(self) -> Slots:
-        """The slots of the one optimizer, by variable and kind; {} if there is none."""
+        """Slots of the only optimizer, by variable and kind; {} if there is none."""
         return self.optimizer.slots if self.optimizer else {}
 
     @property
@@ -125,35 +125,34 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the number of steps taken: from the counter of the file, else from its optimizers.
+        """Return the step count: from the counter of the file, else from its optimizers; or None.
 
         A counter is called "global_step", or is the only one besides "save_counter".
         """
-        named = {name: count_of(each) for name, each in self.counters.items()}
-        exact = {name for name in named if name.rpartition("/")[2] == GLOBAL_STEP}
+        counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
+        exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
         for counts in (
-            {named[name] for name in exact or named.keys() - {SAVE_COUNTER}},
-            {each.steps for each in optimizers if each.steps is not None},
+            {counter_values[name] for name in exact or counter_values.keys() - {SAVE_COUNTER}},
+            {optimizer.steps for optimizer in optimizers if optimizer.steps is not None},
         ):
             if counts:
                 return counts.pop() if len(counts) == 1 else None
         return None
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return all tensors by their names in the file; of Keras files those that the library
-        reads.
-        """
+        """Return all tensors by their names in the file; of Keras files those that are read."""
         if isinstance(self.source, KerasFile):
             return {**self.source.variables, **self.source.optimizer}
         return self.source or {}
 
     def summary(self) -> str:
         """Return a description of the file's contents, in a few lines."""
-        size = sum(len(each.data) for each in self.variables.values())
+        size = sum(len(tensor.data) for tensor in self.variables.values())
         lines = [f"{self.path}: {len(self.variables)} variables, {size:,} bytes"]
-        lines += [str(each) for each in self.optimizers]
-        lines += [f"  {note}" for each in self.optimizers for note in each.notes]
-        lines += [f"{name} = {count_of(each)}" for name, each in sorted(self.counters.items())]
+        lines += [str(optimizer) for optimizer in self.optimizers]
+        lines += [f"  {note}" for optimizer in self.optimizers for note in optimizer.notes]
+        counts = [(name, count_of(counter)) for name, counter in sorted(self.counters.items())]
+        lines += [f"{name} = {count}" for name, count in counts]
         if self.averages:
             lines.append(f"moving averages of {len(self.averages)} variables")
         if self.mixed is not None:

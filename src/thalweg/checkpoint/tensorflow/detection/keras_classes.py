@@ -5,13 +5,13 @@ from __future__ import annotations
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS
 
 # Classes of Keras that thalweg.keras does not have.
-OTHERS = {name.lower(): name for name in ("AdamW", "Adafactor", "Lamb", "Lion", "Muon")}
+UNSUPPORTED = {name.lower(): name for name in ("AdamW", "Adafactor", "Lamb", "Lion", "Muon")}
 # Optimizers that scale the loss around another one; the second is of Keras 2.11 to 2.15.
 SCALING = ("LossScaleOptimizer", "LossScaleOptimizerV3")
 # Keras 2.11 to 2.15 registers its own optimizers under "Custom", the default package;
 # thalweg.integrations.keras3 registers the classes of the same names under "thalweg".
 _PACKAGES = ("Custom", "thalweg")
-_NAMES = (*(family.cls for family in KERAS), *SCALING, *OTHERS.values())
+_NAMES = (*(family.cls for family in KERAS), *SCALING, *UNSUPPORTED.values())
 _BY_LOWER_NAME = {name.lower(): name for name in _NAMES}
 
 

@@ -1,4 +1,4 @@
-"""The hyperparameters in the configuration that a file of Keras has of its optimizer."""
+"""Hyperparameters in the optimizer configuration of a Keras file."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from thalweg._formats.keras_files import KerasFile
     from thalweg._formats.stored_tensor import StoredTensor
 
-# Where the numbers of Keras since 2.11 are not those of OptimizerV2.
-INSIDE = (
+# Note on RMSprop: Keras since 2.11 computes other numbers than OptimizerV2.
+EPSILON_NOTE = (
     "this Keras adds epsilon to the mean square, and OptimizerV2 to its root: means of squares near"
     " epsilon make other steps"
 )
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 _MOST_STEPS = 10_000
-_AROUND = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+_UNSUPPORTED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
 def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
-    """Arguments for the class of a family.
+    """Return arguments for the class of a family.
 
     Raises:
-        InvalidConfigError: The configuration has a schedule that is none.
+        InvalidConfigError: The configuration has an invalid schedule.
     """
     config = file.config or {}
     accepted = inspect.signature(getattr(optimizers, family.cls)).parameters
-    known = {
-        name: shortest_decimal(value) if is_legacy(file) else value
-        for name, value in config.items()
-        if name in accepted and isinstance(value, bool | int | float | str)
+    arguments = {
+        name: shortest_decimal(argument) if is_legacy(file) else argument
+        for name, argument in config.items()
+        if name in accepted and isinstance(argument, bool | int | float | str)
     }
-    known |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
+    arguments |= {name: config[name] for name in _CLIPPING if config.get(name) is not None}
     if isinstance(config.get("learning_rate"), Mapping):
-        known["learning_rate"] = _make_schedule(config["learning_rate"])
+        arguments["learning_rate"] = _make_schedule(config["learning_rate"])
     if "decay" in config and _is_optimizer_v2(file):
-        known["decay"] = config["decay"]
+        arguments["decay"] = config["decay"]
     if family.cls == "Nadam" and not is_legacy(file):
         # psi: in Keras the momentum's schedule has no factor.
-        known["decay"] = config.get("schedule_decay", 1.0)
-    return {**family.options, **known}
+        arguments["decay"] = config.get("schedule_decay", 1.0)
+    return {**family.options, **arguments}
 
 
 def is_legacy(file: KerasFile) -> bool:
@@ -63,8 +63,9 @@ def is_legacy(file: KerasFile) -> bool:
 
 def notes_of(family: Family | None, file: KerasFile) -> tuple[str, ...]:
     """Return notes for the user about continuing with the optimizer."""
-    plain = family is not None and family.cls == "RMSprop" and "momentum" not in family.slots
-    return (INSIDE,) if plain and not _is_optimizer_v2(file) else ()
+    if family is None or family.cls != "RMSprop" or "momentum" in family.slots:
+        return ()
+    return () if _is_optimizer_v2(file) else (EPSILON_NOTE,)
 
 
 def _is_optimizer_v2(file: KerasFile) -> bool:
@@ -73,11 +74,9 @@ def _is_optimizer_v2(file: KerasFile) -> bool:
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:
-    """Return the options of the optimizer around its updates that this library lacks, as
-    name=value.
-    """
+    """Return the options around the update that this library lacks, as name=value."""
     config = file.config or {}
-    return tuple(f"{name}={config[name]}" for name in _AROUND if config.get(name))
+    return tuple(f"{name}={config[name]}" for name in _UNSUPPORTED if config.get(name))
 
 
 def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
@@ -97,8 +96,8 @@ def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
             break
     # The later factors are beta_1, as powers of 0.96 are 0 by then.
     product = product * beta_1 ** np.float32(max(steps - _MOST_STEPS, 0))
-    value = torch.tensor(float(product), dtype=torch.float32, device="cpu")
-    return {"momentum_cache": of_tensor(value)}
+    tensor = torch.tensor(float(product), dtype=torch.float32, device="cpu")
+    return {"momentum_cache": of_tensor(tensor)}
 
 
 def _make_schedule(config: Mapping[str, object]) -> object:

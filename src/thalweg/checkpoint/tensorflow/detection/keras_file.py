@@ -1,4 +1,4 @@
-"""Sorts a file of Keras: the optimizer's arrays are numbered, or named as in Keras 2.
+"""Sort a Keras file, whose optimizer arrays are numbered, or named as in Keras 2.
 
 OptimizerV2 names a slot "Adam/dense/kernel/m", Keras 2.11 to 2.15 "Adam/m/dense/kernel".
 """
@@ -16,7 +16,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     Slots,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.detection.keras_classes import OTHERS, SCALING, keras_class
+from thalweg.checkpoint.tensorflow.detection.keras_classes import SCALING, UNSUPPORTED, keras_class
 from thalweg.checkpoint.tensorflow.detection.keras_config import (
     hyperparameters_of,
     momentum_product,
@@ -24,7 +24,7 @@ from thalweg.checkpoint.tensorflow.detection.keras_config import (
     refused_of,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_objects import SLOT_KINDS
-from thalweg.checkpoint.tensorflow.detection.loss_scales import SCALE, STEPS, if_usual, scaled_by
+from thalweg.checkpoint.tensorflow.detection.loss_scales import SCALE, STEPS, if_valid, scaled_by
 from thalweg.checkpoint.tensorflow.detection.scalars import INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
 # Slots of options around the update, which Keras creates before those of the update, by option.
-_AROUND = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
+_OPTION_SLOTS = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
 _INNER = "/inner_optimizer/"
 _ITERATION = "iteration"  # the name of the count of steps since Keras 2.11
 
@@ -47,10 +47,10 @@ def sorted_file(
     """Sort the arrays of a file into variables and the state of its optimizer.
 
     Args:
-        path: Where it was read.
+        path: The path of the file.
         file: The file.
-        class_name: Optional. The class of the optimizer, where the file names none of Keras.
-        config: Optional. Its configuration, where the file has none.
+        class_name: Optional. The class of the optimizer, if the file names no class of Keras.
+        config: Optional. The optimizer's configuration, if the file has none.
 
     Returns:
         The sorted checkpoint.
@@ -66,12 +66,12 @@ def sorted_file(
     optimizers: tuple[FoundOptimizer, ...] = ()
     unknown: dict[str, StoredTensor] = {}
     if file.optimizer:
-        found = _by_name(file) or _sort_by_kind(file) or _by_number(file)
+        detected = _sort_by_name(file) or _sort_by_kind(file) or _sort_by_number(file)
         scale = _scale_of(source)
-        notes = (*found.notes, *scaled_by(scale))
-        found = replace(found, notes=notes, loss_scale=scale)
-        optimizers = (found,)
-        if found.family is None:
+        notes = (*detected.notes, *scaled_by(scale))
+        detected = replace(detected, notes=notes, loss_scale=scale)
+        optimizers = (detected,)
+        if detected.family is None:
             unknown = dict(file.optimizer)
     return TensorFlowCheckpoint(
         path=path,
@@ -87,7 +87,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
     """Return the file with the optimizer inside one that scales the loss; others unchanged."""
     if file.class_name not in (None, *SCALING):
         return file
-    arrays = {name: each for name, each in file.optimizer.items() if _INNER in name}
+    arrays = {name: array for name, array in file.optimizer.items() if _INNER in name}
     inner = as_object(as_object(file.config).get("inner_optimizer"))
     class_name, config = optimizer_of(file.kind, inner or None)
     # A .h5 file has the arrays of the inner optimizer alone.
@@ -99,35 +99,36 @@ def _without_scale(file: KerasFile) -> KerasFile:
 
 
 def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
-    """What the loss scale around the optimizer remembers."""
-    outer = [each for name, each in file.optimizer.items() if _INNER not in name]
+    """Return the state of the loss scale around the optimizer; {} if there is none."""
+    outer = [array for name, array in file.optimizer.items() if _INNER not in name]
     if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
         return {}
     # Its own count of steps and learning rate come first, and mean nothing.
-    return if_usual(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
+    return if_valid(dict(zip((STEPS, SCALE), outer[2:4], strict=False)))
 
 
-def _by_name(file: KerasFile) -> FoundOptimizer | None:
-    """The optimizer, if its arrays have the names of OptimizerV2: "Adam/dense/kernel/m"."""
+def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
+    """Sort arrays with the names of OptimizerV2, "Adam/dense/kernel/m"; None for other names."""
     first = next(iter(file.optimizer))
-    scope, _, last = first.rpartition("/")
-    if last != "iter":
+    scope, _, last_part = first.rpartition("/")
+    if last_part != "iter":
         return None
     slots: Slots = {}
     scalars: dict[str, StoredTensor] = {}
-    for name, value in file.optimizer.items():
-        rest = name.removeprefix(f"{scope}/") if scope else name
-        owner, _, kind = rest.rpartition("/")
+    for name, array in file.optimizer.items():
+        short_name = name.removeprefix(f"{scope}/") if scope else name
+        owner, _, kind = short_name.rpartition("/")
         if owner in file.variables:
-            slots.setdefault(owner, {})[kind] = value
+            slots.setdefault(owner, {})[kind] = array
         else:
-            scalars[rest] = value
-    kinds = sorted({kind for own in slots.values() for kind in own})
+            scalars[short_name] = array
+    kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
     families = with_slots(kinds, KERAS)
-    named = [each for each in families if each.cls == (file.class_name or scope.split("/")[0])]
-    others = sorted(scalars.keys() - {"iter", "momentum_cache"})
+    class_name = file.class_name or scope.split("/")[0]
+    matching = [family for family in families if family.cls == class_name]
+    unknown_scalars = sorted(scalars.keys() - {"iter", "momentum_cache"})
     return _found_optimizer(
-        file, (named or families) if not others else [], slots, scalars, scope or "Adam"
+        file, (matching or families) if not unknown_scalars else [], slots, scalars, scope or "Adam"
     )
 
 
@@ -137,27 +138,27 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
     kinds = SLOT_KINDS.get(file.class_name or "", {})
     scalars: dict[str, StoredTensor] = {}
     slots: Slots = {}
-    for name, value in file.optimizer.items():
+    for name, array in file.optimizer.items():
         kind, _, owner = name.removeprefix(scope).partition("/")
         if name == _ITERATION:
-            scalars["iter"] = value
+            scalars["iter"] = array
         elif owner not in file.variables:
             return None
-        elif kind not in _AROUND:
-            slots.setdefault(owner, {})[kinds.get(kind, kind)] = value
+        elif kind not in _OPTION_SLOTS:
+            slots.setdefault(owner, {})[kinds.get(kind, kind)] = array
     slot_kinds = {kind for owned in slots.values() for kind in owned}
-    families = [each for each in with_slots(slot_kinds, KERAS) if each.cls == file.class_name]
+    families = [family for family in with_slots(slot_kinds, KERAS) if family.cls == file.class_name]
     if not families:
         return None
     return _found_optimizer(file, families, slots, scalars, scope.removesuffix("/"))
 
 
-def _by_number(file: KerasFile) -> FoundOptimizer:
-    """The optimizer, by the order of its arrays: iterations, learning rate, slots."""
+def _sort_by_number(file: KerasFile) -> FoundOptimizer:
+    """Sort arrays by their order: iterations, learning rate, slots."""
     scalars, arrays = _split_scalars(file)
     rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
-    for rate, values in _ways_to_read(file, arrays):  # noqa: B007
-        fitting = _find_fitting(file, values)
+    for rate, values in _possible_splits(file, arrays):  # noqa: B007
+        fitting = _fitting_families(file, values)
         if fitting:
             break
     if rate:
@@ -165,12 +166,12 @@ def _by_number(file: KerasFile) -> FoundOptimizer:
     slots = fitting[0][1] if len(fitting) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
     optimizer = _found_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
-    lost = _describe_lost(file, len(values)) if values and not slots else ()
-    return replace(optimizer, lost=lost) if lost else optimizer
+    problems = _describe_lost(file, len(values)) if values and not slots else ()
+    return replace(optimizer, lost=problems) if problems else optimizer
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """The numbers whose places are known, and all other arrays."""
+    """Return the scalars at known positions, and all other arrays."""
     values = list(file.optimizer.values())
     scalars: dict[str, StoredTensor] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
@@ -182,49 +183,51 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
     return scalars, values
 
 
-def _find_fitting(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
+def _fitting_families(
+    file: KerasFile, values: Sequence[StoredTensor]
+) -> list[tuple[Family, Slots]]:
     """Return the families that the arrays may be of, each with its slots.
 
     Slots of options around the update are left out.
     """
-    families = [family for family in KERAS if _may_be(family, file, has_arrays=bool(values))]
+    families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
-    around = tuple(kind for kind, option in _AROUND.items() if config.get(option))
-    for extra_kinds in dict.fromkeys((around, ())):
+    option_kinds = tuple(kind for kind, option in _OPTION_SLOTS.items() if config.get(option))
+    for extra_kinds in dict.fromkeys((option_kinds, ())):
         slots = [_slots_of(family, values, file, extra_kinds) for family in families]
         pairs = zip(families, slots, strict=True)
-        fitting = [(family, own) for family, own in pairs if own is not None]
+        fitting = [(family, slots) for family, slots in pairs if slots is not None]
         if fitting:
             return fitting
     return []
 
 
-def _ways_to_read(
+def _possible_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """What may be the learning rate, and what the other arrays are then; the likeliest first."""
+    """Return possible pairs of learning rate and other arrays, the likeliest first."""
     rate, values = arrays[:1], arrays[1:]
-    if any(each.shape for each in rate):  # of a schedule there is none
+    if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
         rate, values = [], arrays
     if not rate:
         return [(rate, values)]
-    with_rate, without = (rate, values), (rate[:0], arrays)
+    with_rate, without_rate = (rate, values), (rate[:0], arrays)
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    if file.kind != "weights.h5":  # its configuration is the file's own
-        return [without] if has_schedule else [with_rate]
-    return [without, with_rate] if has_schedule else [with_rate, without]
+    if file.kind != "weights.h5":  # Other formats contain the configuration.
+        return [without_rate] if has_schedule else [with_rate]
+    return [without_rate, with_rate] if has_schedule else [with_rate, without_rate]
 
 
 def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
-    if file.class_name in OTHERS.values():
+    if file.class_name in UNSUPPORTED.values():
         return (f"nothing in thalweg.keras steps like {file.class_name}",)
     if file.class_name is not None and keras_class(file.class_name) is None:
         return (f"{file.class_name} is not a class of Keras",)
-    kept = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
-    return (f"its {count} arrays cannot be told to be slots of its variables, {kept}",)
+    reason = f"as {file.class_name} here keeps them" if file.class_name else "without its class"
+    return (f"its {count} arrays cannot be told to be slots of its variables, {reason}",)
 
 
-def _may_be(family: Family, file: KerasFile, has_arrays: bool) -> bool:
+def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
     """Return whether the file's description allows this kind of optimizer."""
     if file.class_name is None:
         return True
@@ -237,8 +240,8 @@ def _may_be(family: Family, file: KerasFile, has_arrays: bool) -> bool:
         # Keras 2.11 to 2.15 keeps the slots even if they have no effect.
         return has_arrays or not family.slots
     if "momentum" in family.hypers:
-        wanted = bool(config.get("momentum")), bool(config.get("centered"))
-        return wanted == ("momentum" in family.slots, "mg" in family.slots)
+        expected = bool(config.get("momentum")), bool(config.get("centered"))
+        return expected == ("momentum" in family.slots, "mg" in family.slots)
     return "amsgrad" not in config or bool(config["amsgrad"]) == ("vhat" in family.slots)
 
 
@@ -253,19 +256,19 @@ def _slots_of(
         file: The file.
         extra_kinds: Kinds of slots before those of the family, which are not returned.
     """
-    together = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
+    interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
-        group for group in together if group[0] in family.slots and set(group) <= set(family.slots)
+        group for group in interleaved if set(group) <= set(family.slots)
     ]
     grouped = {kind for group in groups for kind in group}
     groups += [(kind,) for kind in family.slots if kind not in grouped]
     groups = [*((kind,) for kind in extra_kinds), *groups]
     if not groups:
         return {} if not values else None
-    count, rest = divmod(len(values), sum(map(len, groups)))
-    if rest:
+    count, remainder = divmod(len(values), sum(map(len, groups)))
+    if remainder:
         return None
-    shapes = [each.shape for each in values[: count * len(groups[0]) : len(groups[0])]]
+    shapes = [array.shape for array in values[: count * len(groups[0]) : len(groups[0])]]
     trained = trained_in(file, shapes)
     if trained is None:
         return None
@@ -275,14 +278,14 @@ def _slots_of(
         for name in trained:
             for kind in group:
                 slots[name][kind] = next(remaining)
-    alike = all(
-        each.shape == file.variables[name].shape
-        for name, own in slots.items()
-        for each in own.values()
+    shapes_match = all(
+        array.shape == file.variables[name].shape
+        for name, by_kind in slots.items()
+        for array in by_kind.values()
     )
-    if not alike:
+    if not shapes_match:
         return None
-    return {name: {kind: own[kind] for kind in family.slots} for name, own in slots.items()}
+    return {name: {kind: by_kind[kind] for kind in family.slots} for name, by_kind in slots.items()}
 
 
 def _found_optimizer(
@@ -292,26 +295,27 @@ def _found_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
+    """Return the detected optimizer; its family is known if just one is possible."""
     family = families[0] if len(families) == 1 else None
     steps = count_of(scalars.get("iter"))
     if family is not None and "momentum_cache" in family.powers:
         product = {} if steps is None else momentum_product(file, steps)
         scalars = {**product, **scalars}
-    known = {} if family is None else hyperparameters_of(family, file)
+    hypers = {} if family is None else hyperparameters_of(family, file)
     if family is not None and "learning_rate" in scalars:
-        known["learning_rate"] = as_number(scalars["learning_rate"])
-    shown = [file.class_name or "no class", f"{len(file.optimizer)} arrays"]
-    kinds = sorted({kind for own in slots.values() for kind in own})
-    shown += [f"slots {', '.join(kinds)}"] if kinds else []
+        hypers["learning_rate"] = as_number(scalars["learning_rate"])
+    evidence = [file.class_name or "no class", f"{len(file.optimizer)} arrays"]
+    kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
+    evidence += [f"slots {', '.join(kinds)}"] if kinds else []
     return FoundOptimizer(
         name=name,
         face="keras",
         family=family,
-        candidates=tuple(dict.fromkeys(each.cls for each in families)),
-        evidence=", ".join(shown),
+        candidates=tuple(dict.fromkeys(family.cls for family in families)),
+        evidence=", ".join(evidence),
         slots=slots,
-        scalars={key: each for key, each in scalars.items() if key != "learning_rate"},
-        hyperparameters=known,
+        scalars={key: scalar for key, scalar in scalars.items() if key != "learning_rate"},
+        hyperparameters=hypers,
         steps=steps,
         notes=notes_of(family, file),
         refused=refused_of(file),

@@ -1,8 +1,8 @@
-"""The optimizers of Keras 2.11 and later in object checkpoints: lists of variables.
+"""Detection of Keras optimizers since 2.11 in object checkpoints.
 
-They have no slot variables. Keras 3 lists the variables that are trained, and for each kind of slot
-those slots, in the same order. Before, names tell what belongs together: a slot of `layer1/kernel`
-is called `Adam/m/layer1/kernel`. Hyperparameters, but for the learning rate, are in no checkpoint.
+They have no slot variables. Keras 3 lists the trained variables, and for each kind of slot those
+slots, in the same order. Before, slots belong to variables by name: a slot of `layer1/kernel` is
+called `Adam/m/layer1/kernel`. Of the hyperparameters only the learning rate is saved.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer, Slots
-from thalweg.checkpoint.tensorflow.detection.keras_classes import OTHERS
-from thalweg.checkpoint.tensorflow.detection.keras_config import INSIDE
+from thalweg.checkpoint.tensorflow.detection.keras_classes import UNSUPPORTED
+from thalweg.checkpoint.tensorflow.detection.keras_config import EPSILON_NOTE
 from thalweg.checkpoint.tensorflow.detection.scalars import as_number, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
@@ -22,7 +22,7 @@ from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners
 if TYPE_CHECKING:
     from thalweg._formats.stored_tensor import StoredTensor
 
-MARKS = ("_variables", "_iterations")  # children by which such an optimizer is known
+MARKS = ("_variables", "_iterations")  # attributes that identify such an optimizer
 TRAINED = "_trainable_variables"  # of Keras 3
 _SCALARS = {"_iterations": "iter", "_u_product": "momentum_cache"}
 _RATE = "_learning_rate"
@@ -48,15 +48,15 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class ListedVariables:
-    """The variables of an optimizer of this kind.
+    """The variables of such an optimizer.
 
     Attributes:
-        place: Where it is.
-        slots: All that are no scalars, in its order, with their full names.
-        children: Its other variables, by its attributes.
-        title: What its count of steps is called, without "/iteration".
-        lists: The lists of slots, by its attributes.
-        trained: The variables that it trains, in the order of the lists; None before Keras 3.
+        place: Its path in the object graph.
+        slots: Pairs of full name and tensor of all that are not scalars, in order.
+        children: Scalars by attribute.
+        title: The name of the step counter without "/iteration".
+        lists: The lists of slots by attribute.
+        trained: The trained variables, in the order of the lists; None before Keras 3.
     """
 
     place: str
@@ -68,96 +68,99 @@ class ListedVariables:
 
 
 def sort_numbered(
-    own: ListedVariables, owners: Sequence[Owner], class_name: str = ""
+    listing: ListedVariables, owners: Sequence[Owner], class_name: str = ""
 ) -> FoundOptimizer:
-    """Return the optimizer of a node.
+    """Return the optimizer with these variables.
 
     Args:
-        own: Its variables.
-        owners: The variables of the checkpoint that are no optimizer's.
-        class_name: Optional. What it is known to be, where its name does not say it.
+        listing: The variables of the optimizer.
+        owners: The variables of the checkpoint that belong to no optimizer.
+        class_name: Optional. The class, if the name of the optimizer is another.
     """
-    scalars = {_SCALARS[name]: each for name, each in own.children.items() if name in _SCALARS}
-    if own.trained is not None:
-        titles, found, lost = _by_lists(own, own.trained, class_name)
+    scalars = {
+        _SCALARS[name]: tensor for name, tensor in listing.children.items() if name in _SCALARS
+    }
+    if listing.trained is not None:
+        titles, slots, problems = _sort_by_lists(listing, listing.trained, class_name)
     else:
-        titles, found, lost = _by_names(own, owners)
-    others = {OTHERS[each] for title in titles if (each := _plain_title(title)) in OTHERS}
-    lost += [f"nothing in thalweg.keras steps like {each}" for each in sorted(others)]
-    family = None if lost else _family_titled(titles, found)
-    known = dict(family.options) if family else {}
-    if _RATE in own.children:
-        known["learning_rate"] = as_number(own.children[_RATE])
+        titles, slots, problems = _sort_by_names(listing, owners)
+    names = sorted(UNSUPPORTED.keys() & {_plain_title(title) for title in titles})
+    problems += [f"nothing in thalweg.keras steps like {UNSUPPORTED[name]}" for name in names]
+    family = None if problems else _family_titled(titles, slots)
+    hypers = dict(family.options) if family else {}
+    if _RATE in listing.children:
+        hypers["learning_rate"] = as_number(listing.children[_RATE])
     if family is not None and family.cls == "Nadam":
-        known["decay"] = 1.0  # psi: there the momentum's schedule has no factor
-    inside = family is not None and family.slots in (("rms",), ("rms", "mg"))
-    kinds = sorted({kind for each in found.values() for kind in each})
+        hypers["decay"] = 1.0  # psi: Keras' momentum schedule has no factor.
+    differs = family is not None and family.slots in (("rms",), ("rms", "mg"))
+    kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
     return FoundOptimizer(
-        name=own.place,
+        name=listing.place,
         face="keras",
         family=family,
         candidates=(family.cls,) if family else tuple(sorted(titles)),
         evidence=", ".join([f"variables of {', '.join(sorted(titles)) or 'none'}", *kinds]),
-        slots=found,
+        slots=slots,
         scalars=scalars,
-        hyperparameters=known,
+        hyperparameters=hypers,
         steps=count_of(scalars.get("iter")),
-        notes=(INSIDE,) if inside else (),
-        lost=tuple(lost),
+        notes=(EPSILON_NOTE,) if differs else (),
+        lost=tuple(problems),
     )
 
 
-Sorted = tuple[set[str], Slots, list[str]]  # titles, slots, what is lost
+# Titles of the optimizer, slots by variable and kind, and problems.
+Sorted = tuple[set[str], Slots, list[str]]
 
 
-def _by_lists(own: ListedVariables, trained: Sequence[Owner], class_name: str) -> Sorted:
-    """Slots of Keras 3, whose lists have one for each variable."""
-    title = re.sub(r"_\d+$", "", own.title.rpartition("/")[2])
-    if _plain_title(title) in OTHERS:
+def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_name: str) -> Sorted:
+    """Sort slots of Keras 3, which has one list of slots per kind."""
+    title = re.sub(r"_\d+$", "", listing.title.rpartition("/")[2])
+    if _plain_title(title) in UNSUPPORTED:
         return {title}, {}, []
-    cls = {each.lower(): each for each in _LISTS}.get(_plain_title(title), class_name)
-    lists = {name: each for name, each in own.lists.items() if each}
-    fitting = [cls] if cls else [each for each, kinds in _LISTS.items() if lists.keys() <= {*kinds}]
+    cls = {name.lower(): name for name in _LISTS}.get(_plain_title(title), class_name)
+    lists = {name: tensors for name, tensors in listing.lists.items() if tensors}
+    fitting = [cls] if cls else [name for name, kinds in _LISTS.items() if lists.keys() <= {*kinds}]
     kinds = _LISTS[fitting[0]] if len(fitting) == 1 else {}
-    found: Slots = {}
-    for name, values in lists.items():
-        shapes = [each.shape for each in values]
-        if name in kinds and shapes == [each.value.shape for each in trained]:
-            for owner, value in zip(trained, values, strict=True):
-                found.setdefault(owner.name, {})[kinds[name]] = value
-    if sum(map(len, found.values())) == len(own.slots):
-        return {cls or title}, found, []
-    likely = f" as {' or '.join(fitting)} do" if len(fitting) > 1 else ""
-    return {title}, {}, [f"{title!r} lists {', '.join(lists) or 'no slots'}{likely}"]
+    slots: Slots = {}
+    for name, tensors in lists.items():
+        shapes = [tensor.shape for tensor in tensors]
+        if name in kinds and shapes == [owner.value.shape for owner in trained]:
+            for owner, tensor in zip(trained, tensors, strict=True):
+                slots.setdefault(owner.name, {})[kinds[name]] = tensor
+    if sum(map(len, slots.values())) == len(listing.slots):
+        return {cls or title}, slots, []
+    suffix = f" as {' or '.join(fitting)} do" if len(fitting) > 1 else ""
+    return {title}, {}, [f"{title!r} lists {', '.join(lists) or 'no slots'}{suffix}"]
 
 
 def _plain_title(title: str) -> str:
     return title.lower().replace("_", "")
 
 
-def _by_names(own: ListedVariables, owners: Sequence[Owner]) -> Sorted:
-    """Slots whose names end in those of their variables."""
-    found: Slots = {}
+def _sort_by_names(listing: ListedVariables, owners: Sequence[Owner]) -> Sorted:
+    """Sort slots whose names end in those of their variables."""
+    slots: Slots = {}
     titles: set[str] = set()
     kinds: dict[str, list[tuple[str, StoredTensor]]] = {}
-    for full, value in own.slots:
-        scope, _, rest = full.partition("/")
-        kind, _, owner = rest.partition("/")
+    for full, tensor in listing.slots:
+        scope, _, path = full.partition("/")
+        kind, _, owner_name = path.partition("/")
         titles.add(scope)
-        kinds.setdefault(SLOT_KINDS.get(scope, {}).get(kind, kind), []).append((owner, value))
-    lost: list[str] = []
-    for kind, slots in kinds.items():
-        wanted = [(owner, value.shape) for owner, value in slots]
-        places, unclear = owners_of(wanted, owners)
-        lost += [each for each in unclear if each not in lost]
-        for owner, (_, value) in zip(places, slots, strict=True):
+        kinds.setdefault(SLOT_KINDS.get(scope, {}).get(kind, kind), []).append((owner_name, tensor))
+    problems: list[str] = []
+    for kind, members in kinds.items():
+        owner_keys = [(owner_name, tensor.shape) for owner_name, tensor in members]
+        places, unclear = owners_of(owner_keys, owners)
+        problems += [problem for problem in unclear if problem not in problems]
+        for owner, (_, tensor) in zip(places, members, strict=True):
             if owner is not None:
-                found.setdefault(owner.name, {})[kind] = value
-    return titles, found, lost
+                slots.setdefault(owner.name, {})[kind] = tensor
+    return titles, slots, problems
 
 
 def _family_titled(titles: set[str], slots: Slots) -> Family | None:
-    """The kind that the title says, if it has these slots."""
-    kinds = {kind for own in slots.values() for kind in own}
-    named = [each for each in with_slots(kinds, KERAS) if {each.cls} == titles]
-    return named[0] if len(named) == 1 else None
+    """Return the family with this title and these slots, or None."""
+    kinds = {kind for by_kind in slots.values() for kind in by_kind}
+    matching = [family for family in with_slots(kinds, KERAS) if {family.cls} == titles]
+    return matching[0] if len(matching) == 1 else None

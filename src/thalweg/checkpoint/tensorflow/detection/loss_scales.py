@@ -1,4 +1,4 @@
-"""State of a dynamic loss scale, by the names of `tf.train.experimental.DynamicLossScale`."""
+"""State of a dynamic loss scale, by TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
     )
 
 
-def if_usual(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return a copy of the entries if a loss scale may have these values; else an empty dict."""
+def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
-    are_counts = all(each.dtype in INTEGERS for name, each in scale.items() if name != SCALE)
-    are_scalars = not any(each.shape for each in scale.values())
+    are_counts = all(tensor.dtype in INTEGERS for name, tensor in scale.items() if name != SCALE)
+    are_scalars = not any(tensor.shape for tensor in scale.values())
     return dict(scale) if is_scale and are_counts and are_scalars else {}
 
 
-def scale_in(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the two variables by which a Saver keeps a loss scale; {} if they are not there."""
-    found = {name: tensors[name] for name in (SCALE, STEPS) if name in tensors}
-    return if_usual(found) if len(found) == 2 else {}
+def scale_in(stored_tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the two variables that a Saver stores of a loss scale; {} if they are missing."""
+    scale = {name: stored_tensors[name] for name in (SCALE, STEPS) if name in stored_tensors}
+    return if_valid(scale) if len(scale) == 2 else {}

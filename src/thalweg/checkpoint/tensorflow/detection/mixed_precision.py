@@ -1,8 +1,7 @@
 """Mixed precision of OpenSeq2Seq in a checkpoint: masters and the loss scale.
 
-The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have no
-names of their own: they are `Loss_Optimization/Variable`, `Variable_1` and so on, in the order in
-which it makes them.
+The master of `w` is called `Loss_Optimization/FP32-master-copy/w`. The scaler's variables have
+default names: `Loss_Optimization/Variable`, `Variable_1` and so on, in order of creation.
 """
 
 from __future__ import annotations
@@ -53,41 +52,46 @@ class MixedPrecision:
     averages: list[StoredTensor] = field(default_factory=list["StoredTensor"])
 
 
-def mixed_precision(
-    tensors: Mapping[str, StoredTensor],
+def split_mixed_precision(
+    stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Masters, loss scale and averages, or None; and everything else."""
+    """Return masters, loss scale and averages, or None; and all other tensors."""
     names = {
         name: variable
-        for name, value in tensors.items()
+        for name, tensor in stored_tensors.items()
         for variable in [name.partition(_MASTER)[2]]
-        if value.dtype == "F32" and variable in tensors and tensors[variable].dtype in _HALVES
+        if tensor.dtype == "F32"
+        and variable in stored_tensors
+        and stored_tensors[variable].dtype in _HALVES
     }
-    averages = {int(found[1]): name for name in tensors if (found := _AVERAGE.fullmatch(name))}
+    averages = {
+        int(match[1]): name for name in stored_tensors if (match := _AVERAGE.fullmatch(name))
+    }
     if not names and not averages:
-        return None, dict(tensors)
-    scaler, scale = _find_scaler(tensors) if names else ("", {})
-    taken = {*names, *averages.values(), *scale.values()}
+        return None, dict(stored_tensors)
+    scaler, scale = _find_scaler(stored_tensors) if names else ("", {})
+    used_names = {*names, *averages.values(), *scale.values()}
     mixed = MixedPrecision(
-        masters={variable: tensors[name] for name, variable in names.items()},
+        masters={variable: stored_tensors[name] for name, variable in names.items()},
         names=names,
         scaler=scaler,
-        scale={kind: tensors[name] for kind, name in scale.items()},
-        averages=[tensors[averages[number]] for number in sorted(averages)],
+        scale={kind: stored_tensors[name] for kind, name in scale.items()},
+        averages=[stored_tensors[averages[number]] for number in sorted(averages)],
     )
-    return mixed, {name: value for name, value in tensors.items() if name not in taken}
+    unused = stored_tensors.keys() - used_names
+    return mixed, {name: tensor for name, tensor in stored_tensors.items() if name in unused}
 
 
-def _find_scaler(tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
-    """The algorithm, and the names of the variables that are its state."""
+def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
+    """Return the loss scaler's algorithm, and the names of its variables; "" and {} if missing."""
     scopes: dict[str, dict[int, str]] = {}
-    for name, value in tensors.items():
+    for name, tensor in stored_tensors.items():
         match = _NUMBERED.fullmatch(name)
-        if match is not None and not value.shape:
+        if match is not None and not tensor.shape:
             scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
     for numbered in scopes.values():
         names = [numbered[number] for number in sorted(numbered)]
         for algorithm, kinds in _SCALERS.items():
-            if [tensors[name].dtype for name in names] == list(kinds.values()):
+            if [stored_tensors[name].dtype for name in names] == list(kinds.values()):
                 return algorithm, dict(zip(kinds, names, strict=True))
     return "", {}

@@ -1,9 +1,9 @@
-"""Sorts the names of a `tf.train.Saver`: variables, and what optimizers keep beside them.
+"""Sort the names of a `tf.train.Saver` into variables and optimizer state.
 
 A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name, numbered in order
-of creation. An optimizer that was built inside of a variable scope puts the scope in front:
-`scope/w/Adam`. What belongs to no variable has a name of its own: `beta1_power`, and of a second
-optimizer `beta1_power_1`.
+of creation. An optimizer that was built inside of a variable scope prepends the scope:
+`scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second optimizer
+`beta1_power_1`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.detection.loss_scales import scale_in, scaled_by
-from thalweg.checkpoint.tensorflow.detection.mixed_precision import mixed_precision
+from thalweg.checkpoint.tensorflow.detection.mixed_precision import split_mixed_precision
 from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, families_titled
 from thalweg.errors import UnsupportedCheckpointError, listed
@@ -32,57 +32,62 @@ if TYPE_CHECKING:
     from thalweg._formats.stored_tensor import StoredTensor
 
 AVERAGE = "ExponentialMovingAverage"
-_KNOWN = frozenset({family.title for family in V1} | {AVERAGE})
-_DEEPEST = 100  # scopes that are left off
+_KNOWN_STEMS = frozenset({family.title for family in V1} | {AVERAGE})
+_MAX_SCOPES = 100  # scopes of a name
 
 
 def sorted_names(
-    path: str, tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
+    path: str, stored_tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
 ) -> TensorFlowCheckpoint:
-    """Return the checkpoint that these tensors are.
+    """Return the sorted checkpoint of these tensors.
 
     Args:
-        path: Where they were read.
-        tensors: All of them, by name.
-        families: Optional. What an optimizer may be that is known to be in it, with the names it
-            was given; this counts before what TensorFlow's own names say.
+        path: The path of the file.
+        stored_tensors: The tensors by name.
+        families: Optional. Families of an optimizer known to be in the file, with its names; they
+            take precedence over TensorFlow's default names.
     """
-    mixed, rest = mixed_precision(tensors)
-    powers, rest = split_powers(rest)
-    counters = {name: value for name, value in rest.items() if _is_counter(name, value)}
+    mixed, other_tensors = split_mixed_precision(stored_tensors)
+    powers, other_tensors = split_powers(other_tensors)
+    counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
     stems = frozenset(part for family in families for _, part in family.parts)
     masters = mixed.names if mixed else {}
-    owners = _owners_of_slots({**rest, **{name: tensors[name] for name in masters}}, _KNOWN | stems)
-    beside = _slots_beside({n: masters.get(own, own) for n, own in owners.items()}, rest, path)
-    groups = _by_stem(beside)
+    candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
+    owners = _owners_of_slots(candidates, _KNOWN_STEMS | stems)
+    variables = {name: masters.get(owner, owner) for name, owner in owners.items()}
+    slots_by_part = _slots_beside(variables, other_tensors, path)
+    groups = _by_stem(slots_by_part)
     averages = groups.pop(AVERAGE, {})
-    optimizers = with_powers(_optimizers_in(groups, families, beside, path), powers, counters)
-    optimizers, scale = _with_loss_scale(optimizers, families, rest)
+    optimizers = _optimizers_in(groups, families, slots_by_part, path)
+    optimizers = with_powers(optimizers, powers, counters)
+    optimizers, scale = _with_loss_scale(optimizers, families, other_tensors)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
         variables={
-            name: value
-            for name, value in rest.items()
+            name: tensor
+            for name, tensor in other_tensors.items()
             if name not in owners and name not in counters and name not in scale
         },
         optimizers=tuple(optimizers),
         counters=counters,
-        averages={name: own[AVERAGE] for name, own in averages.items() if AVERAGE in own},
+        averages={name: parts[AVERAGE] for name, parts in averages.items() if AVERAGE in parts},
         mixed=mixed,
-        source=dict(tensors),
+        source=dict(stored_tensors),
     )
 
 
 def _with_loss_scale(
-    optimizers: list[FoundOptimizer], families: Sequence[Family], rest: Mapping[str, StoredTensor]
+    optimizers: list[FoundOptimizer],
+    families: Sequence[Family],
+    stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Return the optimizers with the loss scale around the only one, and the scale's tensors."""
-    scale = scale_in(rest)
+    scale = scale_in(stored_tensors)
     if scale and not optimizers:
         # An optimizer without slots shows only by the scale of its loss, if its class is known.
-        plain = [family for family in families if not family.slots]
-        optimizers = [_found_optimizer(family, (), {}) for family in plain[:1]]
+        slotless = [family for family in families if not family.slots]
+        optimizers = [_found_optimizer(family, (), {}) for family in slotless[:1]]
     if not scale or len(optimizers) != 1:
         return optimizers, {}
     notes = (*optimizers[0].notes, *scaled_by(scale))
@@ -90,49 +95,49 @@ def _with_loss_scale(
 
 
 def _optimizers_in(
-    groups: Mapping[str, Slots], families: Sequence[Family], beside: Slots, path: str
+    groups: Mapping[str, Slots], families: Sequence[Family], slots_by_part: Slots, path: str
 ) -> list[FoundOptimizer]:
-    """The optimizers whose slots these are: first of what is known to be there, then by names."""
-    found: list[FoundOptimizer] = []
+    """Return the optimizers with these slots: first those of given families, then by names."""
+    optimizers: list[FoundOptimizer] = []
     for family in families:
-        if len(set(family.names.values())) > 1 and not found:
-            found += _of_family(family, beside, path)
-    taken = {part for family in families for _, part in family.parts} if found else set[str]()
-    for stem in sorted(groups.keys() - taken):
-        named = families_titled(stem, families) or families_titled(stem)
-        found += _of_name(stem, groups[stem], named, path)
-    return found
+        if len(set(family.names.values())) > 1 and not optimizers:
+            optimizers += _optimizers_of_family(family, slots_by_part, path)
+    parts = {part for family in families for _, part in family.parts}
+    for stem in sorted(groups.keys() - (parts if optimizers else set())):
+        matching = families_titled(stem, families) or families_titled(stem)
+        optimizers += _optimizers_named(stem, groups[stem], matching, path)
+    return optimizers
 
 
 def _slots_beside(
-    owners: Mapping[str, str], values: Mapping[str, StoredTensor], path: str
+    owners: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
-    """The slots of each variable, by the last part of their names.
+    """Return the slots of each variable, by the last part of their names.
 
     Raises:
-        UnsupportedCheckpointError: Two of a variable have the same.
+        UnsupportedCheckpointError: Two slots of a variable have the same last part.
     """
-    found: Slots = defaultdict(dict)
-    placed: dict[tuple[str, str], str] = {}
+    slots_by_part: Slots = defaultdict(dict)
+    names: dict[tuple[str, str], str] = {}
     for name, owner in owners.items():
-        place = owner, _last_part(name)
-        if place in placed:
+        key = owner, _last_part(name)
+        if key in names:
             raise UnsupportedCheckpointError(
-                f"{path}: {placed[place]!r} and {name!r} may both be slots of {owner!r}, made in"
+                f"{path}: {names[key]!r} and {name!r} may both be slots of {owner!r}, made in"
                 " different scopes; which optimizer they are of the names do not tell."
             )
-        placed[place] = name
-        found[owner][place[1]] = values[name]
-    return found
+        names[key] = name
+        slots_by_part[owner][key[1]] = stored_tensors[name]
+    return slots_by_part
 
 
-def _by_stem(beside: Slots) -> dict[str, Slots]:
-    """Slots by what they are called without their number."""
-    found: dict[str, Slots] = defaultdict(dict)
-    for owner, own in beside.items():
-        for part, value in own.items():
-            found[_split_number(part)[0]].setdefault(owner, {})[part] = value
-    return found
+def _by_stem(slots_by_part: Slots) -> dict[str, Slots]:
+    """Return slots grouped by the last part of their names without its number."""
+    groups: dict[str, Slots] = defaultdict(dict)
+    for owner, parts in slots_by_part.items():
+        for part, tensor in parts.items():
+            groups[_split_number(part)[0]].setdefault(owner, {})[part] = tensor
+    return groups
 
 
 def _last_part(name: str) -> str:
@@ -140,84 +145,89 @@ def _last_part(name: str) -> str:
 
 
 def _split_number(part: str) -> tuple[str, int]:
-    """The name and the number of "Adam_1"; the number of "Adam" is 0."""
+    """Return the name and the number of "Adam_1"; the number of "Adam" is 0."""
     match = re.fullmatch(r"(.+?)(?:_([1-9][0-9]{0,8}))?", part, re.DOTALL)
     return (match[1], int(match[2] or 0)) if match else (part, 0)
 
 
-def _is_counter(name: str, value: StoredTensor) -> bool:
-    return (
-        _last_part(name) == GLOBAL_STEP and value.dtype in (*INTEGERS, *FLOATS) and not value.shape
-    )
+def _is_counter(name: str, tensor: StoredTensor) -> bool:
+    is_scalar = tensor.dtype in (*INTEGERS, *FLOATS) and not tensor.shape
+    return is_scalar and _last_part(name) == GLOBAL_STEP
 
 
-def _owners_of_slots(tensors: Mapping[str, StoredTensor], known: frozenset[str]) -> dict[str, str]:
-    """The variable beside which each slot stands, by the slot's name.
+def _owners_of_slots(
+    stored_tensors: Mapping[str, StoredTensor], known_stems: frozenset[str]
+) -> dict[str, str]:
+    """Return the variable of each slot, by the slot's name.
 
-    A name that is no optimizer's counts where the tensor has the dtype and shape of its variable.
+    Names that are no optimizer's default count if dtype and shape are those of the variable.
     """
-    found: dict[str, str] = {}
-    loose: dict[str, list[str]] = defaultdict(list)  # of optimizers in scopes, by their names
-    for name, value in tensors.items():
+    owners: dict[str, str] = {}
+    scoped: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in stored_tensors.items():
         owner, _, part = name.rpartition("/")
         stem = _split_number(part)[0]
-        is_known = stem in known or part in known
-        if owner in tensors and (is_known or _is_alike(value, tensors[owner])):
-            found[name] = owner
-        elif is_known and owner:
-            loose[stem].append(name)
-    found = {name: owner for name, owner in found.items() if owner not in found}
-    for stem, names in loose.items():
-        beside = [
-            owner for name, owner in found.items() if _split_number(_last_part(name))[0] == stem
+        has_known_stem = stem in known_stems or part in known_stems
+        if owner in stored_tensors and (has_known_stem or _is_alike(tensor, stored_tensors[owner])):
+            owners[name] = owner
+        elif has_known_stem and owner:
+            scoped[stem].append(name)
+    owners = {name: owner for name, owner in owners.items() if owner not in owners}
+    for stem, names in scoped.items():
+        unscoped_owners = [
+            owner for name, owner in owners.items() if _split_number(_last_part(name))[0] == stem
         ]
-        found |= _without_scopes(tensors, names, beside)
-    return found
+        owners |= _without_scopes(stored_tensors, names, unscoped_owners)
+    return owners
 
 
 def _without_scopes(
-    tensors: Mapping[str, StoredTensor], names: Sequence[str], beside: Sequence[str]
+    stored_tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
 ) -> dict[str, str]:
-    """The variables of slots that have a scope in front.
+    """Return the variables of slots whose names begin with a scope.
 
-    An optimizer puts its scope in front of all its slots. Where some of them fit no variable, or
-    others stand beside variables in this scope, they are slots of variables that are not there.
+    An optimizer prepends its scope to all its slots. If some of them match no variable, or others
+    are beside variables in this scope, they are slots of variables that the file does not have.
 
     Args:
-        tensors: All.
-        names: The slots, of optimizers with one name.
-        beside: The variables beside which such an optimizer's slots stand as they are called.
+        stored_tensors: All tensors.
+        names: The slots of optimizers with one name.
+        unscoped_owners: The variables that have such slots without a scope.
     """
-    placed: dict[str, tuple[str, str]] = {}
+    owners: dict[str, tuple[str, str]] = {}
     for name in names:
-        parts = name.rpartition("/")[0].split("/", _DEEPEST)
+        parts = name.rpartition("/")[0].split("/", _MAX_SCOPES)
         for start in range(1, len(parts)):
-            rest = "/".join(parts[start:])
-            if rest in tensors and tensors[rest].shape == tensors[name].shape:
-                placed[name] = "/".join(parts[:start]) + "/", rest
+            candidate = "/".join(parts[start:])
+            variable = stored_tensors.get(candidate)
+            if variable is not None and variable.shape == stored_tensors[name].shape:
+                owners[name] = "/".join(parts[:start]) + "/", candidate
                 break
     scopes = {
         scope
-        for scope, _ in placed.values()
-        if all(name in placed for name in names if name.startswith(scope))
-        and not any(owner.startswith(scope) for owner in beside)
+        for scope, _ in owners.values()
+        if all(name in owners for name in names if name.startswith(scope))
+        and not any(owner.startswith(scope) for owner in unscoped_owners)
     }
-    return {name: owner for name, (scope, owner) in placed.items() if scope in scopes}
+    return {name: owner for name, (scope, owner) in owners.items() if scope in scopes}
 
 
-def _is_alike(one: StoredTensor, other: StoredTensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape
+def _is_alike(tensor: StoredTensor, variable: StoredTensor) -> bool:
+    return tensor.dtype == variable.dtype and tensor.shape == variable.shape
 
 
-def _of_name(stem: str, own: Slots, families: Sequence[Family], path: str) -> list[FoundOptimizer]:
-    """The optimizers of this name whose slots stand beside these variables."""
-    most = max(len(slots) for slots in own.values())
-    exact = [family for family in families if len(family.slots) == most]
-    several = [family for family in families if family.slots and most % len(family.slots) == 0]
-    for chosen in (exact, several):
-        if len(chosen) == 1:
-            return _of_family(chosen[0], own, path)
-    parts = sorted({part for slots in own.values() for part in slots}, key=_split_number)
+def _optimizers_named(
+    stem: str, slots: Slots, families: Sequence[Family], path: str
+) -> list[FoundOptimizer]:
+    """Return the optimizers of this name with these slots."""
+    slot_count = max(len(parts) for parts in slots.values())
+    exact = [family for family in families if len(family.slots) == slot_count]
+    nonempty = [family for family in families if family.slots]
+    multiples = [family for family in nonempty if slot_count % len(family.slots) == 0]
+    for matching in (exact, multiples):
+        if len(matching) == 1:
+            return _optimizers_of_family(matching[0], slots, path)
+    parts = sorted({part for parts in slots.values() for part in parts}, key=_split_number)
     candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
     return [
         FoundOptimizer(
@@ -226,24 +236,24 @@ def _of_name(stem: str, own: Slots, families: Sequence[Family], path: str) -> li
             family=None,
             candidates=tuple(dict.fromkeys(family.cls for family in candidates)),
             evidence=f"slots {', '.join(parts)}",
-            slots=own,
+            slots=slots,
             scalars={},
             title=stem,
         )
     ]
 
 
-def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]:
-    """The optimizers of a kind, in order of creation.
+def _optimizers_of_family(family: Family, slots_by_part: Slots, path: str) -> list[FoundOptimizer]:
+    """Return the optimizers of a family, in order of creation.
 
-    A variable numbers the slots beside it, whichever optimizer they are of. So one that only some
-    optimizers trained does not tell which: where it was one, each of them has its slots.
+    A variable numbers its slots, whichever optimizer they belong to. So a variable that only some
+    of the optimizers trained does not show which; if only one did, each of them has its slots.
 
     Raises:
         UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
-            their order does not tell which.
+            their order does not show which.
     """
-    sets = list(_numbered_slots(family, beside))
+    sets = list(_numbered_slots(family, slots_by_part))
     counts = Counter(variable for _, slots in sets for variable in slots)
     shared = {variable for variable, count in counts.items() if count == 1 < len(sets)}
     shared &= sets[0][1].keys() if sets else set()
@@ -264,8 +274,8 @@ def _of_family(family: Family, beside: Slots, path: str) -> list[FoundOptimizer]
     ]
 
 
-def _numbered_slots(family: Family, beside: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """The names and slots of the first optimizer of a kind, of the second, and so on."""
+def _numbered_slots(family: Family, slots_by_part: Slots) -> Iterator[tuple[list[str], Slots]]:
+    """Yield the names and slots of the first optimizer of a family, of the second, and so on."""
     width = Counter(part for _, part in family.parts)
     for place in itertools.count():
         used = Counter({part: place * count for part, count in width.items()})
@@ -274,9 +284,9 @@ def _numbered_slots(family: Family, beside: Slots) -> Iterator[tuple[list[str], 
             names[kind] = f"{part}_{used[part]}" if used[part] else part
             used[part] += 1
         slots = {
-            variable: {kind: own[name] for kind, name in names.items() if name in own}
-            for variable, own in beside.items()
-            if any(name in own for name in names.values())
+            variable: {kind: parts[name] for kind, name in names.items() if name in parts}
+            for variable, parts in slots_by_part.items()
+            if any(name in parts for name in names.values())
         }
         if not slots:
             return
@@ -288,7 +298,7 @@ def _found_optimizer(family: Family, names: Iterable[str], slots: Slots) -> Foun
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",
         family=family,
-        candidates=(family.cls, *family.also),
+        candidates=(family.cls, *family.aliases),
         evidence=f"slots {', '.join(names)}",
         slots=slots,
         scalars={},

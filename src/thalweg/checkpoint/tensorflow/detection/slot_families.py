@@ -1,4 +1,4 @@
-"""Slots of TensorFlow's optimizers in their order, from which a file's optimizer is detected."""
+"""Slots of TensorFlow's optimizers in order of creation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ BETA_POWERS = ("beta1_power", "beta2_power")
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer as its files show it.
+    """An optimizer class as its files show it.
 
     Attributes:
-        cls: The name of its class: in `thalweg.v1`, or in `thalweg.keras.optimizers`.
-        title: The name it has if it was given none: what its slots are called in a graph.
+        cls: The name of the class in `thalweg.v1`, or in `thalweg.keras.optimizers`.
+        title: The default name, after which slots are named in a graph.
         slots: The kinds of its slots, in order of creation.
         powers: Its scalars that belong to no variable.
-        hypers: Its hyperparameters that a checkpoint of Keras holds, besides the learning rate
-            and its decay.
-        options: Arguments that make it one that has these slots.
-        also: Other classes with the same slots, powers and title.
-        names: What the slots of a kind are called, where it is not the title.
+        hypers: Its hyperparameters in a checkpoint of Keras, besides the learning rate and its
+            decay.
+        options: Arguments with which the class has these slots.
+        aliases: Other classes with the same slots, powers and title.
+        names: The names of slots by kind, if not the title.
     """
 
     cls: str
@@ -31,7 +31,7 @@ class Family:
     powers: tuple[str, ...] = ()
     hypers: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -42,7 +42,9 @@ class Family:
 
 # facts of `tf.compat.v1.train`, `tf.contrib.opt` and OpenSeq2Seq: names in order of creation.
 V1 = (
-    Family("AdamOptimizer", "Adam", ("m", "v"), BETA_POWERS, also=("LazyAdam", "contrib's Nadam")),
+    Family(
+        "AdamOptimizer", "Adam", ("m", "v"), BETA_POWERS, aliases=("LazyAdam", "contrib's Nadam")
+    ),
     Family("AdamWOptimizer", "AdamW", ("m", "v"), BETA_POWERS),
     Family("AdaMaxOptimizer", "AdaMax", ("m", "v"), ("beta1_power",)),
     Family("MomentumOptimizer", "Momentum", ("momentum",)),
@@ -52,9 +54,7 @@ V1 = (
     Family("AdagradOptimizer", "Adagrad", ("accumulator",)),
     Family("ProximalAdagradOptimizer", "ProximalAdagrad", ("accumulator",)),
     Family(
-        "AdagradDAOptimizer",
-        "AdagradDA",
-        ("gradient_accumulator", "gradient_squared_accumulator"),
+        "AdagradDAOptimizer", "AdagradDA", ("gradient_accumulator", "gradient_squared_accumulator")
     ),
     Family("AdadeltaOptimizer", "Adadelta", ("accum", "accum_update")),
     Family("FtrlOptimizer", "Ftrl", ("accum", "linear")),
@@ -99,11 +99,11 @@ KERAS = (
 
 
 def families_titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
-    """Return the families of which a name, such as "Adam", is the default."""
+    """Return the families with a default name, such as "Adam"."""
     return [family for family in families if family.title == title]
 
 
 def with_slots(slots: Iterable[str], families: Iterable[Family]) -> list[Family]:
-    """Return the families that keep just these slots."""
-    wanted = set(slots)
-    return [family for family in families if set(family.slots) == wanted]
+    """Return the families that have exactly these slots."""
+    kinds = set(slots)
+    return [family for family in families if set(family.slots) == kinds]

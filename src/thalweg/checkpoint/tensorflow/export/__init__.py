@@ -1,1 +1,1 @@
-"""Variables and an optimizer as the tensors that TensorFlow looks for."""
+"""Export of variables and an optimizer in the layouts of TensorFlow."""

@@ -1,4 +1,4 @@
-"""Content to write: variables by TensorFlow's names and with its axes, and their optimizer."""
+"""Contents to export: variables with TensorFlow's names and axes, and their optimizer."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ KINDS = ("tf2", "tf1")
 
 @dataclass(frozen=True)
 class ExportContents:
-    """Content of a checkpoint.
+    """Content of an exported checkpoint.
 
     Attributes:
         optimizer: The optimizer, or None.
         variables: Variables by TensorFlow's names.
-        slots: Slots of these variables by kind, in order of creation.
-        scalars: Values of the optimizer that belong to no variable, by TensorFlow's short names.
-        global_step: The count of steps, or None.
-        averages: Moving averages of variables, by TensorFlow's names of these.
+        slots: Slots by variable and kind, in order of creation.
+        scalars: The optimizer's scalars, by TensorFlow's short names.
+        global_step: The step count, or None.
+        averages: Moving averages by the names of their variables in TensorFlow.
     """
 
     optimizer: Any
@@ -49,7 +49,7 @@ class ExportContents:
     averages: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
 
 
-def copy_written(
+def copy_contents(
     optimizer: object,
     targets: TargetTensors,
     rules: Rules | None,
@@ -57,50 +57,52 @@ def copy_written(
     global_step: Any,
     averages: Mapping[str, Tensor] | None = None,
 ) -> ExportContents:
-    """Copies of all that is written.
+    """Return copies of everything that is exported.
 
     Raises:
-        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same, or an
-            average is of no variable.
-        InvalidTypeError: The optimizer has no such checkpoint.
-        InvalidArgumentError: There is no such kind.
+        CheckpointMismatchError: A variable has no name in TensorFlow, two have the same, or an
+            average belongs to no variable.
+        InvalidTypeError: TensorFlow has no checkpoint of such an optimizer.
+        InvalidArgumentError: The kind is unknown.
     """
     _check_kind(optimizer, kind)
-    named = _names_of_targets(targets, rules, "model/" if kind == "tf2" and rules is None else "")
+    scope = "model/" if kind == "tf2" and rules is None else ""
+    exported = _names_of_targets(targets, rules, scope)
     with _hold_steps(optimizer), no_grad():
-        own = {id(targets.tensors[target]): (name, axes) for target, (name, axes) in named.items()}
+        by_id = {id(targets.tensors[target]): named for target, named in exported.items()}
         variables = {
             name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
-            for target, (name, axes) in named.items()
+            for target, (name, axes) in exported.items()
         }
         slots: dict[str, dict[str, StoredTensor]] = {}
         missing: list[str] = []
         for var, kinds in _slots_by_variable(optimizer):
-            if id(var) in own:
-                name, axes = own[id(var)]
+            if id(var) in by_id:
+                name, axes = by_id[id(var)]
                 slots[name] = {
-                    each: _stored_copy(slot, axes, f"'{name}/{each}'")
-                    for each, slot in kinds.items()
+                    kind: _stored_copy(slot, axes, f"'{name}/{kind}'")
+                    for kind, slot in kinds.items()
                 }
             else:
                 missing.append(f"the optimizer has slots of {state.keys_of([var])[0]!r}")
         if missing:
             outcome = "It is not among the variables. Nothing was written."
             raise state.mismatch(missing, outcome=outcome)
-        ordered = {name: slots[name] for name in variables if name in slots}
+        ordered_slots = {name: slots[name] for name in variables if name in slots}
         scalars = {} if optimizer is None else _stored_scalars(optimizer)
     step = None if global_step is None else _stored_copy(global_step, None, "global_step")
     means: dict[str, StoredTensor] = {}
     for target, average in (averages or {}).items():
-        if kind != "tf1" or target not in named:
+        if kind != "tf1" or target not in exported:
             why = "is of no variable" if kind == "tf1" else "has no place in a tf.train.Checkpoint"
             raise state.mismatch([f"the average {target!r} {why}"], outcome="Nothing was written.")
-        name, axes = named[target]
+        name, axes = exported[target]
         means[name] = _stored_copy(average, axes, f"The average of '{target}'")
-    return ExportContents(optimizer, variables, ordered, scalars, step, means)
+    return ExportContents(optimizer, variables, ordered_slots, scalars, step, means)
 
 
 def _check_kind(optimizer: object, kind: str) -> None:
+    """Raise unless the kind of checkpoint exists and can hold the optimizer."""
     if kind not in KINDS:
         raise InvalidArgumentError(
             f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
@@ -122,22 +124,24 @@ def _check_kind(optimizer: object, kind: str) -> None:
 def _names_of_targets(
     targets: TargetTensors, rules: Rules | None, scope: str
 ) -> dict[str, tuple[str, Axes | None]]:
-    """TensorFlow's name and axes for each target."""
-    found: dict[str, tuple[str, Axes | None]] = {}
+    """Return TensorFlow's name and axes for each target; raise if a name is missing or
+    ambiguous.
+    """
+    exported: dict[str, tuple[str, Axes | None]] = {}
     differences: list[str] = []
     for target, tensor in targets.tensors.items():
         if rules is None:
             if target not in targets.optional:
-                found[target] = scope + target.replace(".", "/"), None
+                exported[target] = scope + target.replace(".", "/"), None
             continue
         named = rules.name(target)
         if named is not None and named[1] is not None and len(named[1]) != tensor.dim():
             differences.append(f"{target!r} has {tensor.dim()} axes, its rule {len(named[1])}")
         elif named is not None:
-            found[target] = named
+            exported[target] = named
         elif target not in targets.optional:
             differences.append(f"no rule says what {target!r} is called in TensorFlow")
-    names = [name for name, _ in found.values()]
+    names = [name for name, _ in exported.values()]
     differences += [
         f"{name!r} would be several variables"
         for name in dict.fromkeys(names)
@@ -145,15 +149,15 @@ def _names_of_targets(
     ]
     if differences:
         raise state.mismatch(differences, outcome="Nothing was written.")
-    return found
+    return exported
 
 
-def _stored_copy(tensor: Tensor, axes: Axes | None, what: str) -> StoredTensor:
-    """A copy with TensorFlow's axes; refused as `what` if its storage was cut."""
-    back = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
-    check_held(tensor, what)
-    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return of_tensor(with_axes(plain, back))
+def _stored_copy(tensor: Tensor, axes: Axes | None, label: str) -> StoredTensor:
+    """Return a copy with TensorFlow's axes; `label` names the tensor in errors."""
+    inverse = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
+    check_held(tensor, label)
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return of_tensor(with_axes(copy, inverse))
 
 
 def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
@@ -171,26 +175,26 @@ def _hold_steps(optimizer: Any) -> Any:
 
 def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
     if isinstance(optimizer, KerasOptimizer):
-        return _of_keras(optimizer)
+        return _keras_scalars(optimizer)
     return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
 
 
-def _of_keras(optimizer: Any) -> dict[str, StoredTensor]:
-    """Iterations, hyperparameters in the dtypes of TensorFlow's variables, and other weights."""
-    found = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
+def _keras_scalars(optimizer: Any) -> dict[str, StoredTensor]:
+    """Return iterations, hyperparameters in TensorFlow's dtypes, and other weights."""
+    scalars = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:
-        value = _hyper_variable(optimizer._hyper.raw(name))
-        if value is not None:
-            found[name] = of_tensor(value)
-    for name, weight in optimizer._extra_weights().items():
-        found[name] = of_tensor(weight.detach().clone())
-    return found
+        variable = _hyper_variable(optimizer._hyper.raw(name))
+        if variable is not None:
+            scalars[name] = of_tensor(variable)
+    for name, variable in optimizer._extra_weights().items():
+        scalars[name] = of_tensor(variable.detach().clone())
+    return scalars
 
 
-def _hyper_variable(value: object) -> Tensor | None:
-    """A hyperparameter as the variable that TensorFlow makes of it; None if it makes none."""
-    if isinstance(value, Tensor):
-        return value.detach().clone() if value.dim() == 0 else None
-    if isinstance(value, bool) or not is_number(value):
+def _hyper_variable(hyper: object) -> Tensor | None:
+    """Return a hyperparameter as TensorFlow's variable; None if it has none."""
+    if isinstance(hyper, Tensor):
+        return hyper.detach().clone() if hyper.dim() == 0 else None
+    if isinstance(hyper, bool) or not is_number(hyper):
         return None
-    return to_tensor(value)
+    return to_tensor(hyper)

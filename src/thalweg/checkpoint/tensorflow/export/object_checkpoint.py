@@ -1,4 +1,4 @@
-"""A checkpoint as `tf.train.Checkpoint` writes it: an object graph, and tensors by its paths."""
+"""Layout of `tf.train.Checkpoint`: an object graph, and tensors by its paths."""
 
 from __future__ import annotations
 
@@ -18,49 +18,51 @@ _OPTIMIZER = "optimizer"
 _SLOT = "/.OPTIMIZER_SLOT/"
 
 
-def as_objects(found: ExportContents) -> tuple[dict[str, StoredTensor], ObjectGraph]:
-    """Return the tensors by their keys, and the graph.
+def as_objects(contents: ExportContents) -> tuple[dict[str, StoredTensor], ObjectGraph]:
+    """Return the tensors by their keys, and the object graph.
 
     Raises:
-        CheckpointMismatchError: A variable has a name that the optimizer or the count of steps has.
+        CheckpointMismatchError: A variable has the name of the optimizer or of the step count.
             Nothing was written.
     """
-    taken = {SAVE_COUNTER, *([_OPTIMIZER] * (found.optimizer is not None))}
-    taken |= {GLOBAL_STEP} if found.global_step is not None else set()
-    twice = [
+    reserved = {SAVE_COUNTER, *([_OPTIMIZER] * (contents.optimizer is not None))}
+    reserved |= {GLOBAL_STEP} if contents.global_step is not None else set()
+    clashes = [
         f"{name!r} begins with {name.split('/')[0]!r}, which is another object"
-        for name in found.variables
-        if name.split("/")[0] in taken
+        for name in contents.variables
+        if name.split("/")[0] in reserved
     ]
-    if twice:
-        raise state.mismatch(twice, outcome="Nothing was written.")
-    made = _Graph()
-    nodes = {name: made.add_variable(name, value, name) for name, value in found.variables.items()}
-    if found.optimizer is not None:
-        _add_optimizer(made, found, nodes)
-    if found.global_step is not None:
-        made.add_variable(GLOBAL_STEP, found.global_step, GLOBAL_STEP)
+    if clashes:
+        raise state.mismatch(clashes, outcome="Nothing was written.")
+    graph = _Graph()
+    variables = contents.variables.items()
+    nodes = {name: graph.add_variable(name, tensor, name) for name, tensor in variables}
+    if contents.optimizer is not None:
+        _add_optimizer(graph, contents, nodes)
+    if contents.global_step is not None:
+        graph.add_variable(GLOBAL_STEP, contents.global_step, GLOBAL_STEP)
     counter = of_tensor(torch.tensor(1, dtype=torch.int64, device="cpu"))
-    made.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
-    return made.tensors, made.as_object_graph()
+    graph.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
+    return graph.tensors, graph.as_object_graph()
 
 
-def _add_optimizer(made: _Graph, found: ExportContents, nodes: dict[str, int]) -> None:
-    optimizer: Any = found.optimizer
+def _add_optimizer(graph: _Graph, contents: ExportContents, nodes: dict[str, int]) -> None:
+    """Add the scalars and slots of the optimizer to a graph; `nodes` has the variables' nodes."""
+    optimizer: Any = contents.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
-    title = found.optimizer._name if is_keras else optimizer.get_name()
-    place = made.find_or_add([_OPTIMIZER])
-    for name, value in found.scalars.items():
-        made.add_variable(f"{_OPTIMIZER}/{name}", value, f"{title}/{name}" if is_keras else name)
-    for name, own in found.slots.items():
-        for index, (kind, value) in enumerate(own.items()):
-            number = f"_{index}" if index else ""
-            full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{number}"
-            made.add_slot(place, nodes[name], name, kind, value, full)
+    title = contents.optimizer._name if is_keras else optimizer.get_name()
+    node = graph.find_or_add([_OPTIMIZER])
+    for name, tensor in contents.scalars.items():
+        graph.add_variable(f"{_OPTIMIZER}/{name}", tensor, f"{title}/{name}" if is_keras else name)
+    for name, by_kind in contents.slots.items():
+        for index, (kind, tensor) in enumerate(by_kind.items()):
+            suffix = f"_{index}" if index else ""
+            full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{suffix}"
+            graph.add_slot(node, nodes[name], name, kind, tensor, full)
 
 
 class _Graph:
-    """An object graph under construction.
+    """Object graph under construction.
 
     Attributes:
         tensors: The tensors so far, by key.
@@ -73,19 +75,19 @@ class _Graph:
         self._slots: dict[int, list[SlotVariable]] = {}
 
     def find_or_add(self, parts: list[str]) -> int:
-        """Return the node at the end of a path from the root, made if it is not there."""
-        at = 0
+        """Return the node at the end of a path from the root; add missing nodes."""
+        node = 0
         for part in parts:
-            if part not in self._children[at]:
-                self._children[at][part] = self._add_node()
-            at = self._children[at][part]
-        return at
+            if part not in self._children[node]:
+                self._children[node][part] = self._add_node()
+            node = self._children[node][part]
+        return node
 
-    def add_variable(self, path: str, value: StoredTensor, full_name: str) -> int:
-        """Return a variable at a path; its node."""
+    def add_variable(self, path: str, tensor: StoredTensor, full_name: str) -> int:
+        """Add a variable at a path and return its node."""
         parts = path.split("/")
         node = self.find_or_add(parts)
-        self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", value, full_name)
+        self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", tensor, full_name)
         return node
 
     def add_slot(
@@ -94,17 +96,17 @@ class _Graph:
         original: int,
         path: str,
         kind: str,
-        value: StoredTensor,
+        tensor: StoredTensor,
         full_name: str,
     ) -> None:
-        """A slot of the variable at a path."""
+        """Add a slot of the variable at a path."""
         node = self._add_node()
         key = f"{_escape_path(path.split('/'))}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"
-        self._add_value(node, key, value, full_name)
+        self._add_value(node, key, tensor, full_name)
         self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
 
     def as_object_graph(self) -> ObjectGraph:
-        """Return the graph."""
+        """Return the finished graph."""
         return ObjectGraph(
             tuple(
                 Node(
@@ -120,11 +122,11 @@ class _Graph:
         self._children.append({})
         return len(self._children) - 1
 
-    def _add_value(self, node: int, key: str, value: StoredTensor, full_name: str) -> None:
+    def _add_value(self, node: int, key: str, tensor: StoredTensor, full_name: str) -> None:
         self._attributes[node] = SavedAttribute(ATTRIBUTE, full_name, key)
-        self.tensors[key] = value
+        self.tensors[key] = tensor
 
 
 def _escape_path(parts: list[str]) -> str:
-    """A path as keys have it: TensorFlow writes a dot in a name as two."""
+    """Return a path as in keys, with doubled dots."""
     return "/".join(part.replace(".", "..") for part in parts)

@@ -1,4 +1,4 @@
-"""A checkpoint as `tf.train.Saver` writes it: tensors by name."""
+"""Layout of `tf.train.Saver`: tensors by name."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from thalweg.v1.train.rule_optimizer import RuleOptimizer
 _AVERAGE = "grads_ema"
 
 
-def as_saver(found: ExportContents) -> tuple[dict[str, StoredTensor], None]:
-    """Return the tensors by their names.
+def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
+    """Return the tensors by their names, and None instead of a graph.
 
     Raises:
-        CheckpointMismatchError: A slot would have the name of a variable. Nothing was written.
+        CheckpointMismatchError: A slot or scalar has the name of a variable. Nothing was written.
     """
-    tensors = dict(found.variables)
-    twice: list[str] = []
-    for index, (name, own) in enumerate(found.slots.items()):
-        for kind, title in zip(own, _slot_titles(found, own), strict=True):
+    tensors = dict(contents.variables)
+    clashes: list[str] = []
+    for index, (name, by_kind) in enumerate(contents.slots.items()):
+        for kind, title in zip(by_kind, _slot_titles(contents, by_kind), strict=True):
             full = f"{name}/{title}"
-            if isinstance(found.optimizer, NovoGrad) and kind == _AVERAGE:
+            if isinstance(contents.optimizer, NovoGrad) and kind == _AVERAGE:
                 full = f"nvgrad2_ema{index}"
-            twice += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
-            tensors[full] = own[kind]
-    others = {**found.scalars}
-    others |= {f"{name}/{AVERAGE}": each for name, each in found.averages.items()}
-    if found.global_step is not None:
-        others[GLOBAL_STEP] = found.global_step
-    twice += [f"{name!r} is a variable and the optimizer's" for name in others if name in tensors]
-    if twice:
-        raise state.mismatch(twice, outcome="Nothing was written.")
-    return {**tensors, **others}, None
+            clashes += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
+            tensors[full] = by_kind[kind]
+    scalars = {**contents.scalars}
+    scalars |= {f"{name}/{AVERAGE}": average for name, average in contents.averages.items()}
+    if contents.global_step is not None:
+        scalars[GLOBAL_STEP] = contents.global_step
+    clashes += [
+        f"{name!r} is a variable and the optimizer's" for name in scalars if name in tensors
+    ]
+    if clashes:
+        raise state.mismatch(clashes, outcome="Nothing was written.")
+    return {**tensors, **scalars}, None
 
 
-def _slot_titles(found: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """The last parts of the names of a variable's slots."""
-    optimizer: Any = found.optimizer
+def _slot_titles(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
+    """Return the last parts of the names of a variable's slots."""
+    optimizer: Any = contents.optimizer
     parts = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
-        fills: Any = found.optimizer._slot_fills()
+        fills: Any = contents.optimizer._slot_fills()
         parts |= {kind: part for kind, _, part in fills}
     used: Counter[str] = Counter()
     titles: list[str] = []

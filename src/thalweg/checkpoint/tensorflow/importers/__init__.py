@@ -1,1 +1,1 @@
-"""An optimizer made of what a file tells, and set to what it holds."""
+"""Creation and loading of optimizers from a detected description."""

@@ -1,4 +1,4 @@
-"""Sets a training of `thalweg.openseq2seq` to what a file has."""
+"""Loading of `thalweg.openseq2seq` trainings from a TensorFlow file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _AVERAGE = "grads_ema"
 
 
 def is_training(opt: object) -> bool:
-    """Return True if an object trains with OpenSeq2Seq's additions."""
+    """Return True for a training step or mixed-precision wrapper of OpenSeq2Seq."""
     return isinstance(opt, TrainingStep | MicroBatchStep | MixedPrecisionOptimizerWrapper)
 
 
 def inner_of(opt: Any) -> Any:
-    """Return the optimizer inside all wrappers; anything else is returned unchanged."""
+    """Return the optimizer inside all wrappers; other objects are returned unchanged."""
     while is_training(opt) or isinstance(opt, WrappingOptimizer):
         attribute = "_opt" if isinstance(opt, WrappingOptimizer) else "optimizer"
         opt = getattr(cast(object, opt), attribute)
@@ -41,15 +41,15 @@ def inner_of(opt: Any) -> Any:
 
 
 def loading_training(
-    opt: Any, placed: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
+    opt: Any, mapped: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return the loading that sets masters, slots, powers, the loss scale and the count of steps.
+    """Return the loading that sets masters, slots, powers, the loss scale and the step count.
 
-    Sums of gradients start again, as a training of OpenSeq2Seq starts again to count its batches.
+    Sums of gradients are set to 0, as OpenSeq2Seq also begins a new sum after loading.
 
     Args:
         opt: The step of training, or the optimizer of masters.
-        placed: The file.
+        mapped: The file.
         slots: For each variable its slots by kind.
         scalars: The powers by name.
 
@@ -57,46 +57,51 @@ def loading_training(
         CheckpointMismatchError: The training has other parts.
         FailedPreconditionError: The variables of the step are not known yet.
     """
-    mixed = placed.file.mixed or MixedPrecision()
+    mixed = mapped.file.mixed or MixedPrecision()
     variables = _trained_variables(opt, [var for var, _ in slots])
     keys = dict(zip(map(id, variables), state.keys_of(variables), strict=True))
-    given = dict(scalars)
-    for var, own in slots:
+    state_dict = dict(scalars)
+    for var, by_kind in slots:
         if id(var) in keys:
-            given |= {f"{keys[id(var)]}/{kind}": each for kind, each in own.items()}
+            state_dict |= {f"{keys[id(var)]}/{kind}": slot for kind, slot in by_kind.items()}
     for name, master in mixed.masters.items():
-        if name in placed.places and id(placed.target(name)) in keys:
-            key = keys[id(placed.target(name))]
-            given[f"{key}/master"] = with_axes(master.tensor(), placed.places[name].axes)
-    given |= {f"loss_scale/{name}": value.tensor() for name, value in mixed.scale.items()}
+        if name in mapped.places and id(mapped.target(name)) in keys:
+            key = keys[id(mapped.target(name))]
+            state_dict[f"{key}/master"] = with_axes(master.tensor(), mapped.places[name].axes)
+    state_dict |= {f"loss_scale/{name}": scalar.tensor() for name, scalar in mixed.scale.items()}
     is_step = not isinstance(opt, MixedPrecisionOptimizerWrapper)
     if is_step:
-        given |= _counters_of(opt, placed)
-        given |= _zero_accumulators(opt, variables, keys)
-    return opt._loading(given, variables)
+        state_dict |= _counters_of(opt, mapped)
+        state_dict |= _zero_accumulators(opt, variables, keys)
+    return opt._loading(state_dict, variables)
 
 
-def with_averages(slots: Slots, file: TensorFlowCheckpoint) -> Slots:
-    """Slots with NovoGrad's averages, which are numbered in the order of the variables.
+def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
+    """Return slots with NovoGrad's averages, which are numbered in the order of the variables.
 
-    A file without them is of a training that never stored them: they begin anew.
+    If the file has no averages, they are 0, as in a new training.
     """
-    averages = file.mixed.averages if file.mixed else []
-    values = [each.tensor() for each in averages] or [
+    averages = checkpoint.mixed.averages if checkpoint.mixed else []
+    values = [average.tensor() for average in averages] or [
         torch.zeros((), dtype=torch.float32, device="cpu") for _ in slots
     ]
     if len(values) != len(slots):
-        found = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
-        raise state.mismatch(found)
+        problem = [f"there are {len(values)} averages nvgrad2_ema for {len(slots)} variables"]
+        raise state.mismatch(problem)
     return [
-        (var, {_AVERAGE: value, **own}) for (var, own), value in zip(slots, values, strict=True)
+        (var, {_AVERAGE: average, **by_kind})
+        for (var, by_kind), average in zip(slots, values, strict=True)
     ]
 
 
-def _trained_variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
-    """The variables that are trained."""
+def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
+    """Return the variables that are trained.
+
+    Raises:
+        FailedPreconditionError: The step has no variables before its first call.
+    """
     if isinstance(opt, MixedPrecisionOptimizerWrapper):
-        return list(having)
+        return list(variables)
     if not opt._owners():
         raise FailedPreconditionError(
             "The variables are not known before the first step. Give var_list to optimize_loss."
@@ -105,9 +110,9 @@ def _trained_variables(opt: Any, having: Sequence[Tensor]) -> list[Tensor]:
     return opt._owners()
 
 
-def _counters_of(opt: object, placed: MappedTensors) -> dict[str, Tensor]:
-    """The number of updates, and that of batches, which begins anew."""
-    steps = placed.file.steps_of(())
+def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
+    """Return the step count of the file, and 0 as the number of micro-batches."""
+    steps = mapped.file.steps_of(())
     counts: dict[str, Tensor] = {}
     if steps is not None:
         counts[GLOBAL_STEP] = as_count(steps, torch.int64)
@@ -119,6 +124,7 @@ def _counters_of(opt: object, placed: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
+    """Return a sum of zeros for each variable if the step accumulates gradients."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._mixed is not None

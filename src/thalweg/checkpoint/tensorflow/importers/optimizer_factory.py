@@ -1,4 +1,4 @@
-"""An optimizer made of what a file tells, and of what its user tells."""
+"""Creation of an optimizer from the file's and the user's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.detection.keras_config import INSIDE
+from thalweg.checkpoint.tensorflow.detection.keras_config import EPSILON_NOTE
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family
 from thalweg.errors import (
     CheckpointMismatchError,
@@ -41,198 +41,202 @@ from thalweg.variable import name_of
 _SCALING = ("loss_scale", "loss_scaling_params")
 
 
-def class_of(found: FoundOptimizer, path: str) -> type[Any]:
-    """Return the class of an optimizer that was found.
+def class_of(detected: FoundOptimizer, path: str) -> type[Any]:
+    """Return the class of a detected optimizer.
 
     Raises:
-        CheckpointMismatchError: The file does not tell what it is.
-        UnsupportedCheckpointError: It did what none here does.
+        CheckpointMismatchError: The class cannot be determined.
+        UnsupportedCheckpointError: The optimizer had options that this library lacks.
     """
-    if found.family is None:
-        likely = f": {' or '.join(found.candidates)}" if found.candidates else ""
-        why = "".join(f"; {each}" for each in found.lost)
+    if detected.family is None:
+        guesses = f": {' or '.join(detected.candidates)}" if detected.candidates else ""
+        reasons = "".join(f"; {reason}" for reason in detected.lost)
         raise CheckpointMismatchError(
-            f"{found.name!r} ({found.evidence}) fits no optimizer for certain{likely}{why}. Give"
-            " restore(..., optimizer=...), a class or an optimizer; optimizer=False reads the"
-            " variables alone. Nothing was loaded."
+            f"{detected.name!r} ({detected.evidence}) fits no optimizer for certain"
+            f"{guesses}{reasons}. Give restore(..., optimizer=...), a class or an optimizer;"
+            " optimizer=False reads the variables alone. Nothing was loaded."
         )
-    refuse_options(found, path)
-    name = found.family.cls
-    if INSIDE in found.notes:
-        warn(f"{path}: {INSIDE}.", NumericsWarning)
-    if found.face == "keras":
+    check_options(detected, path)
+    name = detected.family.cls
+    if EPSILON_NOTE in detected.notes:
+        warn(f"{path}: {EPSILON_NOTE}.", NumericsWarning)
+    if detected.face == "keras":
         return getattr(keras, name)
     if name == "NovoGrad":
         return NovoGrad
     return getattr(train if name in train.__all__ else contrib, name)
 
 
-def refuse_options(found: FoundOptimizer, path: str) -> None:
-    """Refuse to make an optimizer that would leave out what the file's did.
+def check_options(detected: FoundOptimizer, path: str) -> None:
+    """Raise if a new optimizer would lack options of the one in the file.
 
     Raises:
-        UnsupportedCheckpointError: It did what none here does.
+        UnsupportedCheckpointError: The optimizer had options that this library lacks.
     """
-    if found.refused:
+    if detected.refused:
         raise UnsupportedCheckpointError(
-            f"{path}: {found.name!r} had {', '.join(found.refused)}, which the optimizers of"
+            f"{path}: {detected.name!r} had {', '.join(detected.refused)}, which the optimizers of"
             " thalweg.keras do not do. Make an optimizer and give it to restore as optimizer=, to"
             " go on without that. Nothing was loaded."
         )
 
 
-def refuse_lost(found: FoundOptimizer) -> None:
-    """Refuse to go on with an optimizer of whose slots some would be left behind.
+def check_lost(detected: FoundOptimizer) -> None:
+    """Raise if slots of a detected optimizer cannot be assigned to variables.
 
     Raises:
-        CheckpointMismatchError: Says which.
+        CheckpointMismatchError: Lists the reasons.
     """
-    if found.lost:
+    if detected.lost:
         raise CheckpointMismatchError(
-            f"{found.name!r} ({found.evidence}): {'; '.join(found.lost)}. Give restore(...,"
-            " optimizer=False), which reads the variables alone. Nothing was loaded."
+            f"{detected.name!r} ({detected.evidence}): {'; '.join(detected.lost)}. Give"
+            " restore(..., optimizer=False), which reads the variables alone. Nothing was loaded."
         )
 
 
-def families_of(cls: type[object], given: Mapping[str, object]) -> list[Family]:
+def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
     """Return the slot families of a class of `thalweg.v1`, titled with its name argument."""
-    known = [base.__name__ for base in cls.__mro__]
-    title = given.get("name") or _default_arguments(cls).get("name")
+    class_names = [base.__name__ for base in cls.__mro__]
+    title = arguments.get("name") or _default_arguments(cls).get("name")
     return [
         replace(family, title=title or family.title)
-        for name in known[:1] + [each for each in known[1:] if _is_known(each)][:1]
+        for name in class_names[:1]
+        + [class_name for class_name in class_names[1:] if _has_family(class_name)][:1]
         for family in V1
         if family.cls == name
     ]
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """Return the slots that an optimizer of `thalweg.v1` keeps for a variable, with their names."""
-    twin: Any = state.staged(optimizer)
-    twin._create_slots([var])
+    """Return the slots of a `thalweg.v1` optimizer for a variable, with their names."""
+    copy: Any = state.staged(optimizer)
+    copy._create_slots([var])
     names: dict[str, str] = {}
-    for kind, slot in twin._slots.all_of(var).items():
+    for kind, slot in copy._slots.all_of(var).items():
         part = name_of(slot).split(":")[0].removeprefix(f"{base_name(var)}/")
         stem, _, number = part.rpartition("_")
         names[kind] = stem if number.isdecimal() and stem in names.values() else part
     names = {kind: part for kind, part in names.items() if "/" not in part}
-    powers = tuple(sorted({name for name, _ in twin._non_slots}))
+    powers = tuple(sorted({name for name, _ in copy._non_slots}))
     return Family(type(optimizer).__name__, optimizer.get_name(), tuple(names), powers, names=names)
 
 
 def make_optimizer(
-    cls: type[object], found: FoundOptimizer | None, given: Mapping[str, object], path: str
+    cls: type[object], detected: FoundOptimizer | None, arguments: Mapping[str, object], path: str
 ) -> Any:
-    """Return an optimizer of a class.
+    """Return a new optimizer of a class.
 
     Args:
         cls: The class.
-        found: What the file has of it.
-        given: Arguments of its constructor that the user gave.
+        detected: The optimizer in the file, or None.
+        arguments: Arguments of the constructor from the user.
         path: The file.
 
     Raises:
-        OptionError: An argument is needed that neither the file nor the user gives, or unknown.
-        CheckpointMismatchError: The user gives another value than the file has.
-        InvalidConfigError: A value is none that the optimizer takes.
+        OptionError: A required argument is missing, or an argument is unknown.
+        CheckpointMismatchError: An argument differs from the file's.
+        InvalidConfigError: The constructor rejects an argument.
     """
-    known = {} if found is None else _arguments_in_file(cls, found)
-    refuse_contradictions(known, given)
-    arguments = {**known, **given}
+    file_arguments = {} if detected is None else _arguments_in_file(cls, detected)
+    check_contradictions(file_arguments, arguments)
+    all_arguments = {**file_arguments, **arguments}
     accepted = _accepted_arguments(cls)
-    for name in given.keys() - accepted:
+    for name in arguments.keys() - accepted:
         hint = did_you_mean(name, accepted)
-        takes = f"It takes {listed(sorted(accepted))}."
-        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or takes}")
-    needed = dict.fromkeys(_needed_arguments(cls, found, accepted))
-    missing = [name for name in needed if name not in arguments]
+        accepts = f"It takes {listed(sorted(accepted))}."
+        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or accepts}")
+    required = dict.fromkeys(_needed_arguments(cls, detected, accepted))
+    missing = [name for name in required if name not in all_arguments]
     if missing:
-        wanted = ", ".join(f"{name}=..." for name in missing)
-        notes = "".join(f"; {note}" for note in (found.notes if found else ()))
+        example = ", ".join(f"{name}=..." for name in missing)
+        notes = "".join(f"; {note}" for note in (detected.notes if detected else ()))
         raise OptionError(
             f"{path} does not hold {' and '.join(missing)} of {cls.__name__}{notes}: give"
-            f" restore(..., {wanted})."
+            f" restore(..., {example})."
         )
     try:
-        return cls(**arguments)
+        return cls(**all_arguments)
     except (TypeError, ValueError) as error:
-        kind = found.family.cls if found is not None and found.family is not None else cls.__name__
-        other = f" The file's is {kind}." if kind != cls.__name__ else ""
+        family = None if detected is None else detected.family
+        kind = cls.__name__ if family is None else family.cls
+        class_hint = f" The file's is {kind}." if kind != cls.__name__ else ""
         raise InvalidConfigError(
-            f"{path}: {cls.__name__} cannot be made: {error}{other}"
+            f"{path}: {cls.__name__} cannot be made: {error}{class_hint}"
         ) from error
 
 
 def _needed_arguments(
-    cls: type[object], found: FoundOptimizer | None, accepted: set[str]
+    cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """What neither a default nor a guess may stand for."""
+    """Yield the arguments that must be known; their defaults are not used."""
     yield from _required_arguments(cls)
     if "learning_rate" in accepted:
         yield "learning_rate"
-    if found is None:
+    if detected is None:
         return
-    slots = () if found.family is None else found.family.slots
+    slots = () if detected.family is None else detected.family.slots
     if issubclass(cls, keras.Optimizer) and "momentum" in slots and "momentum" in accepted:
         yield "momentum"
-    yield from (name for name in found.unclear if name in accepted)
+    yield from (name for name in detected.unclear if name in accepted)
 
 
 def make_wrapped(
     cls: type[object],
-    found: FoundOptimizer | None,
-    given: Mapping[str, Any],
-    file: TensorFlowCheckpoint,
+    detected: FoundOptimizer | None,
+    arguments: Mapping[str, Any],
+    checkpoint: TensorFlowCheckpoint,
 ) -> Any:
-    """Return the optimizer that `make_optimizer` makes; for a file with masters, the masters'
-    optimizer.
+    """Return a new optimizer; for a file with masters, the wrapper with masters around it.
 
     Raises:
         OptionError: The loss scale is fixed and not given as `loss_scale`.
     """
-    mixed = file.mixed
+    mixed = checkpoint.mixed
     if mixed is None or not mixed.masters:
-        return make_optimizer(cls, found, given, file.path)
-    own = {name: given[name] for name in given if name not in _SCALING}
-    params = given.get("loss_scaling_params")
-    if not mixed.scaler and "loss_scale" not in given:
+        return make_optimizer(cls, detected, arguments, checkpoint.path)
+    inner_arguments = {name: arguments[name] for name in arguments if name not in _SCALING}
+    params = arguments.get("loss_scaling_params")
+    if not mixed.scaler and "loss_scale" not in arguments:
         raise OptionError(
-            f"{file.path} has masters and no loss scale: give restore(..., loss_scale=...)."
+            f"{checkpoint.path} has masters and no loss scale: give restore(..., loss_scale=...)."
         )
-    scale = AutomaticLossScaler(mixed.scaler, params) if mixed.scaler else given["loss_scale"]
-    return MixedPrecisionOptimizerWrapper(make_optimizer(cls, found, own, file.path), scale)
+    scale = AutomaticLossScaler(mixed.scaler, params) if mixed.scaler else arguments["loss_scale"]
+    optimizer = make_optimizer(cls, detected, inner_arguments, checkpoint.path)
+    return MixedPrecisionOptimizerWrapper(optimizer, scale)
 
 
-def refuse_contradictions(known: Mapping[str, object], given: Mapping[str, object]) -> None:
-    """Refuse values that differ from the file's, where they can be compared.
+def check_contradictions(
+    file_arguments: Mapping[str, object], arguments: Mapping[str, object]
+) -> None:
+    """Raise if comparable arguments differ from those of the file.
 
     Raises:
-        CheckpointMismatchError: Lists them.
+        CheckpointMismatchError: Lists the arguments.
     """
-    found = [
-        f"{name} is {show_value(known[name])} in the file, not {show_value(given[name])}"
-        for name in known
-        if name in given and _are_different(known[name], given[name])
+    problems = [
+        f"{name} is {show_value(number)} in the file, not {show_value(arguments[name])}"
+        for name, number in file_arguments.items()
+        if name in arguments and _are_different(number, arguments[name])
     ]
-    if found:
-        raise state.mismatch(found)
+    if problems:
+        raise state.mismatch(problems)
 
 
-def _are_different(one: object, other: object) -> bool:
-    if isinstance(one, bool | str) or isinstance(other, bool | str):
-        return one != other
-    with np.errstate(over="ignore"):  # a file may have any number
-        return is_number(one) and is_number(other) and np.float32(one) != np.float32(other)
+def _are_different(first: object, second: object) -> bool:
+    if isinstance(first, bool | str) or isinstance(second, bool | str):
+        return first != second
+    with np.errstate(over="ignore"):
+        return is_number(first) and is_number(second) and np.float32(first) != np.float32(second)
 
 
-def _arguments_in_file(cls: type[object], found: FoundOptimizer) -> dict[str, object]:
-    """What the file has, by the names of the constructor."""
-    known = dict(found.hyperparameters)
-    if issubclass(cls, keras.Nadam) and "decay" in known:
-        known["schedule_decay"] = known.pop("decay")
-    if found.title and found.title != _default_arguments(cls).get("name"):
-        known["name"] = found.title
-    return known
+def _arguments_in_file(cls: type[object], detected: FoundOptimizer) -> dict[str, object]:
+    """Return the file's hyperparameters by the names in the constructor."""
+    arguments = dict(detected.hyperparameters)
+    if issubclass(cls, keras.Nadam) and "decay" in arguments:
+        arguments["schedule_decay"] = arguments.pop("decay")
+    if detected.title and detected.title != _default_arguments(cls).get("name"):
+        arguments["name"] = detected.title
+    return arguments
 
 
 def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
@@ -241,27 +245,27 @@ def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
 
 def _accepted_arguments(cls: type[object]) -> set[str]:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    own = {each.name for each in _parameters_of(cls) if each.kind not in kinds}
+    names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
-    return own | options if issubclass(cls, keras.Optimizer) else own
+    return names | options if issubclass(cls, keras.Optimizer) else names
 
 
 def _required_arguments(cls: type[object]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
-        each.name
-        for each in _parameters_of(cls)
-        if each.kind in kinds and each.default is inspect.Parameter.empty
+        parameter.name
+        for parameter in _parameters_of(cls)
+        if parameter.kind in kinds and parameter.default is inspect.Parameter.empty
     ]
 
 
 def _default_arguments(cls: type[object]) -> dict[str, object]:
     return {
-        each.name: each.default
-        for each in _parameters_of(cls)
-        if each.default is not inspect.Parameter.empty
+        parameter.name: parameter.default
+        for parameter in _parameters_of(cls)
+        if parameter.default is not inspect.Parameter.empty
     }
 
 
-def _is_known(name: str) -> bool:
+def _has_family(name: str) -> bool:
     return any(family.cls == name for family in V1)

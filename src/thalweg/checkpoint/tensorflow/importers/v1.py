@@ -1,4 +1,4 @@
-"""Sets an optimizer of `thalweg.v1` to what a file has."""
+"""Loading of `thalweg.v1` optimizers from a TensorFlow file."""
 
 from __future__ import annotations
 
@@ -35,82 +35,82 @@ def loading_v1(
     Raises:
         CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
     """
-    own = dict(scalars)
+    state_dict = dict(scalars)
     betas = _constant_betas(optimizer)
-    found = describe_contradictions(own, betas)
-    if found:
-        raise state.mismatch(found)
-    own |= _implied_powers(own, betas)
+    problems = describe_contradictions(state_dict, betas)
+    if problems:
+        raise state.mismatch(problems)
+    state_dict |= _implied_powers(state_dict, betas)
     variables = [var for var, _ in slots]
     for key, (_, kinds) in zip(state.keys_of(variables), slots, strict=True):
-        own |= {f"{key}/{kind}": value for kind, value in kinds.items()}
-    return optimizer._loading(own, variables)
+        state_dict |= {f"{key}/{kind}": slot for kind, slot in kinds.items()}
+    return optimizer._loading(state_dict, variables)
 
 
-def with_moving_averages(optimizer: object, slots: Slots, placed: MappedTensors) -> Slots:
+def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
     """Return slots with the file's averages, for a `MovingAverageOptimizer` among the wrappers."""
-    averaging: Any = optimizer
-    while not isinstance(averaging, MovingAverageOptimizer):
-        if not isinstance(averaging, WrappingOptimizer):
+    wrapper: Any = optimizer
+    while not isinstance(wrapper, MovingAverageOptimizer):
+        if not isinstance(wrapper, WrappingOptimizer):
             return slots
-        averaging = cast(Any, averaging)._opt
-    kind: str = cast(Any, averaging)._ema.name
-    own = {id(var): (var, dict(kinds)) for var, kinds in slots}
-    for name, average in placed.file.averages.items():
-        if name in placed.places:
-            var = placed.target(name)
-            own.setdefault(id(var), (var, {}))[1][kind] = placed.permute_like(name, average)
-    return [*own.values()]
+        wrapper = cast(Any, wrapper)._opt
+    kind: str = cast(Any, wrapper)._ema.name
+    slots_by_id = {id(var): (var, dict(kinds)) for var, kinds in slots}
+    for name, average in mapped.file.averages.items():
+        if name in mapped.places:
+            var = mapped.target(name)
+            slots_by_id.setdefault(id(var), (var, {}))[1][kind] = mapped.permute_like(name, average)
+    return [*slots_by_id.values()]
 
 
 def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
-    """The betas that are numbers, by the names of their powers."""
+    """Return the betas that are numbers, by the names of their powers."""
     inner: object = inner_of(optimizer)
     if not isinstance(inner, train.AdamOptimizer):
         return {}
-    given = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
-    return {power: beta for power, beta in given.items() if is_number(beta)}
+    hypers = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
+    return {power: beta for power, beta in hypers.items() if is_number(beta)}
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
     """Return reasons why the powers are not those of these betas after one number of steps."""
-    found: list[str] = []
+    problems: list[str] = []
     counts: dict[str, int] = {}
-    powers = {name: each for name, each in powers.items() if each.is_floating_point()}
+    powers = {name: power for name, power in powers.items() if power.is_floating_point()}
     for name in [name for name in powers if name in betas]:
-        value, beta = _as_scalars(powers[name], betas[name])
-        count = steps_of(value, beta)
+        power, beta = _as_scalars(powers[name], betas[name])
+        count = steps_of(power, beta)
         if count is not None:
             counts[name] = count
-        elif 0 < value < 1 and 0 < beta < 1:
+        elif 0 < power < 1 and 0 < beta < 1:
             short = name.removesuffix("_power")
-            found.append(f"{name!r} is {value!s}, no power of {short}={betas[name]}")
+            problems.append(f"{name!r} is {power!s}, no power of {short}={betas[name]}")
     if len(set(counts.values())) > 1:
-        shown = " and ".join(f"{name!r} after {count}" for name, count in counts.items())
-        found.append(f"the powers are those of different numbers of steps: {shown}")
+        counts_text = " and ".join(f"{name!r} after {count}" for name, count in counts.items())
+        problems.append(f"the powers are those of different numbers of steps: {counts_text}")
     for name in [name for name in powers if name in betas and name not in counts and counts]:
-        value, beta = _as_scalars(powers[name], betas[name])
+        power, beta = _as_scalars(powers[name], betas[name])
         count = next(iter(counts.values()))
-        if value == 0 and power_after(beta, count) != 0:
+        if power == 0 and power_after(beta, count) != 0:
             short = name.removesuffix("_power")
-            found.append(f"{name!r} is 0, no power of {short}={betas[name]} after {count} steps")
-    return found
+            problems.append(f"{name!r} is 0, no power of {short}={betas[name]} after {count} steps")
+    return problems
 
 
 def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
-    value = power.numpy()[()]
-    return value, value.dtype.type(np.float32(beta) if type(beta) is float else beta)
+    scalar = power.numpy()[()]
+    return scalar, scalar.dtype.type(np.float32(beta) if type(beta) is float else beta)
 
 
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Powers that the optimizer has and the file need not: contrib's AdaMax keeps one."""
+    """Return powers that the optimizer has and the file lacks: contrib's AdaMax stores only one."""
     if not powers:
         return {}
     counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]
-    found: dict[str, Tensor] = {}
+    implied: dict[str, Tensor] = {}
     for name in betas.keys() - powers.keys():
         beta = np.float32(betas[name])
-        count = next((each for each in counts if each is not None), None)
-        value = np.float32(0) if count is None else power_after(beta, count)
-        found[name] = torch.tensor(float(value), dtype=torch.float32, device="cpu")
-    return found
+        count = next((known_count for known_count in counts if known_count is not None), None)
+        power = np.float32(0) if count is None else power_after(beta, count)
+        implied[name] = torch.tensor(float(power), dtype=torch.float32, device="cpu")
+    return implied

@@ -1,1 +1,1 @@
-"""Assignment of the tensors of a file to variables, with their axes."""
+"""Assignment of a file's tensors to variables, with their axes."""

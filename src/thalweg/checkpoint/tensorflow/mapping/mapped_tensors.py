@@ -1,4 +1,4 @@
-"""The tensors of a file as their targets need them: by parameter, and with its axes."""
+"""Tensors of a file by target, with the axes of the targets."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by
 
 @dataclass(frozen=True)
 class MappedTensors:
-    """A file whose variables have found their targets.
+    """A checkpoint whose variables are assigned to targets.
 
     Attributes:
-        file: The file.
+        file: The checkpoint.
         targets: The targets.
-        places: Where each variable goes, in the order of the targets; those that are left out are
-            not there.
+        places: The destination of each variable, in the order of the targets; omitted variables are
+            missing.
     """
 
     file: TensorFlowCheckpoint
@@ -41,34 +41,34 @@ class MappedTensors:
 
     @classmethod
     def of(
-        cls, file: TensorFlowCheckpoint, targets: TargetTensors, rules: Rules | None
+        cls, checkpoint: TensorFlowCheckpoint, targets: TargetTensors, rules: Rules | None
     ) -> MappedTensors:
-        """Return a file and its targets.
+        """Return a checkpoint with its variables assigned to targets.
 
         Raises:
-            CheckpointMismatchError: A variable finds no target, a target no variable, or they
+            CheckpointMismatchError: A variable has no target, a target has no variable, or they
                 differ.
         """
-        places, found = map_variables(
-            file.variables, file.other_names, targets.tensors, targets.optional, rules
+        places, problems = map_variables(
+            checkpoint.variables, checkpoint.other_names, targets.tensors, targets.optional, rules
         )
-        if found:
-            raise state.mismatch(found)
+        if problems:
+            raise state.mismatch(problems)
         order = {target: index for index, target in enumerate(targets.tensors)}
-        kept = {name: place for name, place in places.items() if place.target is not None}
-        ordered = sorted(kept, key=lambda name: order[kept[name].target or ""])
-        return cls(file, targets, {name: kept[name] for name in ordered})
+        mapped = {name: place for name, place in places.items() if place.target is not None}
+        names = sorted(mapped, key=lambda name: order[mapped[name].target or ""])
+        return cls(checkpoint, targets, {name: mapped[name] for name in names})
 
     def target(self, name: str) -> Tensor:
-        """Return the tensor that a variable goes to."""
+        """Return the tensor that a variable is assigned to."""
         return self.targets.tensors[self.places[name].target or ""]
 
-    def permute_like(self, name: str, value: StoredTensor) -> Tensor:
-        """Return a tensor beside a variable, with the axes of its target."""
-        return with_axes(value.tensor(), self.places[name].axes)
+    def permute_like(self, name: str, stored_tensor: StoredTensor) -> Tensor:
+        """Return a tensor with the axes permuted like those of a variable."""
+        return with_axes(stored_tensor.tensor(), self.places[name].axes)
 
     def variables(self) -> list[tuple[Entry, Tensor]]:
-        """Return the targets and their values."""
+        """Return the targets and their new values."""
         return [
             (
                 Entry(place.target or "", self.target(name)),
@@ -77,20 +77,20 @@ class MappedTensors:
             for name, place in self.places.items()
         ]
 
-    def slots(self, found: FoundOptimizer | None) -> Slots:
-        """Return the slots of an optimizer; those of variables that are left out are left out, too.
+    def slots(self, detected: FoundOptimizer | None) -> Slots:
+        """Return the slots of an optimizer, except those of omitted variables.
 
         Raises:
             CheckpointMismatchError: A variable lacks slots that others have.
         """
-        if found is None:
+        if detected is None:
             return []
-        own = {name: found.slots[name] for name in self.places if name in found.slots}
-        every = [kind for slots in own.values() for kind in slots]
-        kinds = found.family.slots if found.family else dict.fromkeys(every)
+        owned = {name: detected.slots[name] for name in self.places if name in detected.slots}
+        all_kinds = [kind for slots in owned.values() for kind in slots]
+        kinds = detected.family.slots if detected.family else dict.fromkeys(all_kinds)
         missing = [
             f"{name!r} has no slot {kind!r}"
-            for name, slots in own.items()
+            for name, slots in owned.items()
             for kind in kinds
             if kind not in slots
         ]
@@ -99,12 +99,12 @@ class MappedTensors:
         return [
             (
                 self.target(name),
-                {kind: self.permute_like(name, each) for kind, each in slots.items()},
+                {kind: self.permute_like(name, slot) for kind, slot in slots.items()},
             )
-            for name, slots in own.items()
+            for name, slots in owned.items()
         ]
 
 
 def with_axes(tensor: Tensor, axes: Axes | None) -> Tensor:
-    """Return a tensor with its axes in another order; one without axes has none to turn."""
+    """Return a tensor with permuted axes; scalars are returned unchanged."""
     return tensor if axes is None or not tensor.dim() else tensor.permute(axes).contiguous()

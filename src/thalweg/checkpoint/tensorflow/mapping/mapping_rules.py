@@ -27,14 +27,9 @@ from thalweg._base.showing import show_value
 from thalweg._formats import atomic_write
 from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
-AXES = {
-    "dense": (1, 0),
-    "conv1d": (2, 1, 0),
-    "conv2d": (3, 2, 0, 1),
-    "conv3d": (4, 3, 0, 1, 2),
-}
-LEFT_OUT = "-"
-_LONGEST = 2000  # characters of a name
+AXES = {"dense": (1, 0), "conv1d": (2, 1, 0), "conv2d": (3, 2, 0, 1), "conv3d": (4, 3, 0, 1, 2)}
+OMITTED = "-"
+_MAX_LENGTH = 2000  # characters of a name
 _WILD = re.compile(r"\*\*|\*")
 
 Axes = tuple[int, ...]
@@ -45,8 +40,8 @@ class Place:
     """Destination of a variable.
 
     Attributes:
-        target: The name of the parameter; None leaves the variable out.
-        axes: For each axis of the parameter that of the variable; None changes nothing.
+        target: The name of the parameter; None omits the variable.
+        axes: For each axis of the parameter the axis of the variable; None keeps the order.
     """
 
     target: str | None
@@ -59,7 +54,7 @@ class Line:
 
     Attributes:
         pattern: The pattern of TensorFlow's names.
-        place: Their destination; the target has the same `*` as the pattern.
+        place: The destination; its target has the same wildcards as the pattern.
         title: The rule in a message.
     """
 
@@ -68,28 +63,26 @@ class Line:
     title: str
 
     def forward(self, name: str) -> Place | None:
-        """Return the destination of a variable; None if the rule is not for it."""
-        found = _match_wildcards(self.pattern, name, "/")
-        if found is None:
+        """Return the destination of a variable; None if the rule does not match."""
+        parts = _match_wildcards(self.pattern, name, "/")
+        if parts is None:
             return None
         target = self.place.target
         if target is None:
             return self.place
         separator = "/" if "/" in target else "."
-        parts = [part.replace("/", separator) for part in found]
-        return Place(_fill_wildcards(target, parts), self.place.axes)
+        replaced = [part.replace("/", separator) for part in parts]
+        return Place(_fill_wildcards(target, replaced), self.place.axes)
 
     def backward(self, target: str) -> str | None:
-        """Return TensorFlow's name of the variable of a parameter; None if the rule is not for
-        it.
-        """
+        """Return the TensorFlow name for a parameter; None if the rule does not match."""
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
-        found = _match_wildcards(self.place.target, target, separator)
-        if found is None:
+        parts = _match_wildcards(self.place.target, target, separator)
+        if parts is None:
             return None
-        return _fill_wildcards(self.pattern, [part.replace(separator, "/") for part in found])
+        return _fill_wildcards(self.pattern, [part.replace(separator, "/") for part in parts])
 
 
 Function = Callable[[str], Any]
@@ -97,57 +90,56 @@ Function = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a file, a dictionary, or a function.
+    """Rules of a file, a dictionary, or a function.
 
     Attributes:
         lines: The rules, in order.
-        function: Takes the name of a variable and returns that of its parameter, a pair of it and
-            its axes as a file has them, or None.
-        are_none: Whether all names stay as they are.
+        function: Returns, for a variable's name, the name of its parameter, a pair of that and its
+            axes as in a rules file, or None.
+        keep_names: Whether all names stay as they are.
     """
 
     lines: tuple[Line, ...] = ()
     function: Function | None = None
-    are_none: bool = False
+    keep_names: bool = False
 
     @classmethod
-    def of(cls, given: object) -> Rules | None:
-        """Return the rules that were given: a path, a dictionary, a function, `Rules`, or None.
+    def of(cls, rules: object) -> Rules | None:
+        """Return the rules of a path, a dictionary, a function, or `Rules`; None for None.
 
         Raises:
-            MissingFileError: There is no such file.
-            InvalidConfigError: A line of it is no rule.
+            MissingFileError: The file does not exist.
+            InvalidConfigError: A line is not a rule, or the argument has another type.
         """
-        if given is None or isinstance(given, Rules):
-            return given
-        if isinstance(given, str | os.PathLike):
-            return parse(_read_rules(os.fspath(given)), os.fspath(given))
-        if isinstance(given, Mapping):
-            pairs = cast(Mapping[Any, Any], given)
+        if rules is None or isinstance(rules, Rules):
+            return rules
+        if isinstance(rules, str | os.PathLike):
+            return parse(_read_rules(os.fspath(rules)), os.fspath(rules))
+        if isinstance(rules, Mapping):
+            pairs = cast(Mapping[Any, Any], rules)
             return cls(tuple(_parse_line(str(name), str(pairs[name]), str(name)) for name in pairs))
-        if callable(given):
-            return cls(function=given)
+        if callable(rules):
+            return cls(function=rules)
         raise InvalidConfigError(
             "rules are the path of a file, a dictionary, or a function of a name, not"
-            f" {type(given).__name__}."
+            f" {type(rules).__name__}."
         )
 
     def place(self, name: str) -> Place | None:
-        """Return the destination of a variable; None if no rule is for it."""
-        if self.are_none:
+        """Return the destination of a variable; None if no rule matches."""
+        if self.keep_names:
             return Place(name)
         if self.function is not None:
-            return _place_returned(name, self.function(name))
+            return _check_returned(name, self.function(name))
         return next((place for line in self.lines if (place := line.forward(name))), None)
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
-        """Return the name of the variable that a parameter is, and its axes; None if no rule is for
-        it.
+        """Return the TensorFlow name and the axes for a parameter; None if no rule matches.
 
         Raises:
-            InvalidConfigError: The rules are a function, which has no way back.
+            InvalidConfigError: The rules are a function, which cannot be inverted.
         """
-        if self.are_none:
+        if self.keep_names:
             return target, None
         if self.function is not None:
             raise InvalidConfigError(
@@ -162,7 +154,7 @@ class Rules:
         return None
 
 
-SAME = Rules(are_none=True)
+SAME = Rules(keep_names=True)
 
 
 def parse(text: str, title: str = "rules") -> Rules:
@@ -170,25 +162,31 @@ def parse(text: str, title: str = "rules") -> Rules:
 
     Args:
         text: The text.
-        title: What an error calls it.
+        title: The name of the text in errors.
 
     Raises:
-        InvalidConfigError: A line is no rule; says which, and what is wrong with it.
+        InvalidConfigError: A line is not a rule; the message has its number and the reason.
     """
     lines: list[Line] = []
     for number, line in enumerate(text.splitlines(), 1):
         rule = line.partition("#")[0].strip()
         if not rule:
             continue
-        where = f"{title}, line {number}"
+        location = f"{title}, line {number}"
         pattern, arrow, right = rule.partition("->")
         if not arrow:
-            raise InvalidConfigError(f"{where}: {rule!r} is no rule: it has no '->'.")
-        lines.append(_parse_line(pattern.strip(), right.strip(), where))
+            raise InvalidConfigError(f"{location}: {rule!r} is no rule: it has no '->'.")
+        lines.append(_parse_line(pattern.strip(), right.strip(), location))
     return Rules(tuple(lines))
 
 
 def _read_rules(path: str) -> str:
+    """Return the text of a rules file.
+
+    Raises:
+        MissingFileError: The file does not exist.
+        InvalidConfigError: The file is not UTF-8.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -202,24 +200,26 @@ def _read_rules(path: str) -> str:
         raise InvalidConfigError(f"{path} is no text in UTF-8.") from error
 
 
-def _parse_line(pattern: str, right: str, where: str) -> Line:
-    words = right.split()
-    if not pattern or not words:
+def _parse_line(pattern: str, right: str, location: str) -> Line:
+    """Return the rule with a left and a right side; raise InvalidConfigError if it is invalid."""
+    fields = right.split()
+    if not pattern or not fields:
         raise InvalidConfigError(
-            f"{where}: a rule is 'name -> parameter', not {show_value(right)}."
+            f"{location}: a rule is 'name -> parameter', not {show_value(right)}."
         )
-    target, how = words[0], words[1:]
+    target, words = fields[0], fields[1:]
     title = f"{pattern} -> {right}"
-    if target == LEFT_OUT and not how:
+    if target == OMITTED and not words:
         return Line(pattern, Place(None), title)
     if _WILD.findall(pattern) != _WILD.findall(target):
         raise InvalidConfigError(
-            f"{where}: '{title}' has not the same '*' and '**' on both sides, in the same order."
+            f"{location}: '{title}' has not the same '*' and '**' on both sides, in the same order."
         )
-    return Line(pattern, Place(target, _parse_axes(how, where)), title)
+    return Line(pattern, Place(target, _parse_axes(words, location)), title)
 
 
-def _parse_axes(words: list[str], where: str) -> Axes | None:
+def _parse_axes(words: list[str], location: str) -> Axes | None:
+    """Return the axes of a rule; None for no words; raise InvalidConfigError for unknown ones."""
     if not words:
         return None
     if len(words) == 1 and words[0] in AXES:
@@ -229,46 +229,50 @@ def _parse_axes(words: list[str], where: str) -> Axes | None:
         if axes and sorted(axes) == list(range(len(axes))):
             return axes
         raise InvalidConfigError(
-            f"{where}: '{' '.join(words)}' does not name each axis once, from 0."
+            f"{location}: '{' '.join(words)}' does not name each axis once, from 0."
         )
     hint = did_you_mean(words[0], [*AXES, "transpose"])
     raise InvalidConfigError(
-        f"{where}: '{' '.join(words)}' is none of {', '.join(AXES)}, or transpose and the numbers"
-        f" of axes. {hint}".rstrip()
+        f"{location}: '{' '.join(words)}' is none of {', '.join(AXES)}, or transpose and the"
+        f" numbers of axes. {hint}".rstrip()
     )
 
 
-def _place_returned(name: str, value: object) -> Place | None:
-    """What a function of a user returned for a name."""
-    where = f"the rule for {name!r}"
-    if value is None:
+def _check_returned(name: str, returned: object) -> Place | None:
+    """Return the destination that a rule function returned; raise InvalidConfigError for other
+    types.
+    """
+    location = f"the rule for {name!r}"
+    if returned is None:
         return Place(None)
-    if isinstance(value, str):
-        return Place(value)
-    if isinstance(value, tuple):
-        match cast(tuple[Any, ...], value):
-            case (str() as target, str() as how):
-                return Place(target, _parse_axes(how.split(), where))
+    if isinstance(returned, str):
+        return Place(returned)
+    if isinstance(returned, tuple):
+        match cast(tuple[Any, ...], returned):
+            case (str() as target, str() as axes):
+                return Place(target, _parse_axes(axes.split(), location))
             case _:
                 pass
     raise InvalidConfigError(
-        f"{where} returned {value!r}: expected the name of a parameter, a pair of it and its axes,"
-        " such as ('layer.weight', 'dense'), or None."
+        f"{location} returned {returned!r}: expected the name of a parameter, a pair of it and its"
+        " axes, such as ('layer.weight', 'dense'), or None."
     )
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """What the wildcards of a pattern stand for in a name; None if it does not fit."""
-    if len(name) > _LONGEST:
+    """Return the parts of a name that match the wildcards of a pattern; None if the name
+    differs.
+    """
+    if len(name) > _MAX_LENGTH:
         return None
-    one = f"([^{re.escape(separator)}]+)"
+    segment = f"([^{re.escape(separator)}]+)"
     parts = [re.escape(part) for part in _WILD.split(pattern)]
-    kinds = [one if wild == "*" else "(.+)" for wild in _WILD.findall(pattern)]
+    kinds = [segment if wild == "*" else "(.+)" for wild in _WILD.findall(pattern)]
     text = "".join(part + kind for part, kind in zip(parts, [*kinds, ""], strict=True))
     match = re.fullmatch(text, name, re.DOTALL)
     return None if match is None else list(match.groups())
 
 
 def _fill_wildcards(pattern: str, parts: list[str]) -> str:
-    given = iter(parts)
-    return _WILD.sub(lambda _: next(given), pattern)
+    values = iter(parts)
+    return _WILD.sub(lambda _: next(values), pattern)

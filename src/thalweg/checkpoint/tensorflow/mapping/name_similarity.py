@@ -1,4 +1,4 @@
-"""Names of TensorFlow's variables and of parameters that mean the same, or nearly."""
+"""Similarity of names of TensorFlow variables and of parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Place
 
-# The last part of a name in TensorFlow and in torch. A kernel is not among them: its axes differ.
+# Last parts of names in TensorFlow and in torch. Kernels are missing because their axes differ.
 _WORDS = {
     "gamma": "weight",
     "beta": "bias",
@@ -19,65 +19,71 @@ _WORDS = {
     "moving_variance": "running_var",
 }
 _KERNELS = ("kernel", "weights", "W", "w")
-_COMPARED, _LONGEST = 1000, 200  # names that a hint compares, and their characters
-_DEEPEST = 50  # parts of a name
+_MAX_COMPARED, _MAX_LENGTH = 1000, 200  # names for hints, and their characters
+_MAX_PARTS = 50  # parts of a name
 
 Parts = tuple[str, ...]
 
 
-def by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
-    """Variables and tensors that have the same name, or whose names end alike as no others do.
+def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
+    """Return destinations of variables that share a name, or an unambiguous ending of it, with a
+    target.
 
     Args:
-        names: What each variable is called.
-        targets: The names of the tensors.
+        names: The names of each variable.
+        targets: The names of the targets.
     """
-    whole: dict[Parts, list[str]] = defaultdict(list)
-    ends: dict[Parts, list[str]] = defaultdict(list)
+    targets_by_name: dict[Parts, list[str]] = defaultdict(list)
+    targets_by_ending: dict[Parts, list[str]] = defaultdict(list)
     for target in targets:
         parts = _parts_of(target)
-        whole[parts].append(target)
+        targets_by_name[parts].append(target)
         for end in _endings_of(parts):
-            ends[end].append(target)
-    chosen: dict[str, list[str]] = {}
-    for name, own in names.items():
-        known = {form for each in own for form in (_parts_of(each), _torch_parts(_parts_of(each)))}
-        exact = {target for parts in known for target in whole.get(parts, ())}
-        alike = {target for parts in known for target in ends.get(parts, ())}
-        alike |= {t for parts in known for end in _endings_of(parts) for t in whole.get(end, ())}
-        chosen[name] = sorted(exact or alike)
-    wanted = Counter(target for found in chosen.values() for target in found)
+            targets_by_ending[end].append(target)
+    matches: dict[str, list[str]] = {}
+    for name, aliases in names.items():
+        forms = {_parts_of(alias) for alias in aliases}
+        forms |= {_torch_parts(parts) for parts in forms}
+        exact = {target for parts in forms for target in targets_by_name.get(parts, ())}
+        similar = {target for parts in forms for target in targets_by_ending.get(parts, ())}
+        endings = {ending for parts in forms for ending in _endings_of(parts)}
+        similar |= {target for parts in endings for target in targets_by_name.get(parts, ())}
+        matches[name] = sorted(exact or similar)
+    counts = Counter(target for candidates in matches.values() for target in candidates)
     return {
-        name: Place(found[0])
-        for name, found in chosen.items()
-        if len(found) == 1 and wanted[found[0]] == 1
+        name: Place(candidates[0])
+        for name, candidates in matches.items()
+        if len(candidates) == 1 and counts[candidates[0]] == 1
     }
 
 
-def hint_at_target(own: Sequence[str], targets: Sequence[str]) -> str:
-    """Return the target that a variable with these names may be meant for, in words."""
-    near = _nearest_name(own, {_plain_name(each): each for each in targets[:_COMPARED]})
-    if near is None:
+def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
+    """Return a hint about the target most similar to a variable's names, for a message."""
+    nearest = _nearest_name(
+        aliases, {_plain_name(target): target for target in targets[:_MAX_COMPARED]}
+    )
+    if nearest is None:
         return ""
-    if _parts_of(own[-1])[-1:] and _parts_of(own[-1])[-1] in _KERNELS and near.endswith("weight"):
-        return f"; if it is {near!r}, a rule has to say so: its axes are in another order"
-    return f"; the nearest is {near!r}"
+    parts = _parts_of(aliases[-1])
+    if parts and parts[-1] in _KERNELS and nearest.endswith("weight"):
+        return f"; if it is {nearest!r}, a rule has to say so: its axes are in another order"
+    return f"; the nearest is {nearest!r}"
 
 
 def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
-    """Return the variable that a target may be meant for, in words."""
-    listed = list(names)[:_COMPARED]
-    near = _nearest_name(
-        [target], {_plain_name(each): name for name in listed for each in names[name]}
+    """Return a hint about the variable most similar to a target, for a message."""
+    compared = list(names)[:_MAX_COMPARED]
+    nearest = _nearest_name(
+        [target], {_plain_name(alias): name for name in compared for alias in names[name]}
     )
-    return "" if near is None else f"; the nearest is {near!r}"
+    return "" if nearest is None else f"; the nearest is {nearest!r}"
 
 
-def _nearest_name(own: Sequence[str], known: Mapping[str, str]) -> str | None:
-    for name in own:
-        near = difflib.get_close_matches(_plain_name(name), known, n=1, cutoff=0.6)
-        if near:
-            return known[near[0]]
+def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | None:
+    for name in names:
+        nearest = difflib.get_close_matches(_plain_name(name), targets, n=1, cutoff=0.6)
+        if nearest:
+            return targets[nearest[0]]
     return None
 
 
@@ -86,14 +92,15 @@ def _parts_of(name: str) -> Parts:
 
 
 def _torch_parts(parts: Parts) -> Parts:
-    """The parts of a name as torch's modules have them."""
+    """Return the parts of a name with the last one in torch's terms."""
     return (*parts[:-1], _WORDS.get(parts[-1], parts[-1])) if parts else parts
 
 
 def _endings_of(parts: Parts) -> list[Parts]:
-    """What the name ends in; the whole of it included, unless it is very long."""
-    return [parts[start:] for start in range(max(0, len(parts) - _DEEPEST), len(parts))]
+    """Return all endings of a name, the whole name included unless it has very many parts."""
+    return [parts[start:] for start in range(max(0, len(parts) - _MAX_PARTS), len(parts))]
 
 
 def _plain_name(name: str) -> str:
-    return "/".join(_torch_parts(_parts_of(name[-_LONGEST:]))).replace("kernel", "weight").lower()
+    parts = _torch_parts(_parts_of(name[-_MAX_LENGTH:]))
+    return "/".join(parts).replace("kernel", "weight").lower()

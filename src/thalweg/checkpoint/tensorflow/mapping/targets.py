@@ -16,12 +16,12 @@ from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """Tensors by name.
+    """Tensors to set, by name.
 
     Attributes:
-        tensors: All that can be set: parameters, and buffers of a module.
+        tensors: All that can be set: variables, or parameters and buffers of a module.
         trained: The names of those that an optimizer may have slots for.
-        optional: The names of those that a file need not have.
+        optional: The names of those that a file may lack.
     """
 
     tensors: dict[str, Tensor]
@@ -29,50 +29,49 @@ class TargetTensors:
     optional: frozenset[str]
 
     @classmethod
-    def of(cls, given: object) -> TargetTensors:
+    def of(cls, module_or_variables: object) -> TargetTensors:
         """Return the tensors of a module, of a dictionary, or of a list of variables.
 
-        Parameters of a module that have no name yet are given theirs, as
-        `thalweg.named_variables` does.
+        Parameters of a module that have no name yet are named, as by `thalweg.named_variables`.
 
         Raises:
             InvalidArgumentError: Two variables of a list have the same name.
-            TypeError: One is no variable.
+            TypeError: An element is not a variable.
         """
-        if isinstance(given, torch.nn.Module):
-            return cls._of_module(given)
-        if isinstance(given, Mapping):
-            named = cast(Mapping[Any, Any], given)
-            own = {str(name): named[name] for name in named}
-            for name, each in own.items():
-                if isinstance(each, Tensor) and not is_variable(each):
+        if isinstance(module_or_variables, torch.nn.Module):
+            return cls._of_module(module_or_variables)
+        if isinstance(module_or_variables, Mapping):
+            mapping = cast(Mapping[Any, Any], module_or_variables)
+            tensors = {str(name): mapping[name] for name in mapping}
+            for name, tensor in tensors.items():
+                if isinstance(tensor, Tensor) and not is_variable(tensor):
                     raise InvalidTypeError(
                         f"{name!r} is a tensor and no variable. Use thalweg.Variable or a leaf that"
                         " requires a gradient."
                     )
-            check_variables(list(own.values()))
-            named_variables([pair for pair in own.items() if not _has_name(pair[1])])
+            check_variables(list(tensors.values()))
+            named_variables([pair for pair in tensors.items() if not _has_name(pair[1])])
         else:
-            variables = flatten(given)
+            variables = flatten(module_or_variables)
             check_variables(variables)
-            names = [name_of(each).split(":")[0] for each in variables]
-            repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-            if repeated:
+            names = [name_of(variable).split(":")[0] for variable in variables]
+            duplicates = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+            if duplicates:
                 raise InvalidArgumentError(
-                    f"{names.count(repeated[0])} variables are called {repeated[0]!r}. Give a"
+                    f"{names.count(duplicates[0])} variables are called {duplicates[0]!r}. Give a"
                     " dictionary of variables by name, or names by"
                     " thalweg.named_variables(module)."
                 )
-            own = dict(zip(names, variables, strict=True))
-        return cls(own, frozenset(own), frozenset())
+            tensors = dict(zip(names, variables, strict=True))
+        return cls(tensors, frozenset(tensors), frozenset())
 
     @classmethod
     def _of_module(cls, module: torch.nn.Module) -> TargetTensors:
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
-        kept = module.state_dict(keep_vars=True).keys()
-        buffers = {name: own for name, own in module.named_buffers() if name in kept}
-        counters = {name for name, own in buffers.items() if not own.is_floating_point()}
+        saved_names = module.state_dict(keep_vars=True).keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
+        counters = {name for name, buffer in buffers.items() if not buffer.is_floating_point()}
         return cls({**parameters, **buffers}, frozenset(parameters), frozenset(counters))
 
 
