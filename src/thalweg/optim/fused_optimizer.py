@@ -855,8 +855,9 @@ class FusedOptimizer(GradScalerMixin):
                 self.param_groups,
                 self.state,
                 unscaling=cast("float | None", self._unscaling()),  # no device decides on sums
-                wide=self._around.of(Accumulation).wide_sums or self._around.kinds.masters,
-                told=self._waiting,
+                sum_in_float32=self._around.of(Accumulation).wide_sums
+                or self._around.kinds.masters,
+                report_count=self._waiting,
             )
         if count < wanted:
             return False

@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, folded into one before a step is taken."""
+"""Accumulation of gradients over several backward passes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from thalweg._engines.layout import all_have_memory, check_disjoint, check_parts
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError
 from thalweg.variable import REDUCED, dtype_name
 
-SUM = "gradient_sum"  # in the state of a parameter
-COUNT = "folded"  # in groups: how many passes are in the sums
+# Key of the sum in the state of a parameter.
+SUM = "gradient_sum"
+# Key of the number of summed backward passes in a parameter group.
+COUNT = "folded"
 
 _shape_of: Any = Tensor.shape.__get__  # pyright: ignore
 _dtype_of: Any = Tensor.dtype.__get__  # pyright: ignore
@@ -41,33 +43,34 @@ def add_to_sums(
     state: Mapping[Any, Any],
     *,
     unscaling: float | None,
-    wide: bool,
-    told: Callable[[int], Call],
+    sum_in_float32: bool,
+    report_count: Callable[[int], Call],
 ) -> int:
-    """Add gradients to the sums that the state holds, and free them.
+    """Add all gradients to the sums in the state atomically, and set `param.grad` to None.
 
     Args:
-        groups: The optimizer's.
-        state: The optimizer's.
-        unscaling: What gradients are multiplied by, or None.
-        wide: Whether sums of 16-bit gradients are float32.
-        told: What says how many passes the sums hold, as a function in C; called with them.
+        groups: Parameter groups of the optimizer; `COUNT` is updated in each.
+        state: State of the optimizer; `SUM` is updated in the state of each parameter.
+        unscaling: Factor of the gradients, or None.
+        sum_in_float32: Whether sums of 16-bit gradients are float32.
+        report_count: Function from the new count to a C function that runs after all writes.
 
     Returns:
-        How many passes the sums hold now.
+        Number of backward passes in the sums.
 
     Raises:
-        LayoutError: A gradient or a sum has no memory that holds its elements, or a sum shares it
-            with another one or with a parameter.
-        InvalidArgumentError: A gradient has another shape or device than the sum before it, or a
-            group's count of them is none.
+        LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory
+            with another sum or a parameter.
+        InvalidArgumentError: A gradient has another shape or device than its sum, or the count of
+            a group is not valid.
     """
     params = [param for group in groups for param in group["params"]]
     check_whole(params, "accumulate")
     sums_before = [state[param].get(SUM) if param in state else None for param in params]
-    given = [param.grad for param in params]
-    _check_all(given, sums_before, partial(parameter_names, groups, params))
-    del given  # one more holder of each gradient
+    all_grads = [param.grad for param in params]
+    _check_all(all_grads, sums_before, partial(parameter_names, groups, params))
+    # The list would count as another holder of each gradient.
+    del all_grads
     count = _count_passes(groups) + 1
     calls: list[Call] = []
     sums: list[Tensor] = []
@@ -75,19 +78,20 @@ def add_to_sums(
     for param in params:
         if param.grad is None:
             continue
-        own = state[param]
-        kept = own.get(SUM)
-        is_alone = kept is None and _is_alone(param)
+        param_state = state[param]
+        grad_sum = param_state.get(SUM)
+        is_sole_holder = grad_sum is None and _is_sole_holder(param)
         grad = param.grad.detach()
-        if kept is None:
-            begun = _begin_sum(grad, unscaling, wide, is_alone)
-            calls.append(partial(own.__setitem__, SUM, begun))
-        elif grad.is_sparse or kept.is_sparse:
-            further = _begin_sum(grad, unscaling, wide, is_alone=True)  # and is not written to
-            added = further + kept if kept.is_sparse else kept + further
-            calls.append(partial(own.__setitem__, SUM, added))
+        if grad_sum is None:
+            first_sum = _begin_sum(grad, unscaling, sum_in_float32, is_sole_holder)
+            calls.append(partial(param_state.__setitem__, SUM, first_sum))
+        elif grad.is_sparse or grad_sum.is_sparse:
+            # A copy is not needed: the sum of sparse gradients is a new tensor.
+            scaled_grad = _begin_sum(grad, unscaling, sum_in_float32, is_sole_holder=True)
+            new_sum = scaled_grad + grad_sum if grad_sum.is_sparse else grad_sum + scaled_grad
+            calls.append(partial(param_state.__setitem__, SUM, new_sum))
         else:
-            sums.append(kept)
+            sums.append(grad_sum)
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
@@ -96,53 +100,57 @@ def add_to_sums(
         add = torch._foreach_add_  # pyright: ignore
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
     calls += [partial(group.__setitem__, COUNT, count) for group in groups]
-    run([*calls, told(count)])
+    run([*calls, report_count(count)])
     return count
 
 
-def is_count(value: object) -> bool:
-    """Whether this many passes may be in sums."""
-    return type(value) is int and 0 <= value < 2**63
+def is_count(count: object) -> bool:
+    """Return whether the value is a valid number of summed passes: an int in [0, 2**63)."""
+    return type(count) is int and 0 <= count < 2**63
 
 
 def _count_passes(groups: Sequence[Group]) -> int:
+    """Return the largest `COUNT` of the groups, or raise InvalidArgumentError if one is invalid."""
     counts = [group.get(COUNT, 0) for group in groups]
-    for place, each in enumerate(counts):
-        if not is_count(each):
+    for group_index, count in enumerate(counts):
+        if not is_count(count):
             raise InvalidArgumentError(
-                f"'{COUNT}' of group {place} is {shown(each)}, no number of gradients."
+                f"'{COUNT}' of group {group_index} is {shown(count)}, no number of gradients."
             )
     return max(counts, default=0)
 
 
 def _check_all(
-    given: Sequence[Tensor | None], sums: Sequence[object], titles: Callable[[], list[str]]
+    grads: Sequence[Tensor | None], sums: Sequence[object], get_names: Callable[[], list[str]]
 ) -> None:
-    """Refuse what cannot be added up. What most are is found out of all of them at once."""
-    pairs = list(zip(given, sums, strict=True))
-    if _are_usual(pairs):
+    """Raise if a gradient cannot be added to its sum.
+
+    Dense tensors are checked together first; only mismatches and sparse pairs are checked singly.
+    """
+    pairs = list(zip(grads, sums, strict=True))
+    if _are_addable(pairs):
         return
-    has_rows = [any(map(_is_of_rows, pair)) for pair in pairs]
-    others = [pair for pair, has in zip(pairs, has_rows, strict=True) if not has]
-    strange = has_rows if _are_usual(others) else repeat(True)
-    names = titles()
-    for (grad, kept), name in compress(zip(pairs, names, strict=True), strange):
-        _check_sum(grad, kept, name)
+    sparse_flags = [any(map(_is_sparse, pair)) for pair in pairs]
+    dense_pairs = [pair for pair, flag in zip(pairs, sparse_flags, strict=True) if not flag]
+    needs_check = sparse_flags if _are_addable(dense_pairs) else repeat(True)
+    names = get_names()
+    for (grad, grad_sum), name in compress(zip(pairs, names, strict=True), needs_check):
+        _check_sum(grad, grad_sum, name)
 
 
-def _is_of_rows(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_sparse
+def _is_sparse(grad_or_sum: object) -> bool:
+    return isinstance(grad_or_sum, Tensor) and grad_or_sum.is_sparse
 
 
-def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
-    """Whether `_check_sum` would certainly find nothing."""
+def _are_addable(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
+    """Return True if `_check_sum` accepts all pairs of gradient and sum; False if unsure."""
     gradients = [grad for grad, _ in pairs if grad is not None]
-    sums = [kept for _, kept in pairs if kept is not None]
+    sums = [grad_sum for _, grad_sum in pairs if grad_sum is not None]
     if not (all_have_memory(gradients) and all_have_memory(sums)):
         return False
     if not len(gradients) == len(sums) == len(pairs):
-        gradients = [grad for grad, kept in pairs if grad is not None and kept is not None]
-        sums = [kept for grad, kept in pairs if grad is not None and kept is not None]
+        gradients = [grad for grad, grad_sum in pairs if grad is not None and grad_sum is not None]
+        sums = [grad_sum for grad, grad_sum in pairs if grad is not None and grad_sum is not None]
     dtypes: set[Any] = {*zip(map(_dtype_of, gradients), map(_dtype_of, sums), strict=True)}
     return (
         list[Any](map(_shape_of, gradients)) == list[Any](map(_shape_of, sums))
@@ -151,34 +159,35 @@ def _are_usual(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
     )
 
 
-def _check_sum(grad: Tensor | None, kept: object, title: str) -> None:
+def _check_sum(grad: Tensor | None, grad_sum: object, name: str) -> None:
+    """Raise if the gradient cannot be added in place to the sum of earlier gradients."""
     if grad is not None:
-        check_parts(grad, f"The gradient of '{title}'")
+        check_parts(grad, f"The gradient of '{name}'")
         if grad.is_sparse:
-            check_inside(grad, f"The gradient of '{title}'")
-    if kept is None:
+            check_inside(grad, f"The gradient of '{name}'")
+    if grad_sum is None:
         return
-    if not isinstance(kept, Tensor):
+    if not isinstance(grad_sum, Tensor):
         raise InvalidTypeError(
-            f"The sum of gradients of '{title}' is {show_value(kept)}, not a tensor."
+            f"The sum of gradients of '{name}' is {show_value(grad_sum)}, not a tensor."
         )
-    check_parts(kept, f"The sum of gradients of '{title}'")
-    if kept.layout == torch.strided and layout.may_overlap(kept):
+    check_parts(grad_sum, f"The sum of gradients of '{name}'")
+    if grad_sum.layout == torch.strided and layout.may_overlap(grad_sum):
         raise LayoutError(
-            f"cannot add to the sum of gradients of '{title}' in place: its elements share memory"
-            f" (shape {tuple(kept.shape)}, strides {kept.stride()})."
+            f"cannot add to the sum of gradients of '{name}' in place: its elements share memory"
+            f" (shape {tuple(grad_sum.shape)}, strides {grad_sum.stride()})."
         )
     if grad is None:
         return
-    if grad.shape != kept.shape or grad.device != kept.device:
+    if grad.shape != grad_sum.shape or grad.device != grad_sum.device:
         raise InvalidArgumentError(
-            f"The gradient of '{title}' has shape {tuple(grad.shape)} on {grad.device} but the sum"
-            f" of those before has shape {tuple(kept.shape)} on {kept.device}."
+            f"The gradient of '{name}' has shape {tuple(grad.shape)} on {grad.device} but the sum"
+            f" of those before has shape {tuple(grad_sum.shape)} on {grad_sum.device}."
         )
-    if not torch.can_cast(grad.dtype, kept.dtype):
+    if not torch.can_cast(grad.dtype, grad_sum.dtype):
         raise InvalidTypeError(
-            f"The gradient of '{title}' is {dtype_name(grad.dtype)} but the sum of those before is"
-            f" {dtype_name(kept.dtype)}."
+            f"The gradient of '{name}' is {dtype_name(grad.dtype)} but the sum of those before is"
+            f" {dtype_name(grad_sum.dtype)}."
         )
 
 
@@ -186,51 +195,68 @@ def _copy_shared(
     params: Sequence[Tensor],
     sums: Sequence[Tensor | None],
     gradients: list[Tensor],
-    titles_of: Callable[[Sequence[Tensor]], list[str]],
+    get_names: Callable[[Sequence[Tensor]], list[str]],
 ) -> list[Tensor]:
-    """The gradients that are added to dense sums, of which none lies in what is written.
+    """Return the gradients, with those that share memory with a dense sum replaced by copies.
 
     Args:
         params, sums: All parameters and their sums.
-        gradients: Those that are added.
-        titles_of: Gives names of parameters, for messages.
+        gradients: Gradients of dense sums.
+        get_names: Function from parameters to their names, for messages.
+
+    Raises:
+        LayoutError: A dense sum shares memory with another sum or a parameter.
     """
-    written = [kept for kept in sums if kept is not None and not kept.is_sparse]
-    homes = set(_storages_of(written))
-    if len(homes) < len(written) or not homes.isdisjoint(_storages_of(params)):
-        titles = titles_of(params)
-        pairs = zip(sums, titles, strict=True)
-        named = [
-            f"{title}/{SUM}" for kept, title in pairs if kept is not None and not kept.is_sparse
+    written = [grad_sum for grad_sum in sums if grad_sum is not None and not grad_sum.is_sparse]
+    storages = set(_storages_of(written))
+    if len(storages) < len(written) or not storages.isdisjoint(_storages_of(params)):
+        param_names = get_names(params)
+        pairs = zip(sums, param_names, strict=True)
+        sum_names = [
+            f"{name}/{SUM}" for total, name in pairs if total is not None and not total.is_sparse
         ]
-        check_disjoint([*written, *params], [*named, *titles])
-    if homes.isdisjoint(_storages_of(gradients)):
+        check_disjoint([*written, *params], [*sum_names, *param_names])
+    if storages.isdisjoint(_storages_of(gradients)):
         return gradients
-    homes_of = zip(gradients, _storages_of(gradients), strict=True)
-    return [grad.clone() if home in homes else grad for grad, home in homes_of]
+    grads_and_storages = zip(gradients, _storages_of(gradients), strict=True)
+    return [grad.clone() if storage in storages else grad for grad, storage in grads_and_storages]
 
 
 def _storages_of(tensors: Iterable[Tensor]) -> Iterable[int]:
+    """Return an iterator of the storage addresses of the tensors."""
     return map(attrgetter("_cdata"), map(Tensor.untyped_storage, tensors))
 
 
-def _begin_sum(grad: Tensor, unscaling: float | None, wide: bool, is_alone: bool) -> Tensor:
-    """The first gradient of a sum; nobody else will hold it."""
-    if wide and grad.dtype in REDUCED:
+def _begin_sum(
+    grad: Tensor, unscaling: float | None, in_float32: bool, is_sole_holder: bool
+) -> Tensor:
+    """Return the first gradient of a sum, scaled, in memory that nothing else holds.
+
+    Only a gradient with a single holder is returned without a copy.
+    """
+    if in_float32 and grad.dtype in REDUCED:
         grad = grad.float()
-    elif unscaling is None and not is_alone:
+    elif unscaling is None and not is_sole_holder:
         grad = grad.clone()
     return grad if unscaling is None else grad * unscaling
 
 
-def _is_alone(param: Tensor) -> bool:
-    """Whether nobody else holds a gradient or its memory, as a bucket, a list or an array may."""
+def _is_sole_holder(param: Tensor) -> bool:
+    """Return whether only the parameter holds its gradient and the gradient's memory.
+
+    Other holders are DDP buckets, lists and NumPy arrays.
+    """
     grad = cast("Tensor", param.grad)
-    # One whose elements share memory cannot be added to.
-    return not grad.is_sparse and layout.is_dense(grad) and _count_holders(param) == _of_one()
+    # A gradient whose elements share memory cannot become a sum: sums are written in place.
+    return (
+        not grad.is_sparse
+        and layout.is_dense(grad)
+        and _count_holders(param) == _sole_holder_counts()
+    )
 
 
 def _count_holders(param: Tensor) -> tuple[int, ...]:
+    """Return reference counts of the gradient and its storage, and if the storage is resizable."""
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
     tensors = count_holders(memory)
@@ -238,8 +264,8 @@ def _count_holders(param: Tensor) -> tuple[int, ...]:
 
 
 @cache
-def _of_one() -> tuple[int, ...]:
-    """What `_count_holders` counts of a gradient that its parameter alone holds."""
+def _sole_holder_counts() -> tuple[int, ...]:
+    """Return the counts of `_count_holders` for a gradient held by its parameter only."""
     param = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
     param.grad = torch.zeros(1, dtype=torch.float32, device="cpu")
     return _count_holders(param)
@@ -247,27 +273,33 @@ def _of_one() -> tuple[int, ...]:
 
 @contextmanager
 def set_aside(state: Mapping[object, object]) -> Generator[None]:
-    """Have no state where sums are all of it, in a `with` block: torch expects `step`."""
-    begun = [(own, own.pop(SUM)) for _, own in states_of(state) if own.keys() == {SUM}]
+    """Hide sums in a `with` block where they are the only state: torch then expects `step`."""
+    removed_sums = [
+        (param_state, param_state.pop(SUM))
+        for _, param_state in states_of(state)
+        if param_state.keys() == {SUM}
+    ]
     try:
         yield
     finally:
-        for own, kept in begun:
-            own[SUM] = kept
+        for param_state, grad_sum in removed_sums:
+            param_state[SUM] = grad_sum
 
 
 def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
-    """The sums by `id` of their parameters."""
-    return {id(param): own[SUM] for param, own in states_of(state) if SUM in own}
+    """Return the sums in the state by `id` of their parameters."""
+    return {
+        id(param): param_state[SUM] for param, param_state in states_of(state) if SUM in param_state
+    }
 
 
 def clearing_sums(groups: Sequence[Group], state: Mapping[object, object]) -> list[Call]:
-    """What begins anew, as functions in C that return None."""
-    owners = [own for _, own in states_of(state) if SUM in own]
-    counted = [group.__setitem__ for group in groups]
+    """Return C functions that delete all sums and set `COUNT` to 0 in all groups."""
+    states_with_sums = [param_state for _, param_state in states_of(state) if SUM in param_state]
+    group_setters = [group.__setitem__ for group in groups]
     return [
-        *(partial(own.__delitem__, SUM) for own in owners),
-        *(partial(each, COUNT, 0) for each in counted),
+        *(partial(param_state.__delitem__, SUM) for param_state in states_with_sums),
+        *(partial(set_in_group, COUNT, 0) for set_in_group in group_setters),
     ]
 
 
@@ -277,9 +309,9 @@ class Accumulation(Option):
     """Option that sums gradients of several backward passes for one step.
 
     Attributes:
-        accumulate: How many calls of `step` add up gradients, and free them, for one that is taken:
-            the last of them. Clipping sees the sum, and so does the update.
-        wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
+        accumulate: Number of calls of `step` per update. Each call adds the gradients to sums and
+            frees them; the last call updates. Clipping and the update use the sums.
+        wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
     """
 
     accumulate: int = 1

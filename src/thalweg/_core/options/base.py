@@ -1,9 +1,9 @@
-"""`Option`: one thing that is done around the update of a step.
+"""Base class of the options of an optimizer.
 
-An option is one file. It says what it refuses, what it keeps in the state of a parameter, what the
-rule becomes with it, and what happens to gradients before. Steps, files and loaders ask all options
-of an optimizer these questions. What decides when a step is taken (accumulation, the backward pass,
-scalers, flat gradients) is asked for by name, by `thalweg.optim.fused_optimizer`.
+An option defines its checks, its entries in the state of a parameter, its change of the rule and
+its transforms of the gradients. Steps, files and loaders call these methods of all options. Options
+that decide when a step runs (accumulation, step in backward, unscaling, flat gradients) have no
+method for that: `thalweg.optim.fused_optimizer` uses them by name.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 
-Own = TypeVar("Own", bound="Option")
+OptionT = TypeVar("OptionT", bound="Option")
 
 
 class Others(Protocol):
-    """All options of an optimizer, one of each kind."""
+    """Options of an optimizer, one of each class."""
 
-    def of(self, kind: type[Own]) -> Own:
-        """That of a kind; one that is off, if it was not asked for."""
+    def of(self, kind: type[OptionT]) -> OptionT:
+        """Return the option of the class; a disabled one if the user did not set it."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One thing around the update. What a subclass does not say is as if there were no option.
+    """Base class of options; its methods are no-ops that subclasses override.
 
-    The fields of a subclass are keywords of constructors, and their defaults leave it off.
+    The fields of a subclass are keywords of optimizer constructors; their defaults disable it.
 
     Attributes:
-        begins: Names of what is kept in the state of a parameter, as entries that begin at the
-            parameter's value, such as slots that `rule` adds.
-        keeps_beside: Names of what else the state of a parameter has with it alone.
-        changes_state: Whether the state of a parameter is another one with it.
-        counts: Whether `scalars` asks for the number of a step. Classes whose rules ask for none
-            then keep one in the state of a parameter, too, as `step`, which begins at 0.
+        begins: Names of state entries that are initialized with the parameter's value, such as
+            slots that `rule` adds.
+        keeps_beside: Names of further state entries that exist only with this option.
+        changes_state: Whether the option changes the state of a parameter.
+        counts: Whether `scalars` uses the number of steps. Optimizers whose rules use none then
+            keep `step` in the state of a parameter, too; it begins at 0.
     """
 
     begins: ClassVar[tuple[str, ...]] = ()
@@ -51,7 +51,7 @@ class Option:
 
     @property
     def is_ours(self) -> bool:
-        """True if a step that torch would take itself would ignore the option."""
+        """True if torch's own step would ignore the option."""
         return True
 
     @classmethod
@@ -62,21 +62,31 @@ class Option:
     @property
     def on(self) -> dict[str, Any]:
         """Values of the option that differ from its defaults, by keyword."""
-        own = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, default) in own.items() if value != default}
+        values_and_defaults = {
+            field.name: (getattr(self, field.name), field.default) for field in fields(self)
+        }
+        return {
+            name: value
+            for name, (value, default) in values_and_defaults.items()
+            if value != default
+        }
 
     def check_beside(self, others: Others) -> None:
-        """Refuse others that it cannot be together with.
+        """Check the options of the same optimizer for conflicts with this one.
 
         Raises:
-            InvalidArgumentError: Names both.
+            InvalidArgumentError: Another option conflicts with this one.
         """
 
     def check_param(self, param: Tensor, title: str) -> None:
-        """Refuse a parameter that cannot have it.
+        """Check that the option supports a parameter.
+
+        Args:
+            param: The parameter.
+            title: Name of the parameter, for the message.
 
         Raises:
-            InvalidTypeError: Names it.
+            InvalidTypeError: The option does not support the parameter.
         """
 
     def keeps(self, param: Tensor) -> bool:
@@ -84,26 +94,25 @@ class Option:
         return True
 
     def rule(self, rule: Rule) -> Rule:
-        """Return the rule with the option's work added, in the same pass over memory."""
+        """Return the rule with the option's formulas added to the same pass over memory."""
         return rule
 
     def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
         """Return the scalars for the formulas that `rule` adds, by name.
 
         Args:
-            lacked: Names of the slots that the parameters of the step did not have before it.
-            step: The number of steps they have taken before; a tensor where only a device has it. 1
-                in classes that keep no count, if no option `counts`. Under `optim.tensorflow` the
-                steps of the optimizer.
+            lacked: Names of the slots that this step creates for its parameters.
+            step: Number of earlier steps of the parameters; a tensor if it is counted on a device;
+                1 if neither the rule nor an option counts steps. Under `optim.tensorflow` the
+                number of earlier steps of the optimizer.
         """
         return {}
 
     def gradient_transforms(self) -> Mapping[str, Any]:
-        """Return the transforms of gradients before the rule, as arguments of
-        `GradientTransforms`.
-        """
+        """Return arguments of `GradientTransforms`, which change gradients before the rule."""
         return {}
 
     def _check_bool(self, name: str) -> None:
+        """Raise InvalidTypeError unless the field is a bool."""
         if not isinstance(getattr(self, name), bool):
             raise InvalidTypeError(f"{name} must be a bool, not {show_value(getattr(self, name))}.")

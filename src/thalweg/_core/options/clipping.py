@@ -1,4 +1,4 @@
-"""Clipping of gradients: of their elements, and by the norm that all have in common."""
+"""Clipping of gradients by element and by global norm."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg.errors import InvalidArgumentError
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Option):
-    """Clipping by torch's names.
+    """Gradient clipping with torch's keywords.
 
     Attributes:
-        clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-        clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows of
-            sparse gradients are added up before.
+        clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+        clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting adds
+            up duplicate rows of sparse gradients first.
     """
 
     clip_grad_norm: float | None = None
@@ -27,12 +27,12 @@ class Clipping(Option):
 
     def __post_init__(self) -> None:
         for name in ("clip_grad_norm", "clip_grad_value"):
-            value = getattr(self, name)
-            if value is not None:
-                number = float(as_number(name, value))
+            limit = getattr(self, name)
+            if limit is not None:
+                number = float(as_number(name, limit))
                 if number < 0 or number == float("inf"):
                     raise InvalidArgumentError(
-                        f"{name} must be a number from 0 on, not {show_value(value)}."
+                        f"{name} must be a number from 0 on, not {show_value(limit)}."
                     )
                 object.__setattr__(self, name, number)
 
@@ -40,5 +40,6 @@ class Clipping(Option):
         return {
             "clipvalue": self.clip_grad_value,
             "global_clipnorm": self.clip_grad_norm,
-            "overflow": False,  # not even with TensorFlow's numbers: the option is ours
+            # TensorFlow's overflow rules do not apply: TensorFlow does not have this option.
+            "overflow": False,
         }

@@ -1,4 +1,4 @@
-"""Per-parameter numbers of some steps."""
+"""Option for per-parameter diagnostics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed(Option):
-    """Numbers of gradients, updates and weights.
+    """Periodic statistics of gradients, updates and weights.
 
     Attributes:
-        diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large each
-            parameter's gradient, update and weight are, and more: an integer, or a
-            `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-            with `in_backward`, and not for DTensors.
+        diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which has
+            the sizes of each parameter's gradient, update and weight; or a
+            `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+            `in_backward` or DTensors.
     """
 
     diagnostics: int | Any | None = None
@@ -34,12 +34,16 @@ class Diagnosed(Option):
     @property
     def every(self) -> int | None:
         """Number of steps from one table to the next; None if diagnostics are off."""
-        given = self.diagnostics
-        every = given if given is None or type(given) is int else getattr(given, "every", None)
-        if given is not None and type(every) is not int:
+        diagnostics = self.diagnostics
+        every = (
+            diagnostics
+            if diagnostics is None or type(diagnostics) is int
+            else getattr(diagnostics, "every", None)
+        )
+        if diagnostics is not None and type(every) is not int:
             raise InvalidTypeError(
                 "diagnostics must be an integer from 1 on, or a Diagnostics of"
-                f" thalweg.optim.diagnostics, not {show_value(given)}."
+                f" thalweg.optim.diagnostics, not {show_value(diagnostics)}."
             )
         return every
 

@@ -1,4 +1,4 @@
-"""Gradients that lie in a few buffers."""
+"""Option that keeps gradients in flat buffers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.errors import InvalidArgumentError
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Flat(Option):
-    """Buffers for gradients.
+    """Flat buffers for gradients.
 
     Attributes:
-        gradients: "flat" gives all parameters gradients in a few buffers, which stay where they are
-            and which `zero_grad` clears at once. A parameter that had no gradient has one of 0, a
-            frozen one none.
+        gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+            `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then, and a
+            frozen parameter None.
     """
 
     gradients: str | None = None

@@ -1,7 +1,7 @@
-"""Gradients of several runs in sums that begin at 0, to which each run adds its share, g (1 / n).
+"""Sums of the gradients of n session runs; each run adds g (1 / n).
 
-The sums are variables, which a step sets to 0. It takes them with the share of its own run, which
-it does not write: a step that fails leaves them as they were.
+The sums are variables that a step sets to 0. The run that takes the step adds its own gradients to
+copies of the sums, so a step that fails leaves the variables unchanged.
 """
 
 from __future__ import annotations
@@ -22,44 +22,46 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Refuse gradients and sums that do not fit their variables; nothing has changed then."""
+    """Raise if a gradient or a sum does not match its variable; change nothing."""
     check_memories(sums)
     names = titles_of(targets)
     for total, var, name in zip(sums, targets, names, strict=True):
         check_slots(var, [total], name)
     triples = zip(gradients, targets, names, strict=True)
-    found = [(grad, var, name) for grad, var, name in triples if grad is not None]
-    check_pairs([(grad, var) for grad, var, _ in found], [name for *_, name in found], scatter=True)
+    present = [(grad, var, name) for grad, var, name in triples if grad is not None]
+    check_pairs(
+        [(grad, var) for grad, var, _ in present], [name for *_, name in present], scatter=True
+    )
 
 
 def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Call]:
-    """What adds gradients, divided by `count` as a session divides by a constant, to their sums.
+    """Return C functions that add each gradient times 1 / `count` to its sum.
 
-    None adds nothing. The calls are functions in C.
+    A session divides by a constant this way. Gradients that are None are skipped.
     """
-    made: list[Call] = []
+    calls: list[Call] = []
     for total, grad in zip(sums, gradients, strict=True):
         if grad is None:
             continue
         values = values_of(grad)
         share = values * reciprocal(values.new_full((), count))
         if isinstance(grad, IndexedSlices):
-            made.append(partial(total.detach().index_add_, 0, grad.indices.long(), share))
+            calls.append(partial(total.detach().index_add_, 0, grad.indices.long(), share))
         else:
-            made.append(partial(total.detach().add_, share))
-    return made
+            calls.append(partial(total.detach().add_, share))
+    return calls
 
 
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """The sums with the shares of these gradients; None for a variable that had none in any run."""
-    found = [total.detach().clone() for total in sums]
-    run(adding(found, gradients, count))
+    """Return new sums that include these gradients; None for variables without any gradient."""
+    new_sums = [total.detach().clone() for total in sums]
+    run(adding(new_sums, gradients, count))
     return [
         None if grad is None and not total.any() else total
-        for total, grad in zip(found, gradients, strict=True)
+        for total, grad in zip(new_sums, gradients, strict=True)
     ]
 
 
 def clearing(sums: Sequence[Tensor]) -> list[Call]:
-    """What begins anew, as functions in C."""
+    """Return C functions that set the sums to 0."""
     return [total.detach().zero_ for total in sums]

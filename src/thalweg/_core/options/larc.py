@@ -1,4 +1,4 @@
-"""LARC: a learning rate for each variable, from the norms of variable and gradient."""
+"""LARC: layer-wise learning rates from the norms of variable and gradient."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 class Larc(NamedTuple):
-    """How gradients are scaled.
+    """Settings of LARC, which multiplies the gradient of each variable by r.
 
         clip:  r = min(max(eta |var| / (lr (|g| + epsilon)), min_update), 1)
         scale: r = max(eta |var| / (|g| + epsilon), min_update)
 
     Attributes:
-        eta: The wanted size of a step in units of the variable.
-        clips: Whether the mode is "clip" and not "scale".
-        min_update: The smallest r.
-        epsilon: Added to the norm of a gradient.
+        eta: Target ratio of the norms of step and variable.
+        clips: Whether the mode is "clip", not "scale".
+        min_update: Minimum of r.
+        epsilon: Term that is added to the norm of a gradient.
 
     Reference: OpenSeq2Seq, optimizers.optimizers; https://arxiv.org/abs/1708.03888
     """
@@ -36,30 +36,35 @@ class Larc(NamedTuple):
     epsilon: float
 
     def ratios(
-        self, variable_norms: object, gradient_norms: object, rate: Any, zero_by_zero: bool = False
+        self,
+        variable_norms: object,
+        gradient_norms: object,
+        learning_rate: Any,
+        zero_by_zero: bool = False,
     ) -> Any:
-        """r for each variable, before it is capped at 1; float32 of shape (n,).
+        """Return r of each variable before the cap at 1; float32 of shape (n,).
 
-        Of norms that are tensors of a device it is one, too. A variable of norm 0 has `min_update`;
-        with `zero_by_zero` it has NaN where lr is 0, too, as 0 / 0.
+        The returned object is a tensor on the device of the norms if they are tensors, or else a
+        NumPy array. A variable of norm 0 has `min_update`; with `zero_by_zero` and a learning rate
+        of 0 it has NaN, as 0 / 0.
         """
-        of, there = functions_of(variable_norms), place_of(variable_norms)
+        xp, place = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
-            sizes = round_to(variable_norms, np.float32, there)
-            bounds = round_to(gradient_norms, np.float32, there) + float(self.epsilon)
+            sizes = round_to(variable_norms, np.float32, place)
+            bounds = round_to(gradient_norms, np.float32, place) + float(self.epsilon)
             if self.clips:
-                bounds = number(np.float32(float(rate)), there) * bounds
+                bounds = number(np.float32(float(learning_rate)), place) * bounds
             ratio = float(self.eta) * sizes / bounds
             if not zero_by_zero:
-                ratio = of.where((sizes == 0) & (bounds == 0), 0.0, ratio)
-            return of.maximum(ratio, of.full_like(ratio, float(self.min_update)))
+                ratio = xp.where((sizes == 0) & (bounds == 0), 0.0, ratio)
+            return xp.maximum(ratio, xp.full_like(ratio, float(self.min_update)))
 
     def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
-        """What gradients of variables of these dtypes are multiplied by; finite or NaN."""
+        """Return the factors of gradients of these dtypes, capped to finite numbers; NaN stays."""
         is_array = not isinstance(ratios, torch.Tensor)
-        found = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore
-        found = found.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)
-        for dtype in [each for each in REDUCED if each in dtypes]:
-            own = place_like(np.array([each is dtype for each in dtypes]), found)
-            found = torch.where(own, saturated(found, dtype).float(), found)
-        return found.numpy() if is_array else found
+        factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore
+        factors = factors.clamp(-_LARGEST, 1.0 if self.clips else _LARGEST)
+        for reduced_dtype in [dtype for dtype in REDUCED if dtype in dtypes]:
+            has_dtype = place_like(np.array([dtype is reduced_dtype for dtype in dtypes]), factors)
+            factors = torch.where(has_dtype, saturated(factors, reduced_dtype).float(), factors)
+        return factors.numpy() if is_array else factors

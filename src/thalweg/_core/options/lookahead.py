@@ -1,4 +1,4 @@
-"""Lookahead: slow weights that every few steps go a part of the way, from where steps go on.
+"""Lookahead: slow weights, interpolated toward the parameters every few steps.
 
 Zhang et al. 2019, algorithm 1; https://arxiv.org/abs/1907.08610.
 """
@@ -27,14 +27,14 @@ SHARE = "slow_share"
 
 
 def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
-    """Once per element; a share of 0 stands for a step between."""
-    moved = slow + slow_share * (var - slow)
-    return where(slow_share != 0, moved, var), where(slow_share != 0, moved, slow)
+    """Return the new variable and slow weight of an element; a share of 0 changes neither."""
+    new_slow = slow + slow_share * (var - slow)
+    return where(slow_share != 0, new_slow, var), where(slow_share != 0, new_slow, slow)
 
 
 @cache
 def with_slow_weights(rule: Rule) -> Rule:
-    """The rule with slow weights as a last slot."""
+    """Return the rule followed by Lookahead, with the slow weights as last slot."""
     with importing:
         from thalweg._core.options.post_update import follow_rule
     return follow_rule(rule, f"{rule.name} with slow weights", look_ahead, SLOW)
@@ -43,13 +43,13 @@ def with_slow_weights(rule: Rule) -> Rule:
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Lookahead(Option):
-    """Slow weights of each parameter, to which it returns.
+    """Lookahead with slow weights in the state of each parameter.
 
     Attributes:
-        lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every step
-            whose number is a multiple of this one they go `lookahead_alpha` of the way to the
-            parameter, which becomes what they are. They are float32 for parameters of 16 bits.
-        lookahead_alpha: The share of the way.
+        lookahead: Number of steps between updates of the slow weights, which are in the state as
+            `slow`: they move toward the parameter, and the parameter is set to them. They are
+            float32 for parameters of 16 bits.
+        lookahead_alpha: Interpolation factor in (0, 1].
     """
 
     begins = (SLOW,)
@@ -59,20 +59,20 @@ class Lookahead(Option):
     lookahead_alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        every, alpha = self.lookahead, float(as_number("lookahead_alpha", self.lookahead_alpha))
-        if every is not None:
-            if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+        interval, alpha = self.lookahead, float(as_number("lookahead_alpha", self.lookahead_alpha))
+        if interval is not None:
+            if isinstance(interval, bool) or not isinstance(interval, Integral) or interval < 1:
                 raise InvalidArgumentError(
                     "lookahead must be None or a number of steps from 1 on, not"
-                    f" {show_value(every)}."
+                    f" {show_value(interval)}."
                 )
-            object.__setattr__(self, "lookahead", int(every))
+            object.__setattr__(self, "lookahead", int(interval))
         if not 0 < alpha <= 1:
             raise InvalidArgumentError(
                 f"lookahead_alpha must be in (0, 1], not {show_value(self.lookahead_alpha)}."
             )
         object.__setattr__(self, "lookahead_alpha", alpha)
-        if every is None and alpha != type(self).lookahead_alpha:
+        if interval is None and alpha != type(self).lookahead_alpha:
             raise InvalidArgumentError(f"lookahead_alpha={alpha} is of no use without lookahead.")
 
     def rule(self, rule: Rule) -> Rule:
@@ -82,10 +82,10 @@ class Lookahead(Option):
         return {SHARE: self._share(step)}
 
     def _share(self, step: Any) -> Tensor | float:
-        """How far the slow weights go in the step after `step` others."""
-        every = self.lookahead or 1
-        # A count that somebody put there may have a fraction.
+        """Return the interpolation factor in the step after `step` others; 0 between updates."""
+        interval = self.lookahead or 1
+        # A loaded step count may have a fraction, so a remainder of 0 is not a safe test.
         if isinstance(step, Tensor):
             share = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
-            return torch.where((step + 1) // every > step // every, share, 0.0)
-        return self.lookahead_alpha if (step + 1) // every > step // every else 0.0
+            return torch.where((step + 1) // interval > step // interval, share, 0.0)
+        return self.lookahead_alpha if (step + 1) // interval > step // interval else 0.0

@@ -1,4 +1,4 @@
-"""Gradients of a loss that was scaled, so that those of 16 bits do not vanish."""
+"""Option for gradients of a scaled loss."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Unscaling(Option):
     """Option that moves the unscaling of `torch.amp.GradScaler` into the step.
 
     Attributes:
-        fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-            parameters on a GPU are counted there then.
+        fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`. The
+            steps of parameters on a GPU are then counted on the GPU.
     """
 
     fused_unscale: bool = False

@@ -1,7 +1,8 @@
-"""Loss scales that answer to the gradients of each step: three policies, moved by one function.
+"""Policies that adapt the loss scale to the gradients of each step.
 
-A policy is a formula of the state, the largest magnitude in the gradients, and whether one of them
-is infinite or NaN: scalars of NumPy, or tensors of shape () of a device, which nobody waits for.
+A policy is a formula of its state, the largest gradient magnitude, and the overflow flag (a
+gradient is infinite or NaN). All are NumPy scalars, or tensors of shape () on a device, for which
+the host does not wait.
 """
 
 from __future__ import annotations
@@ -19,47 +20,58 @@ from thalweg._core import vectors
 from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_transforms import Decision
 
-State = dict[str, Any]  # scalars by name
-Policy = Callable[[State, Any, Any], State]  # gives what changes
+# Scalars by name.
+State = dict[str, Any]
+# Function from state, largest magnitude and overflow flag to the changed scalars.
+Policy = Callable[[State, Any, Any], State]
 
 _SHIPPED_CEILING = 16.0
 
 
 def answer(
-    policy: Policy, variables: Mapping[str, Tensor], has_nan: Any, amax: Any, narrow: bool = False
+    policy: Policy,
+    variables: Mapping[str, Tensor],
+    has_nan: Any,
+    amax: Any,
+    in_float32: bool = False,
 ) -> Decision:
-    """Whether a step with these gradients is taken, and what writes the state in either case.
+    """Return the decision to apply or skip the step, with the calls that write the policy's state.
 
     Args:
         policy: The policy.
-        variables: The state. A device that gives `amax` keeps it from now on.
-        has_nan: Whether a gradient holds a NaN, a bool or a tensor of one.
-        amax: The largest magnitude, a number or a tensor of one.
-        narrow: Whether the policy sees it in float32, where it may be infinite in a step that is
-            taken.
+        variables: State of the policy; moved to the device of `amax` if that is a tensor.
+        has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
+        amax: Largest gradient magnitude, as a number or a scalar tensor.
+        in_float32: Whether the policy gets `amax` in float32, where it may be infinite although the
+            step is applied.
     """
-    is_there = isinstance(amax, Tensor)
+    is_on_device = isinstance(amax, Tensor)
     with np.errstate(all="ignore"):
-        if is_there:
-            own = state = {name: at(amax.device, each) for name, each in variables.items()}
-            seen = amax.float() if narrow else amax
+        if is_on_device:
+            state_tensors = state = {
+                name: at(amax.device, tensor) for name, tensor in variables.items()
+            }
+            policy_amax = amax.float() if in_float32 else amax
         else:
-            own = {name: each.detach() for name, each in variables.items()}
-            state = {name: each.cpu().numpy()[()] for name, each in own.items()}
-            seen = np.float32(amax) if narrow else amax
-        moved = policy(state, seen, _overflows(has_nan, seen)).items()
-        taken = ~_overflows(has_nan, amax)
+            state_tensors = {name: tensor.detach() for name, tensor in variables.items()}
+            state = {name: tensor.cpu().numpy()[()] for name, tensor in state_tensors.items()}
+            policy_amax = np.float32(amax) if in_float32 else amax
+        changes = policy(state, policy_amax, _overflows(has_nan, policy_amax)).items()
+        is_finite = ~_overflows(has_nan, amax)
     calls: list[Call] = [
-        partial(own[name].fill_, value if is_there else value.item()) for name, value in moved
+        partial(state_tensors[name].fill_, new_value if is_on_device else new_value.item())
+        for name, new_value in changes
     ]
-    return Decision(taken if is_there else bool(taken), calls)
+    return Decision(is_finite if is_on_device else bool(is_finite), calls)
 
 
 def _overflows(has_nan: object, amax: object) -> Any:
+    """Return whether the gradients contain NaN or infinity, as a bool or a tensor."""
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 
 
 def _clamp_scale(scale: object, params: Mapping[str, Tensor]) -> object:
+    """Return the scale, limited to [scale_min, scale_max] in float32."""
     lowest, highest = (float(np.float32(params[name])) for name in ("scale_min", "scale_max"))
     return vectors.at_least(vectors.at_most(scale, highest), lowest)
 
@@ -67,25 +79,25 @@ def _clamp_scale(scale: object, params: Mapping[str, Tensor]) -> object:
 def dynamic(
     state: State, _: object, overflow: object, *, multiplier: float, increment_period: int
 ) -> State:
-    """`tf.train.experimental.DynamicLossScale`: at least 1, and finite.
+    """Return changes by `tf.train.experimental.DynamicLossScale`; the scale is finite and >= 1.
 
-    The scale is divided on overflow, and multiplied after `increment_period` steps without.
+    Overflow divides the scale; `increment_period` steps without overflow multiply it.
     """
     scale, steps = state["current_loss_scale"], state["good_steps"]
-    of = vectors.functions_of(scale)
-    # A GPU would multiply by the reciprocal of a number.
+    xp = vectors.functions_of(scale)
+    # Division by a Python number would be a multiplication by its reciprocal on a GPU.
     factor = vectors.number(np.float32(multiplier), vectors.place_of(scale))
     count, higher = steps + 1, scale * factor
     is_due = count >= increment_period
-    grown = of.where(is_due & of.isfinite(higher), higher, scale)
+    grown = xp.where(is_due & xp.isfinite(higher), higher, scale)
     return {
-        "current_loss_scale": of.where(overflow, vectors.at_least(scale / factor, 1.0), grown),
-        "good_steps": of.where(overflow | is_due, 0, count),
+        "current_loss_scale": xp.where(overflow, vectors.at_least(scale / factor, 1.0), grown),
+        "good_steps": xp.where(overflow | is_due, 0, count),
     }
 
 
 def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
-    """OpenSeq2Seq's "Backoff": see `BackoffScaler` there, also for the parameters."""
+    """Return changes by OpenSeq2Seq's "Backoff"; `BackoffScaler` documents the parameters."""
     scale, iteration = state["scale"], state["iteration"]
     last = state["last_overflow_iteration"]
     where, factor = vectors.functions_of(scale).where, np.float32(params["step_factor"])
@@ -100,32 +112,36 @@ def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
 
 
 def log_max(state: State, amax: object, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
-    """OpenSeq2Seq's "LogMax": see `LogMaxScaler` there, also for the parameters.
+    """Return changes by OpenSeq2Seq's "LogMax"; `LogMaxScaler` documents the parameters.
 
-    The order of operations is that of a session, whose optimizer of graphs moves constants.
+    The order of operations is that of a session, whose graph optimizer moves constants.
     """
-    of, highest = vectors.functions_of(amax), np.float32(params["log_max"])
+    xp, highest = vectors.functions_of(amax), np.float32(params["log_max"])
     ceiling = _SHIPPED_CEILING if as_shipped else float(highest)
     if as_shipped:
         highest = power(np.float32(2), highest)
     x = vectors.log(amax) * float(reciprocal(log(np.float32(2))))
-    x = of.where(overflow, float(highest), x)
+    x = xp.where(overflow, float(highest), x)
     beta1, beta2 = (float(np.float32(params[name])) for name in ("beta1", "beta2"))
-    rest1, rest2 = (float(np.float32(1 - params[name])) for name in ("beta1", "beta2"))
-    found = {
-        "x_hat": beta1 * state["x_hat"] + rest1 * x,
-        "slow_x_hat": beta2 * state["slow_x_hat"] + rest2 * x,
-        "xsquared_hat": beta2 * state["xsquared_hat"] + rest2 * x * x,
+    one_minus_beta1, one_minus_beta2 = (
+        float(np.float32(1 - params[name])) for name in ("beta1", "beta2")
+    )
+    new_state = {
+        "x_hat": beta1 * state["x_hat"] + one_minus_beta1 * x,
+        "slow_x_hat": beta2 * state["slow_x_hat"] + one_minus_beta2 * x,
+        "xsquared_hat": beta2 * state["xsquared_hat"] + one_minus_beta2 * x * x,
         "b1_correction": state["b1_correction"] * beta1,
         "b2_correction": state["b2_correction"] * beta2,
     }
-    mean = found["x_hat"] / (1 - found["b1_correction"])
-    slow_mean = found["slow_x_hat"] / (1 - found["b2_correction"])
-    square = found["xsquared_hat"] / (1 - found["b2_correction"])
-    deviation = of.sqrt(vectors.at_least(square - slow_mean * slow_mean, 0.0))
-    room = ceiling - mean - deviation * float(np.float32(params["overflow_std_dev"]))
-    found["scale"] = _clamp_scale(vectors.power(2.0, room), params)
+    mean = new_state["x_hat"] / (1 - new_state["b1_correction"])
+    slow_mean = new_state["slow_x_hat"] / (1 - new_state["b2_correction"])
+    square = new_state["xsquared_hat"] / (1 - new_state["b2_correction"])
+    deviation = xp.sqrt(vectors.at_least(square - slow_mean * slow_mean, 0.0))
+    headroom = ceiling - mean - deviation * float(np.float32(params["overflow_std_dev"]))
+    new_state["scale"] = _clamp_scale(vectors.power(2.0, headroom), params)
     if not as_shipped:
         is_idle = (amax == 0) & ~overflow
-        found = {name: of.where(is_idle, state[name], each) for name, each in found.items()}
-    return {**found, "iteration": state["iteration"] + 1}
+        new_state = {
+            name: xp.where(is_idle, state[name], new_value) for name, new_value in new_state.items()
+        }
+    return {**new_state, "iteration": state["iteration"] + 1}

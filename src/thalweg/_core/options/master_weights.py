@@ -1,4 +1,4 @@
-"""Masters in float32, and in what the state of parameters is kept."""
+"""Options for master weights and for the dtype and device of state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from thalweg.variable import REDUCED
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Masters(Option):
-    """Parameters of 16 bits that follow masters of 32.
+    """Float32 master weights for parameters of 16 bits.
 
     Attributes:
-        masters: Whether parameters of 16 bits have a master in float32 in their state, as
-            `master`, which steps update, and which they follow. What others write to a parameter
-            counts, by `.data`, too; a write that rounds to the same value cannot be seen.
+        masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+            state, and round it to the parameter. Writes to a parameter update the master, those by
+            `.data`, too; a write that rounds to the same value is not detected.
     """
 
     begins = (MASTER,)
@@ -45,11 +45,11 @@ class Masters(Option):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class StateDtype(Option):
-    """The dtype of slots.
+    """Dtype of slots.
 
     Attributes:
-        state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for the
-            parameter's, or that of its master.
+        state_dtype: torch.float32, float64, float16 or bfloat16. None is the dtype of the
+            parameter, or of its master.
     """
 
     changes_state = True
@@ -66,12 +66,12 @@ class StateDtype(Option):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Offload(Option):
-    """State that is kept and updated on the CPU.
+    """State and update on the CPU for parameters on a GPU.
 
     Attributes:
-        state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it there:
-            gradients go there, values come back. None keeps it with the parameters. Not with
-            `in_backward`. What others write in place by `.data` is not seen then.
+        state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it, and
+            new values back. None keeps state on the device of its parameter. Not with
+            `in_backward`. In-place writes by `.data` are not detected with "cpu".
     """
 
     changes_state = True

@@ -1,4 +1,4 @@
-"""Moving averages as TensorFlow 1 has them, of variables and of values that a program computes."""
+"""Moving averages of variables and computed values, as in TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import check_held, name_of
 
 
 def move_toward(var: Any, grad: Any, *, share: Any) -> Any:
-    """Once per element; `grad` is the value that is averaged."""
+    """Return the new average of an element; `grad` is the averaged value."""
     return (var - (var - grad) * share,)
 
 
@@ -34,42 +34,45 @@ MOVING_AVERAGE = Rule(
 )
 
 
-def share_of(decay: Any, num_updates: Any, kind: ScalarType) -> Any:
-    """1 - d, in float32 unless the decay is a float64."""
-    kept = as_scalar(decay, kind)
+def share_of(decay: Any, num_updates: Any, scalar_cls: ScalarType) -> Any:
+    """Return 1 - decay as a scalar of the class; `num_updates` lowers the decay of early steps."""
+    effective_decay = as_scalar(decay, scalar_cls)
     if num_updates is not None:
         count = as_scalar(num_updates, np.float32)
-        kept = min(kept, kind((np.float32(1) + count) / (np.float32(10) + count)))
-    return kind(1) - kept
+        effective_decay = min(
+            effective_decay, scalar_cls((np.float32(1) + count) / (np.float32(10) + count))
+        )
+    return scalar_cls(1) - effective_decay
 
 
 def move(
-    kept: PlanCache,
+    plan_cache: PlanCache,
     averages: Sequence[Tensor],
     values: Sequence[Tensor],
     share: object,
-    counts: Sequence[Call] = (),
-    begun: list[str] | None = None,
+    count_calls: Sequence[Call] = (),
+    commit_messages: list[str] | None = None,
 ) -> None:
-    """Bring averages nearer to values, all in one pass.
+    """Move averages toward values in place, all in one pass.
 
     Args:
-        kept: From the moves before.
-        averages, values: What is moved, and to what.
-        share: How far.
-        counts: Is called after it.
-        begun: Optional. Is given a sentence when they are moved.
+        plan_cache: Plans of earlier moves.
+        averages, values: Averages, and the values to average.
+        share: Interpolation factor.
+        count_calls: Calls after the move.
+        commit_messages: Optional list; a sentence is appended once the averages are written.
     """
     if averages:
-        hooks = OneRule(MOVING_AVERAGE, {"share": share}, counts=counts)
-        hooks.begun = hooks.begun if begun is None else begun
-        hooks.constrains = True  # whoever was handed an average may have given it a constraint
+        hooks = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
+        hooks.begun = hooks.begun if commit_messages is None else commit_messages
+        # Users get the averages as variables, and may give them constraints.
+        hooks.constrains = True
         pairs = [(value.detach(), slot) for value, slot in zip(values, averages, strict=True)]
-        raise_first(run_step(hooks, kept, pairs).errors)
+        raise_first(run_step(hooks, plan_cache, pairs).errors)
 
 
 def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object) -> list[Call]:
-    """What divides an average that began at 0 by the weight it will have gathered."""
+    """Return calls that count a step and set `average` to `biased` over its total weight."""
     weight = _gather_weight(share, step.item() + 1, scalar_type(step))
     source, target = biased.detach(), average.detach()
     return [partial(step.detach().add_, 1), partial(torch.div, source, float(weight), out=target)]
@@ -78,38 +81,43 @@ def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object)
 def assign_average(
     variable: Tensor, value: Tensor, decay: Any, biased: Tensor | None, step: Tensor | None
 ) -> Tensor:
-    """Move a variable toward a value; see `assign_moving_average`.
+    """Move a variable toward a value in place, as `assign_moving_average`.
 
     Args:
-        variable, value, decay: As there.
-        biased: Optional. The sum of which the variable is the debiased form.
-        step: Optional. Counts its moves; without it each is the first one.
+        variable, value, decay: Arguments of `assign_moving_average`.
+        biased: Optional average that begins at 0; the variable is set to its debiased value.
+        step: Optional counter of moves; without it each move is the first.
 
     Returns:
-        The variable's new value.
+        New value of the variable.
+
+    Raises:
+        InvalidArgumentError: The shapes of value and variable differ.
     """
     check_held(variable)
     check_held(value, f"The value for '{name_of(variable, 'Tensor')}'")
-    kind = scalar_type(variable)
-    share = as_scalar(1.0 - decay, kind)
-    own = variable.detach()
-    before = own if biased is None else biased.detach()
-    factor = torch.tensor(share, dtype=own.dtype, device="cpu")
-    (moved,) = move_toward(before, value.detach(), share=factor)
-    if moved.shape != own.shape:
+    scalar_cls = scalar_type(variable)
+    share = as_scalar(1.0 - decay, scalar_cls)
+    target = variable.detach()
+    averaged = target if biased is None else biased.detach()
+    factor = torch.tensor(share, dtype=target.dtype, device="cpu")
+    (new_average,) = move_toward(averaged, value.detach(), share=factor)
+    if new_average.shape != target.shape:
         raise InvalidArgumentError(
             f"The value for '{name_of(variable, 'Tensor')}' has shape {tuple(value.shape)}, and the"
-            f" variable has shape {tuple(own.shape)}."
+            f" variable has shape {tuple(target.shape)}."
         )
-    found, writes = moved, [partial(before.copy_, moved)]
+    new_value, writes = new_average, [partial(averaged.copy_, new_average)]
     if biased is not None:
-        weight = _gather_weight(share, 1 if step is None else int((step.detach() + 1).item()), kind)
-        found = moved / torch.tensor(weight, dtype=own.dtype, device="cpu")
-        writes.append(partial(own.copy_, found))
+        weight = _gather_weight(
+            share, 1 if step is None else int((step.detach() + 1).item()), scalar_cls
+        )
+        new_value = new_average / torch.tensor(weight, dtype=target.dtype, device="cpu")
+        writes.append(partial(target.copy_, new_value))
     run([*writes, *(() if step is None else [partial(step.detach().add_, 1)])])
-    return found
+    return new_value
 
 
-def _gather_weight(share: Any, count: float, kind: ScalarType) -> Any:
-    """The weight of all values in an average that began at 0."""
-    return kind(1) - power(kind(1) - kind(share), kind(count))
+def _gather_weight(share: Any, count: float, scalar_cls: ScalarType) -> Any:
+    """Return the total weight of `count` values in an average that began at 0."""
+    return scalar_cls(1) - power(scalar_cls(1) - scalar_cls(share), scalar_cls(count))

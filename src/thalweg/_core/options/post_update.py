@@ -1,4 +1,4 @@
-"""A formula that follows that of any rule, with a slot of its own, in the same pass over memory."""
+"""Composition of a rule with a formula that runs after its update."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from thalweg.formula import ChainedFormula, Formula, Rule, Slot
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
-    """Return a rule after whose update a formula runs; see `ChainedFormula`.
+    """Return the rule with a formula after its update in the same pass; see `ChainedFormula`.
 
-    Rows that a sparse gradient does not name follow it, too; entries of one row are added up, so
-    that it runs once for each.
+    The formula also runs for rows without a sparse gradient. Duplicate rows are added up, so that
+    the formula runs once per row.
 
     Args:
         rule: The rule.
-        name: The new rule's.
-        formula: What follows.
-        slot: The name of its slot, the last one.
+        name: Name of the new rule.
+        formula: Formula of the variable and the new slot.
+        slot: Name of the new slot, the last one.
 
     Raises:
-        RuleError: The rule has more slots than a formula that leaves them as they are is there for.
+        RuleError: The rule has no `update_untouched`, and more than six slots.
     """
     count = len(rule.element_slots)
     if rule.update_untouched is None and count >= len(_UNTOUCHED):
-        most = len(_UNTOUCHED) - 1
+        max_slots = len(_UNTOUCHED) - 1
         raise RuleError(
-            f"{name}: rule {rule.name!r} has {count} slots, and can have {most} beside another"
+            f"{name}: rule {rule.name!r} has {count} slots, and can have {max_slots} beside another"
             " formula, or any number with an update_untouched of its own."
         )
-    others = rule.update_untouched or _UNTOUCHED[count]
+    untouched = rule.update_untouched or _UNTOUCHED[count]
     return replace(
         rule,
         name=name,
         update=ChainedFormula(rule.update, formula),
         update_sparse=rule.update_sparse and ChainedFormula(rule.update_sparse, formula),
         update_single=rule.update_single and ChainedFormula(rule.update_single, formula),
-        update_untouched=ChainedFormula(others, formula),
+        update_untouched=ChainedFormula(untouched, formula),
         slots=(*rule.slots, Slot(slot)),
         duplicates="sum",
     )
@@ -73,7 +73,7 @@ def _untouched_6(
     return var, a, b, c, d, e, f
 
 
-# By the number of slots.
+# Identity formulas by the number of slots; the formula parser needs fixed signatures.
 _UNTOUCHED: tuple[Formula, ...] = (
     _untouched_0,
     _untouched_1,

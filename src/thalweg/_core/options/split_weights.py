@@ -1,4 +1,4 @@
-"""Parameters of bfloat16 that have a correction in their state."""
+"""Option for bfloat16 parameters with a correction in their state."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class SplitWeights(Option):
     """Weights of 24 bits in three bytes.
 
     Attributes:
-        weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which the
-            lower 8 bits are in their state, as `correction`, a byte an element; steps move the
-            weights. What you write to a parameter is the weight, but for its correction of at most
-            half a last place. Slots are float32, if nothing says otherwise. Measures, such as
-            LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-            and on GPUs.
+        weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight, which
+            steps update. The lower 8 bits are in the state as `correction`, a byte per element. A
+            write to a parameter keeps the correction, at most half a last place. Slots are float32
+            by default. Reductions, such as LAMB's norms, use the parameters. Sparse gradients are
+            made dense. Works on CPU and GPU.
     """
 
     changes_state = True
@@ -42,11 +41,11 @@ class SplitWeights(Option):
             )
 
     def check_beside(self, others: Others) -> None:
-        for kind, name in ((Masters, "masters"), (Offload, "state_device")):
-            if others.of(kind).on:
+        for option_class, keyword in ((Masters, "masters"), (Offload, "state_device")):
+            if others.of(option_class).on:
                 raise InvalidArgumentError(
-                    f"weights='split' and {name} cannot be together: both say where the rest of a"
-                    " weight is kept."
+                    f"weights='split' and {keyword} cannot be together: both say where the rest of"
+                    " a weight is kept."
                 )
 
     def check_param(self, param: Tensor, title: str) -> None:
@@ -57,10 +56,10 @@ class SplitWeights(Option):
             )
 
     def rule(self, rule: Rule) -> Rule:
-        """The rule with a correction.
+        """Return the rule with a correction slot.
 
         Raises:
-            RuleError: The rule cannot have it; says why.
+            RuleError: The rule does not support split weights.
         """
         with importing:
             from thalweg._engines.split_weight_rule import split_rule

@@ -1,4 +1,4 @@
-"""Slots in 8 bits."""
+"""Option that stores slots in 8 bits."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ Storage = str | tuple[tuple[str, str], ...]
 
 @cache
 def store_slots(rule: Rule, storage: Storage) -> Rule:
-    """A rule whose slots are kept in codecs.
+    """Return the rule with codecs for its slots.
 
     Args:
         rule: The rule.
-        storage: A codec, with its counterpart for slots that are never negative; "8bit" for what
-            suits each; or pairs of a slot's name and a codec, or "float32".
+        storage: A codec, replaced by its counterpart for nonnegative slots; "8bit" for the default
+            of each slot; or pairs of a slot's name and a codec or "float32".
 
     Raises:
-        InvalidArgumentError: There is no such slot, or it cannot be kept so.
+        InvalidArgumentError: A slot does not exist, or does not support its codec.
     """
     with importing:
         from thalweg._engines.codecs.rules import fault_of
-    own = {slot.name: slot for slot in rule.element_slots}
+    slots_by_name = {slot.name: slot for slot in rule.element_slots}
     if isinstance(storage, str):
-        choose = _natural if storage == NATURAL else partial(_suited, storage)
-        chosen = {name: choose(slot) for name, slot in own.items()}
+        choose_codec = _default_codec if storage == NATURAL else partial(_codec_for, storage)
+        codecs = {name: choose_codec(slot) for name, slot in slots_by_name.items()}
     else:
-        chosen = dict(storage)
-        if strange := [name for name in chosen if name not in own]:
-            names = ", ".join(map(repr, own)) or "none"
+        codecs = dict(storage)
+        if unknown_names := [name for name in codecs if name not in slots_by_name]:
+            names = ", ".join(map(repr, slots_by_name)) or "none"
             raise InvalidArgumentError(
-                f"state_storage names {show_value(strange[0])}; the slots of {rule.name} with a"
-                f" number for each element are {names}."
+                f"state_storage names {show_value(unknown_names[0])}; the slots of {rule.name}"
+                f" with a number for each element are {names}."
             )
     slots = [
-        replace(slot, storage=None if chosen[slot.name] == PLAIN else chosen[slot.name])
-        if slot.name in chosen and own.get(slot.name) is slot
+        replace(slot, storage=None if codecs[slot.name] == PLAIN else codecs[slot.name])
+        if slot.name in codecs and slots_by_name.get(slot.name) is slot
         else slot
         for slot in rule.slots
     ]
     if slots == [*rule.slots]:
         return rule
-    made = replace(rule, slots=tuple(slots))
-    if fault := fault_of(made):
+    stored_rule = replace(rule, slots=tuple(slots))
+    if fault := fault_of(stored_rule):
         raise InvalidArgumentError(f"{rule.name} cannot have state_storage: {fault}.")
-    return made
+    return stored_rule
 
 
-def _natural(slot: Slot) -> str:
-    """What suits a slot."""
-    return PLAIN if slot.exact or slot.dtype is not None else _suited("softsign8", slot)
+def _default_codec(slot: Slot) -> str:
+    """Return the codec of "8bit" for a slot."""
+    return PLAIN if slot.exact or slot.dtype is not None else _codec_for("softsign8", slot)
 
 
-def _suited(codec: str, slot: Slot) -> str:
-    """A codec, or what takes its place for a slot that is never negative.
+def _codec_for(codec: str, slot: Slot) -> str:
+    """Return the codec, or its counterpart for a nonnegative slot.
 
-    Others would make 0 of a mean square that is small beside its block, and steps divide by it.
+    Other codecs would round a small mean square in a block of larger ones to 0, a divisor of steps.
     """
     return _POSITIVE.get(codec, codec) if slot.positive else codec
 
@@ -77,68 +77,71 @@ def _suited(codec: str, slot: Slot) -> str:
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class StateCodec(Option):
-    """Slots in 8 bits.
+    """8-bit codecs for slots.
 
     Attributes:
-        state_storage: In what slots of parameters of 4,096 elements and more are kept, as bytes:
-            "8bit" for the codec that suits each, the name of a codec for all, with its counterpart
-            for those that are never negative, or a dict of slots' names with a codec, or "float32",
-            for each. None keeps numbers.
+        state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit" for
+            the default of each slot; the name of a codec for all slots, with its counterpart for
+            nonnegative ones; or a dict from slot names to codecs or "float32". None stores floats.
     """
 
     changes_state = True
     state_storage: Storage | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        given: Any = self.state_storage
-        if given is None:
+        state_storage: Any = self.state_storage
+        if state_storage is None:
             return
         with importing:
             from thalweg._engines.codecs import OF_SLOTS
-        if isinstance(given, str):
-            named, accepted = [given], [NATURAL, *OF_SLOTS]
+        if isinstance(state_storage, str):
+            codec_names, valid_names = [state_storage], [NATURAL, *OF_SLOTS]
         else:
-            pairs = tuple(cast("Mapping[str, str]", given).items() if _is_dict(given) else given)
-            named, accepted = [codec for _, codec in pairs], [PLAIN, *OF_SLOTS]
+            pairs = tuple(
+                cast("Mapping[str, str]", state_storage).items()
+                if _is_dict(state_storage)
+                else state_storage
+            )
+            codec_names, valid_names = [codec for _, codec in pairs], [PLAIN, *OF_SLOTS]
             object.__setattr__(self, "state_storage", pairs)
-        for each in named:
-            if each not in accepted:
+        for codec_name in codec_names:
+            if codec_name not in valid_names:
                 raise InvalidArgumentError(
-                    f"state_storage has {show_value(each)}; expected:"
-                    f" {', '.join(map(repr, accepted))}."
+                    f"state_storage has {show_value(codec_name)}; expected:"
+                    f" {', '.join(map(repr, valid_names))}."
                 )
 
     def rule(self, rule: Rule) -> Rule:
         return store_slots(rule, cast("Storage", self.state_storage))
 
     def check_beside(self, others: Others) -> None:
-        beside = {
+        storage_settings = {
             "state_dtype": others.of(StateDtype).state_dtype,
             "state_device": others.of(Offload).state_device,
         }
-        for name, value in beside.items():
-            if value is not None:
+        for name, setting in storage_settings.items():
+            if setting is not None:
                 raise InvalidArgumentError(
                     f"state_storage={show_value(self.state_storage)} and"
-                    f" {name}={show_value(value)} both choose the storage of slots: choose one."
+                    f" {name}={show_value(setting)} both choose the storage of slots: choose one."
                 )
 
 
-def _is_dict(value: object) -> bool:
-    """Whether a value is a dict of texts.
+def _is_dict(state_storage: object) -> bool:
+    """Return True for a dict of strings, and False for the pairs of one.
 
     Raises:
-        InvalidTypeError: It is neither that nor what has been made of one.
+        InvalidTypeError: The setting is neither.
     """
-    is_dict = isinstance(value, Mapping)
-    pairs = [*cast("Mapping[Any, Any]", value).items()] if is_dict else value
+    is_dict = isinstance(state_storage, Mapping)
+    pairs = [*cast("Mapping[Any, Any]", state_storage).items()] if is_dict else state_storage
     try:
         texts = [text for pair in cast("Any", pairs) for text in pair]
     except TypeError:
         texts = [None]
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(codec_or_name, str) for codec_or_name in texts):
         raise InvalidTypeError(
             "state_storage must be None, a text, or a dict of slots' names with a text for each,"
-            f" not {show_value(value)}."
+            f" not {show_value(state_storage)}."
         )
     return is_dict

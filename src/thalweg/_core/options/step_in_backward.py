@@ -1,4 +1,4 @@
-"""Gradients that are applied and freed as they arrive, in the course of the backward pass."""
+"""Option that runs each update during the backward pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from thalweg.errors import InvalidArgumentError
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class InBackward(Option):
-    """An update of each parameter by itself.
+    """Separate update of each parameter during the backward pass.
 
     Attributes:
-        in_backward: Whether each gradient is applied and freed as it arrives; `step` counts then.
-            Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a scaler.
+        in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+            `fused_unscale`.
     """
 
     in_backward: bool = False

@@ -1,4 +1,4 @@
-"""How parameters and slots of 16 bits are rounded."""
+"""Option for the rounding of 16-bit parameters and slots."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from thalweg.formula import Rule
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Rounding(Option):
-    """Rounding of what is kept in 16 bits.
+    """Rounding mode of 16-bit parameters and state.
 
     Attributes:
-        round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-            become the upper one of its two neighbours as often as it is near it, so that small
-            steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-            `seed`, on the parameter's place among all, on the number of its step, and on the
-            place of the element in the whole parameter: on nothing else. None rounds to the
-            nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or DTensors
-            that are cut along another dimension than the first.
-        seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have the
-            same.
+        round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with a
+            probability equal to their distance from the lower neighbour, so that small steps add
+            up. NaN, infinities and exact values stay. Random bits depend only on `seed`, the index
+            of the parameter, the number of its step, and the index of the element in the full
+            parameter. None rounds to nearest. Works on CPU and GPU; not with sparse gradients,
+            `state_device`, or DTensors sharded along another dimension than the first.
+        seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+            the same seed.
     """
 
     counts = True
@@ -41,8 +40,8 @@ class Rounding(Option):
             raise InvalidArgumentError(
                 f"round must be None or 'stochastic', not {show_value(self.round)}."
             )
-        given: Any = self.seed
-        if isinstance(given, bool) or not isinstance(given, int):
+        seed: Any = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidTypeError(f"seed must be an integer, not {show_value(self.seed)}.")
         if not 0 <= self.seed < SEEDS:
             raise InvalidArgumentError(f"seed must be from 0 to 2**48 - 1, not {self.seed}.")
@@ -59,10 +58,10 @@ class Rounding(Option):
             )
 
     def check_rows(self, title: str) -> None:
-        """Refuse the sparse gradient of a parameter, if random bits are drawn.
+        """Raise for a sparse gradient of the parameter with this name.
 
         Raises:
-            NotImplementedError: Names it.
+            NotImplementedError: `round` is "stochastic".
         """
         if self.round is not None:
             raise NotImplementedError(
@@ -71,9 +70,9 @@ class Rounding(Option):
             )
 
     def rule(self, rule: Rule) -> Rule:
-        """The rule as it is: scalars are what kernels are given beside."""
+        """Return the rule unchanged: kernels get the random bits' key as extra scalars."""
         return rule
 
     def scalars(self, lacked: Container[str], step: object) -> dict[str, Any]:
-        """The key of random bits, and the number of a step."""
+        """Return the key of the random bits and the number of the step."""
         return scalars_of(self.seed, step)

@@ -1,4 +1,4 @@
-"""What stands for parameters in a step: masters in float32, or on the CPU; and their state."""
+"""Tensors that steps update in place of parameters: float32 masters, or copies on the CPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ MASTER = "master"
 
 
 class StateStorage(NamedTuple):
-    """What the state of parameters is kept in.
+    """Dtypes and devices of the state of parameters.
 
     Attributes:
         masters: Whether parameters of 16 bits have masters.
-        state: The dtype of slots, where it is not that of what a step updates.
-        device: Where slots are, and what a step updates, if not with the parameters.
-        sums: Whether sums of gradients are beside it while they are added up.
-        beginning: Names of slots that begin at the parameter; those of 16 bits would not move.
-        is_split: Whether parameters are the upper part of weights.
+        state: Dtype of slots, or None for the dtype of the updated tensor.
+        device: Device of slots and updated tensors, or None for that of the parameters.
+        sums: Whether the state has sums of gradients during accumulation.
+        beginning: Names of slots that are initialized with the parameter; they are never 16-bit,
+            where small moves would be rounded away.
+        is_split: Whether parameters are the upper part of split weights.
     """
 
     masters: bool = False
@@ -40,35 +41,41 @@ class StateStorage(NamedTuple):
 
     @property
     def stand_in(self) -> bool:
-        """Whether something stands for parameters."""
+        """True if steps update other tensors in place of some parameters."""
         return self.masters or self.device is not None
 
     def has_master(self, param: Tensor) -> bool:
-        """Whether a parameter has a master, which is state."""
+        """Return whether the parameter has a master weight in its state."""
         return self.masters and param.dtype in REDUCED
 
     def updated_dtype(self, param: Tensor) -> torch.dtype:
-        """The dtype of what a step updates: a parameter, or its master."""
+        """Return the dtype of the tensor that a step updates: the parameter, or its master."""
         return torch.float32 if self.has_master(param) else param.dtype
 
     def is_away(self, param: Tensor) -> bool:
-        """Whether a parameter is on another device than its state."""
+        """Return whether the parameter is on another device than its state."""
         return self.device is not None and layout.is_far(param, self.device)
 
     def home_of(self, name: str, param: Tensor) -> torch.device:
-        """The device of a tensor in a parameter's state; sums are where the gradients are."""
+        """Return the device of a state entry of the parameter; sums are with the gradients."""
         return param.device if self.device is None or name == SUM else self.device
 
-    def brought_home(self, own: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Tensors of a parameter's state that others have moved to its device."""
+    def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
+        """Return copies, on the right device, of state entries that were moved elsewhere."""
         if not self.is_away(param):
             return {}
-        found = {name: each for name, each in own.items() if isinstance(each, Tensor)}
-        homes = {name: self.home_of(name, param) for name in found}
-        return {n: each.to(homes[n]) for n, each in found.items() if each.device != homes[n]}
+        tensors = {
+            name: tensor for name, tensor in param_state.items() if isinstance(tensor, Tensor)
+        }
+        devices = {name: self.home_of(name, param) for name in tensors}
+        return {
+            key: tensor.to(devices[key])
+            for key, tensor in tensors.items()
+            if tensor.device != devices[key]
+        }
 
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
-        """The dtype of a parameter's slot."""
+        """Return the dtype of the parameter's slot."""
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
             return dtype
@@ -79,119 +86,132 @@ class StateStorage(NamedTuple):
         is_wide = self.masters or self.is_split
         return torch.float32 if is_wide and dtype in REDUCED else dtype
 
-    def widen_slots(self, own: dict[str, object], slots: Sequence[Slot], param: Tensor) -> None:
-        """Have slots of 16 bits beside a master, or a correction, be what the options say.
+    def widen_slots(
+        self, param_state: dict[str, object], slots: Sequence[Slot], param: Tensor
+    ) -> None:
+        """Convert 16-bit slots of a parameter with a master or correction to the dtype of `of`.
 
         Args:
-            own: The state of the parameter, which is changed.
-            slots: The rule's.
+            param_state: State of the parameter, changed in place.
+            slots: Slots of the rule.
             param: The parameter.
         """
         for slot in slots if self.is_split or self.has_master(param) else ():
-            value = own.get(slot.name)
-            if isinstance(value, Tensor) and value.dtype in REDUCED:
-                own[slot.name] = value.to(self.of(slot, param))
+            slot_tensor = param_state.get(slot.name)
+            if isinstance(slot_tensor, Tensor) and slot_tensor.dtype in REDUCED:
+                param_state[slot.name] = slot_tensor.to(self.of(slot, param))
 
 
 PLAIN = StateStorage()
 
 
 class UpdateTargets:
-    """What steps update in place of parameters, which follow it.
+    """Tensors that steps update in place of parameters.
 
-    A master has more bits and is state. What else stands for a parameter of another device has its
-    value. What others write to a parameter is seen by the update itself, which reads it beside its
-    master; of a parameter of another device, by torch's count of what was written.
+    A target is a master, a CPU copy of an offloaded parameter (its stand-in), or the parameter
+    itself. The update detects user writes to a parameter by a comparison with its master; writes to
+    an offloaded parameter are detected by torch's version counter.
 
     Args:
-        kinds: Which parameters have what.
+        storage: Dtypes and devices of state and targets.
     """
 
-    def __init__(self, kinds: StateStorage) -> None:
-        self._kinds = kinds
+    def __init__(self, storage: StateStorage) -> None:
+        self._storage = storage
         self._params: Sequence[Tensor] = ()
         self._targets: list[Tensor] = []
-        self._places: list[Any] = []
-        # Parameters elsewhere, with what stands for them; by `id` what their version was when both
-        # agreed, and their places where they have no master.
-        self._far: list[tuple[Tensor, Tensor]] = []
+        self._memory_keys: list[Any] = []
+        # Offloaded parameters with their targets; by `id`, their versions when both were equal, and
+        # the stand-ins of those without a master.
+        self._offloaded: list[tuple[Tensor, Tensor]] = []
         self._versions: dict[int, int] = {}
-        self._away: dict[int, tuple[Tensor, Any, Tensor]] = {}
+        self._stand_ins: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
-        """Make what parameters lack.
+        """Create missing masters and stand-ins of the parameters of the next steps.
 
         Returns:
-            What a step updates: masters, what else stands for parameters, and others themselves.
+            The tensor to update for each parameter: master, stand-in, or the parameter itself.
         """
-        kinds = self._kinds
-        lacking = [p for p in params if kinds.has_master(p) and MASTER not in state.get(p, {})]
-        made = laid_out(lacking, [torch.float32] * len(lacking), 0.0, device=kinds.device)
-        lacking = zip(lacking, made, strict=True)
-        fresh = {id(param): master.copy_(param.detach()) for param, master in lacking}
-        away = [p for p in params if kinds.is_away(p) and not kinds.has_master(p)]
-        fresh |= {id(param): self._standing_for(param) for param in away}
+        storage = self._storage
+        lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
+        masters = laid_out(lacking, [torch.float32] * len(lacking), 0.0, device=storage.device)
+        lacking = zip(lacking, masters, strict=True)
+        new_targets = {id(param): master.copy_(param.detach()) for param, master in lacking}
+        offloaded = [p for p in params if storage.is_away(p) and not storage.has_master(p)]
+        new_targets |= {id(param): self._stand_in_of(param) for param in offloaded}
         self._params = list(params)
-        self._places = [_place_of(param) for param in params]
+        self._memory_keys = [_memory_key(param) for param in params]
         self._targets = []
         for param in params:
-            own: Mapping[str, Tensor] = state.get(param) or {}
-            self._targets.append(fresh.get(id(param), own.get(MASTER, param)))
-            if kinds.has_master(param):  # which may have been loaded
+            param_state: Mapping[str, Tensor] = state.get(param) or {}
+            self._targets.append(new_targets.get(id(param), param_state.get(MASTER, param)))
+            # The master may have been loaded, so the parameter has to be compared with it again.
+            if storage.has_master(param):
                 self._versions.pop(id(param), None)
-        both = zip(params, self._targets, strict=True)
-        self._far = [(param, target) for param, target in both if kinds.is_away(param)]
+        pairs = zip(params, self._targets, strict=True)
+        self._offloaded = [(param, target) for param, target in pairs if storage.is_away(param)]
         return self.refresh_targets()
 
     def are_in_place(self) -> bool:
-        """Whether parameters lie where they lay, as what they were."""
-        # `param.data = other` is no write that torch counts.
-        return all(map(_lies_at, self._params, self._places))
+        """Return whether memory, dtype and layout of all parameters are unchanged."""
+        # The version counter does not count `param.data = other`.
+        return all(map(_lies_at, self._params, self._memory_keys))
 
-    def _standing_for(self, param: Tensor) -> Tensor:
-        known = self._away.get(id(param))
-        if known is not None and known[0] is param and _lies_at(param, known[1]):
-            return known[2]
-        # In the order of their elements, as the slots of a parameter with gaps.
-        order = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
-        here = torch.empty_like(
-            param, device=self._kinds.device, pin_memory=param.is_cuda, memory_format=order
+    def _stand_in_of(self, param: Tensor) -> Tensor:
+        """Return the cached copy of an offloaded parameter, or create it."""
+        cached = self._stand_ins.get(id(param))
+        if cached is not None and cached[0] is param and _lies_at(param, cached[1]):
+            return cached[2]
+        # A parameter with gaps has contiguous slots, so the order of its copy must be the same.
+        memory_format = torch.preserve_format if layout.is_dense(param) else torch.contiguous_format
+        device = self._storage.device
+        stand_in = torch.empty_like(
+            param, device=device, pin_memory=param.is_cuda, memory_format=memory_format
         )
-        here = here.detach().copy_(param.detach())
-        self._away[id(param)] = param, _place_of(param), here
+        stand_in = stand_in.detach().copy_(param.detach())
+        self._stand_ins[id(param)] = param, _memory_key(param), stand_in
         self._versions[id(param)] = param._version
-        return here
+        return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """The same. What others wrote to parameters elsewhere since the last step is taken over."""
-        for param, target in self._far:
+        """Copy user writes to offloaded parameters to their targets, and return all targets."""
+        for param, target in self._offloaded:
             version = param._version
             if version != self._versions.get(id(param)):
                 layout.check_memory(param, f"'{name_of(param)}'")
                 layout.check_memory(target, f"What stands for '{name_of(param)}'")
-                own = param.detach().to(target.device)
-                target.copy_(own if own.dtype == target.dtype else resumed(target, own))
+                new_weights = param.detach().to(target.device)
+                target.copy_(
+                    new_weights
+                    if new_weights.dtype == target.dtype
+                    else resumed(target, new_weights)
+                )
                 self._versions[id(param)] = version
         return self._targets
 
     def settle(self) -> None:
-        """A step was written."""
-        for param, _ in self._far:
+        """Record the versions of offloaded parameters after a step has written them."""
+        for param, _ in self._offloaded:
             self._versions[id(param)] = param._version
-            if variable_constraint(param) is not None:  # what it made is to be taken over
+            # The constraint has changed the parameter alone: the next refresh copies its output.
+            if variable_constraint(param) is not None:
                 del self._versions[id(param)]
 
 
-def _place_of(param: Tensor) -> tuple[object, object]:
-    # An address may be another's by now; that of a storage to which somebody refers is not.
-    return StorageWeakRef(param.untyped_storage()), _kind_of(param)
+def _memory_key(param: Tensor) -> tuple[object, object]:
+    """Return a key of the parameter's storage, dtype and layout for `_lies_at`."""
+    # A weak reference keeps the address of a freed storage from being reused.
+    return StorageWeakRef(param.untyped_storage()), _metadata(param)
 
 
-def _lies_at(param: Tensor, place: tuple[Any, Any]) -> bool:
-    memory, kind = place
-    same = memory.cdata == param.untyped_storage()._cdata  # pyright: ignore
-    return same and kind == _kind_of(param)
+def _lies_at(param: Tensor, memory_key: tuple[Any, Any]) -> bool:
+    """Return whether the parameter still has the storage, dtype and layout of the key."""
+    storage_ref, metadata = memory_key
+    is_same_storage = storage_ref.cdata == param.untyped_storage()._cdata  # pyright: ignore
+    return is_same_storage and metadata == _metadata(param)
 
 
-def _kind_of(param: Tensor) -> tuple[Any, ...]:
+def _metadata(param: Tensor) -> tuple[Any, ...]:
+    """Return dtype, shape, strides and storage offset of the parameter."""
     return param.dtype, param.shape, param.stride(), param.storage_offset()

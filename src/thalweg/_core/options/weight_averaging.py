@@ -1,4 +1,4 @@
-"""Averages of parameters."""
+"""Option for exponential moving averages of parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.rules.average import EMA, WEIGHT, average
 
 @cache
 def add_average(rule: Rule) -> Rule:
-    """The rule with the average of its variable as a last slot."""
+    """Return the rule followed by a moving average of its variable, as last slot."""
     with importing:
         from thalweg._core.options.post_update import follow_rule
     return follow_rule(rule, f"{rule.name} with an average", average, EMA)
@@ -31,11 +31,11 @@ def add_average(rule: Rule) -> Rule:
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Average(Option):
-    """An exponential moving average of each parameter.
+    """Exponential moving average of each parameter.
 
     Attributes:
-        ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by
-            1 - ema_decay of the way in each step. It is float32 for parameters of 16 bits.
+        ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and float32
+            for parameters of 16 bits. None keeps no average.
     """
 
     begins = (EMA,)
@@ -58,7 +58,7 @@ class Average(Option):
         return {WEIGHT: self._weight(EMA in lacked, step)}
 
     def _weight(self, is_new: bool, step: object) -> Tensor | float:
-        """The weight of a parameter in its average, which begins with the first step."""
+        """Return the weight of the parameter in its average: 1 in the first step."""
         weight = 1 - cast("float", self.ema_decay)
         if isinstance(step, Tensor) and not is_new:
             return torch.where(step == 0, torch.ones_like(step, dtype=torch.float64), weight)

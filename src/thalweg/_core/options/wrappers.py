@@ -1,4 +1,4 @@
-"""Wrappers of any rule's step, as `thalweg.rules.wrappers` has them."""
+"""Options that wrap the step of a rule with `thalweg.rules.wrappers`."""
 
 from __future__ import annotations
 
@@ -14,83 +14,87 @@ from thalweg._core.options.base import Option, Others
 from thalweg.errors import InvalidArgumentError, RuleError
 from thalweg.formula import Rule
 
-_LENGTHS = "both say how long a step is"
+_LENGTH_CONFLICT = "both say how long a step is"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """The wrapper of the name of its only keyword. Sparse gradients are made dense.
+    """Wrapper with the name of its only keyword. Sparse gradients are made dense.
 
     Attributes:
-        without: A slot that it adds, and what is said of parameters that are 0 when they get it.
+        without: A slot that the wrapper adds, and the warning for parameters that are 0 at first;
+            empty without such a slot.
+        conflicts: Reasons why other wrappers cannot be combined with this one, by keyword.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
-    beside: ClassVar[dict[str, str]] = {}  # what it cannot be together with, and why
+    conflicts: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         self._check_bool(self.keywords()[0].name)
 
     def check_beside(self, others: Others) -> None:
-        own = self.keywords()[0].name
-        for kind in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
-            (other,) = (each.name for each in kind.keywords())
-            if other in self.beside and others.of(kind).on:
+        keyword = self.keywords()[0].name
+        for wrapper_class in (CautiousDecay, Cautious, TrustRatio, Sphere, RowFloor, RadialBrake):
+            (other_keyword,) = (field.name for field in wrapper_class.keywords())
+            if other_keyword in self.conflicts and others.of(wrapper_class).on:
                 raise InvalidArgumentError(
-                    f"{own} and {other} cannot be together: {self.beside[other]}."
+                    f"{keyword} and {other_keyword} cannot be together:"
+                    f" {self.conflicts[other_keyword]}."
                 )
 
     def rule(self, rule: Rule) -> Rule:
-        """The rule with the wrapper around its step.
+        """Return the rule with its step wrapped.
 
         Raises:
-            RuleError: The rule cannot have it; says why.
+            RuleError: The rule does not support the wrapper.
         """
-        (name,) = (each.name for each in self.keywords())
-        given = getattr(self, name)
-        return _wrapped(rule, name, *(() if given is True else (given,)))
+        (keyword,) = (field.name for field in self.keywords())
+        setting = getattr(self, keyword)
+        return _wrap_rule(rule, keyword, *(() if setting is True else (setting,)))
 
 
 @lru_cache(None)
-def _wrapped(rule: Rule, name: str, *given: float) -> Rule:
+def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
+    """Return the wrapped rule, or raise RuleError if its formula cannot be compiled."""
     with importing:
         from thalweg._engines.formula_parser import transcribe
         from thalweg.rules import wrappers
-    found = getattr(wrappers, name)(rule, *given)
+    wrapped_rule = getattr(wrappers, name)(rule, *factors)
     try:
-        transcribe(found.update)
+        transcribe(wrapped_rule.update)
     except RuleError as error:
         if name == CautiousDecay.keywords()[0].name:
             raise RuleError(
                 f"cautious_decay needs decoupled weight decay, as AdamW's, and {rule.name!r} has"
                 f" none: leave it out, or use another optimizer. {error}"
             ) from None
-        raise RuleError(f"Rule {found.name!r}: {error}") from None
-    return found
+        raise RuleError(f"Rule {wrapped_rule.name!r}: {error}") from None
+    return wrapped_rule
 
 
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class CautiousDecay(Wrapper):
-    """Option that decays only those elements whose step makes them smaller.
+    """Weight decay of only the elements that the step moves toward 0.
 
     Attributes:
-        cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step moves
-            away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
+        cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves away
+            from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
     """
 
-    beside = {"sphere": "a sphere has no decay"}
+    conflicts = {"sphere": "a sphere has no decay"}
     cautious_decay: bool = False
 
 
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Cautious(Wrapper):
-    """Option that leaves elements unchanged whose step would go uphill.
+    """Steps that skip elements that would move uphill.
 
     Attributes:
-        cautious: An element whose step has the sign of its gradient would go uphill, and stays. The
-            steps of the others are divided by their share of the parameter, at least 0.001.
+        cautious: Whether elements stay whose step has the sign of their gradient. The steps of the
+            others are divided by their share of all elements, at least 0.001.
             https://arxiv.org/abs/2411.16085
     """
 
@@ -100,28 +104,28 @@ class Cautious(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class TrustRatio(Wrapper):
-    """Option that makes steps as long as their parameters, times the rate.
+    """Steps with the norm of their parameter times the learning rate.
 
     Attributes:
-        trust_ratio: The step of each parameter is multiplied by the parameter's norm over that of
-            the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with SGD.
+        trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the step
+            without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes LARS.
             https://arxiv.org/abs/1904.00962
     """
 
-    beside = {"sphere": _LENGTHS}
+    conflicts = {"sphere": _LENGTH_CONFLICT}
     trust_ratio: bool = False
 
 
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Sphere(Wrapper):
-    """Option that keeps parameters at the norm that they begin with.
+    """Steps on the sphere of each parameter's initial norm.
 
     Attributes:
-        sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-            that the parameter had before its first step, which is `radius` in its state. Decay
-            beside the step has no effect. A parameter that begins at 0 takes the rule's own steps,
-            of which a warning tells. https://arxiv.org/abs/2606.16899
+        sphere: Whether a step has the norm of its parameter times the learning rate, and restores
+            the norm before the first step, `radius` in the state. Decoupled decay has no effect.
+            A parameter that is 0 at first has ordinary steps, with a warning.
+            https://arxiv.org/abs/2606.16899
     """
 
     changes_state = True
@@ -131,35 +135,36 @@ class Sphere(Wrapper):
 
 
 class _Share(Wrapper):
-    """A wrapper by a number, of which there is a usual one."""
+    """Wrapper with a number; True is the default number, and False is None."""
 
-    usual: ClassVar[float]
-    highest: ClassVar[float | None]
+    default: ClassVar[float]
+    maximum: ClassVar[float | None]
 
     def __post_init__(self) -> None:
         name = self.keywords()[0].name
-        given = getattr(self, name)
-        if isinstance(given, bool):
-            given = self.usual if given else None
-            object.__setattr__(self, name, given)  # as others are compared by it
-        if given is not None:
+        factor = getattr(self, name)
+        if isinstance(factor, bool):
+            factor = self.default if factor else None
+            # Options are compared by their fields, so equal settings need equal values.
+            object.__setattr__(self, name, factor)
+        if factor is not None:
             with importing:
                 from thalweg.rules.wrappers.base import check_share
-            check_share(name, given, self.highest)
+            check_share(name, factor, self.maximum)
 
 
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class RowFloor(_Share):
-    """Option that moves rows of matrices at least by a share of their length, times the rate.
+    """Minimum norm of the steps of matrix rows.
 
     Attributes:
-        row_floor: Each row's step is made at least that long, as a share of the row, times the
-            rate; True is 0.3825. Parameters that have not two dimensions are refused.
+        row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the learning
+            rate; True is 0.3825. Parameters that are not matrices raise.
             https://github.com/KellerJordan/modded-nanogpt/pull/328
     """
 
-    usual, highest = 0.3825, None
+    default, maximum = 0.3825, None
     row_floor: bool | float | None = None
 
     def check_param(self, param: Tensor, title: str) -> None:
@@ -174,14 +179,14 @@ class RowFloor(_Share):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class RadialBrake(_Share):
-    """Multiplication of parameters whose norm a step makes larger.
+    """Limit on the growth of parameter norms.
 
     Attributes:
-        radial_brake: Where a step makes the norm of its parameter larger than it was after the
-            decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-            none. Other steps are as they are. https://github.com/KellerJordan/modded-nanogpt/pull/294
+        radial_brake: Factor of the growth of a parameter's norm in a step, compared with the norm
+            after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are unchanged.
+            https://github.com/KellerJordan/modded-nanogpt/pull/294
     """
 
-    usual, highest = 0.5, 1.0
-    beside = {"sphere": "on a sphere no norm grows"}
+    default, maximum = 0.5, 1.0
+    conflicts = {"sphere": "on a sphere no norm grows"}
     radial_brake: bool | float | None = None

@@ -1,7 +1,7 @@
-"""Everything an optimizer remembers: named, described, copied, matched and set, for every face.
+"""State of an optimizer: names, reads, checks and atomic loading, for every API.
 
-A face lists `entries`. A state is set in four parts: entries say what they want, differences are
-looked for, values are converted, and then all is written at once.
+An API lists `entries`. A state is loaded in four stages: list the entries, collect their
+differences from the state, convert the values, and write all of them at once.
 """
 
 from thalweg._core.state.aliases import alike

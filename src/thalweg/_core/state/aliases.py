@@ -1,4 +1,4 @@
-"""Entries over the same memory: the last one would win, so all must say the same of it."""
+"""Detection of different values for entries that share memory."""
 
 from __future__ import annotations
 
@@ -11,81 +11,94 @@ from torch import Tensor
 from thalweg._core.state.entries import Entry, has_storage, kept, plain
 from thalweg._engines.layout import byte_span
 
-_ALIGNED = 16  # bytes, a multiple of each element's size
+# In bytes; a multiple of every element size, so that views of any dtype are aligned.
+_ALIGNED = 16
 
-_Place = tuple[Tensor, Entry, Any]  # the entry's plain tensor, the entry, what it is set to
+# Plain tensor of the entry, the entry, and its new value.
+_Write = tuple[Tensor, Entry, Any]
 
 
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
-    """Which entries would not keep what they are set to, in words."""
-    return [each for group in _groups(pairs) for each in _of_group(_distinct(group))]
-
-
-def _groups(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Place]]:
-    """Those that lie in one run of memory, in the order in which they are set."""
-    places = [(plain(entry.own), entry, value) for entry, value in pairs]
-    found = [
-        (str(place[0].device), *byte_span(place[0]), index)
-        for index, place in enumerate(places)
-        if place[0].numel() and has_storage(place[0])
+    """Return a message for each entry whose value a later entry in the same memory would change."""
+    return [
+        message
+        for group in _groups(pairs)
+        for message in _describe_lost_values(_drop_repeated(group))
     ]
-    group, device, reach = list[int](), "", 0
-    for where, start, end, index in sorted(found):
-        if where != device or start >= reach:
+
+
+def _groups(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
+    """Yield the writes of each run of overlapping memory, in the order of the pairs."""
+    writes = [(plain(entry.own), entry, value) for entry, value in pairs]
+    spans = [
+        (str(write[0].device), *byte_span(write[0]), index)
+        for index, write in enumerate(writes)
+        if write[0].numel() and has_storage(write[0])
+    ]
+    group, device, group_end = list[int](), "", 0
+    for span_device, start, end, index in sorted(spans):
+        if span_device != device or start >= group_end:
             if len(group) > 1:
-                yield [places[each] for each in sorted(group)]
-            group, device, reach = [], where, end
+                yield [writes[position] for position in sorted(group)]
+            group, device, group_end = [], span_device, end
         group.append(index)
-        reach = max(reach, end)
+        group_end = max(group_end, end)
     if len(group) > 1:
-        yield [places[each] for each in sorted(group)]
+        yield [writes[position] for position in sorted(group)]
 
 
-def _distinct(group: Sequence[_Place]) -> list[_Place]:
-    """One of those that are the same tensor and are set to the same."""
-    found: list[_Place] = []
-    for own, entry, value in group:
-        if not any(_is_one(own, other) and alike(value, given) for other, _, given in found):
-            found.append((own, entry, value))
-    return found
+def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
+    """Return the writes without repetitions of the same view and value."""
+    distinct: list[_Write] = []
+    for tensor, entry, value in group:
+        if not any(
+            _are_same_view(tensor, other_tensor) and alike(value, other_value)
+            for other_tensor, _, other_value in distinct
+        ):
+            distinct.append((tensor, entry, value))
+    return distinct
 
 
-def _of_group(group: Sequence[_Place]) -> list[str]:
+def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
+    """Simulate the writes in a copy of their memory, and return a message per changed value."""
     if len(group) < 2:
         return []
-    start = min(byte_span(own)[0] for own, _, _ in group) // _ALIGNED * _ALIGNED
-    size = max(byte_span(own)[1] for own, _, _ in group) - start
+    start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED
+    size = max(byte_span(tensor)[1] for tensor, _, _ in group) - start
     memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device="cpu")
-    views = [_view(memory, own, byte_span(own)[0] - start) for own, _, _ in group]
-    values = [kept(value, own.dtype) for own, _, value in group]
+    views = [_view(memory, tensor, byte_span(tensor)[0] - start) for tensor, _, _ in group]
+    values = [kept(value, tensor.dtype) for tensor, _, value in group]
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
     return [
-        f"{group[index][1].name!r} and {_later(group, index)!r} share memory here, and are given"
-        " different values"
+        f"{group[index][1].name!r} and {_later_name(group, index)!r} share memory here, and are"
+        " given different values"
         for index, (view, value) in enumerate(zip(views, values, strict=True))
         if not alike(view, value)
     ]
 
 
-def _view(memory: Tensor, own: Tensor, offset: int) -> Tensor:
-    """Where a tensor would lie in a copy of its memory."""
-    items = memory.view(own.dtype)
-    found = items.as_strided(own.shape, own.stride(), offset // own.element_size())
-    found = found.conj() if own.is_conj() else found
-    return torch._neg_view(found) if own.is_neg() else found  # pyright: ignore
+def _view(memory: Tensor, tensor: Tensor, offset: int) -> Tensor:
+    """Return the view of `memory` at a byte offset with the dtype and layout of the tensor."""
+    elements = memory.view(tensor.dtype)
+    view = elements.as_strided(tensor.shape, tensor.stride(), offset // tensor.element_size())
+    view = view.conj() if tensor.is_conj() else view
+    return torch._neg_view(view) if tensor.is_neg() else view  # pyright: ignore
 
 
-def _later(group: Sequence[_Place], index: int) -> str:
+def _later_name(group: Sequence[_Write], index: int) -> str:
+    """Return the name of the first later entry that overlaps the one at the index."""
     start, end = byte_span(group[index][0])
-    for own, entry, _ in group[index + 1 :]:
-        first, last = byte_span(own)
+    for tensor, entry, _ in group[index + 1 :]:
+        first, last = byte_span(tensor)
         if first < end and start < last:
             return entry.name
     return group[-1][1].name
 
 
-def _is_one(one: Tensor, other: Tensor) -> bool:
+def _are_same_view(one: Tensor, other: Tensor) -> bool:
+    """Return whether both tensors have the same address, dtype and layout."""
+
     def key(tensor: Tensor) -> Any:
         bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return tensor.data_ptr(), tensor.shape, tensor.stride(), bits
@@ -94,7 +107,7 @@ def _is_one(one: Tensor, other: Tensor) -> bool:
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bits."""
+    """Return whether two tensors have the same dtype, device, and bits."""
     if one.dtype != other.dtype or one.device != other.device:
         return False
     return torch.equal(_bits(one), _bits(other))

@@ -1,4 +1,4 @@
-"""One thing that is remembered: its name, its value, what fits it, and how it is set."""
+"""State entries: the name, value, checks and writes of one tensor or number."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from thalweg.variable import check_held, dtype_name, name_of
 Call = Callable[[], Any]
 
 _uncopied: ContextVar[bool] = ContextVar("uncopied", default=False)
-_SHOWN = (int, float, complex, str, bool, type(None))  # types whose repr is harmless
+# Types whose `repr` has no side effects.
+_SHOWN = (int, float, complex, str, bool, type(None))
 
 
 def uncopied() -> ContextSetting:
-    """Have states in this block hold the tensors themselves; to be read before a next step."""
+    """Return a context in which states share tensors with the optimizer until its next step."""
     return ContextSetting(
         lambda: ([partial(_uncopied.set, True)], [partial(_uncopied.set, _uncopied.get())])
     )
 
 
-def taken(own: Tensor, what: str = "") -> Tensor:
-    """What a state holds of a tensor: a copy, or in `uncopied` the tensor itself.
+def taken(tensor: Tensor, what: str = "") -> Tensor:
+    """Return a detached copy of the tensor for a state; in `uncopied`, an alias of the tensor.
 
     Raises:
-        LayoutError: It was to be copied, and its storage was cut.
+        LayoutError: The storage of the tensor to copy was freed or truncated.
     """
     if not _uncopied.get():
-        check_held(own, what)
-    return own.detach() if _uncopied.get() else own.detach().clone()
+        check_held(tensor, what)
+    return tensor.detach() if _uncopied.get() else tensor.detach().clone()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor.
+    """Tensor entry of a state.
 
     Attributes:
-        name: Its name in a state.
-        own: The tensor that is read and set.
-        dtypes: Those that a state may have besides the tensor's own.
-        lowest: The least that an integer of shape () may be.
+        name: Name in a state.
+        own: Tensor of the optimizer, which is read and written.
+        dtypes: Accepted dtypes of new values besides that of the tensor.
+        lowest: Minimum of new values of an integer scalar, or None.
     """
 
     name: str
@@ -69,10 +70,10 @@ class Entry:
         return self.own.shape
 
     def read(self) -> Tensor:
-        """A copy of the value.
+        """Return a copy of the value, or an alias in `uncopied`.
 
         Raises:
-            LayoutError: There is no memory that holds it.
+            LayoutError: The tensor has no memory for its elements.
         """
         check_memory(self.own, f"'{name_of(self.own)}'")
         return taken(self.own)
@@ -93,14 +94,14 @@ class Entry:
             return None
         return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
 
-    def calls(self, given: Any, is_ours: bool = False) -> list[Call]:
+    def calls(self, new_value: Any, is_ours: bool = False) -> list[Call]:
         """Return the calls of C functions that set the tensor; all conversions are made now.
 
         Args:
-            given: The value.
-            is_ours: Whether it is plain, and nothing writes to it: it need not be copied.
+            new_value: Value without `difference`.
+            is_ours: Whether the value is a plain tensor that nothing writes to; it is not copied.
         """
-        value = self.mine(given)
+        value = self.mine(new_value)
         return self._set(value if is_ours else kept(value, self.own.dtype, self.own.device))
 
     def _set(self, value: Tensor) -> list[Call]:
@@ -113,11 +114,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Entry):
-    """This process' part of a tensor, all of which is in a state.
+    """Entry of a tensor of which this process has a part, and a state all elements.
 
     Attributes:
-        var: The variable that has as many elements.
-        parts: What this process has of them.
+        var: Variable with the full shape.
+        parts: Partition of the elements among the processes.
     """
 
     var: Tensor
@@ -128,7 +129,7 @@ class Part(Entry):
         return self.var.shape
 
     def read(self) -> Tensor:
-        """The value; all processes call this."""
+        """Return the full value; a collective operation of all processes."""
         return self.parts.whole(self.own, self.var)
 
     def mine(self, value: Tensor) -> Tensor:
@@ -136,32 +137,32 @@ class Part(Entry):
 
 
 def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
-    """The slots of a variable.
+    """Return the entries of the slots of a variable, named "<key>/<slot>".
 
     Args:
         store: All slots.
         var: The variable.
-        key: What their names begin with.
+        key: Prefix of the names.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for name, slot in store.all_of(var).items():
         parts = store.parts_of(name)
         if parts is None:
-            found.append(Entry(f"{key}/{name}", slot))
+            entries.append(Entry(f"{key}/{name}", slot))
         else:
-            found.append(Part(f"{key}/{name}", slot, var=var, parts=parts))
-    return found
+            entries.append(Part(f"{key}/{name}", slot, var=var, parts=parts))
+    return entries
 
 
 @dataclass(frozen=True)
 class Number:
-    """A plain number; as an `Entry` otherwise.
+    """Entry of a Python number; its methods are those of `Entry`.
 
     Attributes:
-        name: Its name in a state.
-        value: What it is now.
-        setting: The calls that set it to a value; InvalidTypeError or InvalidArgumentError if it
-            cannot be that.
+        name: Name in a state.
+        value: Current value.
+        setting: Function from a new value to the calls that set it; raises InvalidTypeError or
+            InvalidArgumentError for an invalid value.
     """
 
     name: str
@@ -178,94 +179,96 @@ class Number:
             return f"{self.name!r} is {shown(given)}, no number that fits"
         return None
 
-    def calls(self, given: object, is_ours: bool = False) -> list[Call]:
-        return self.setting(given)
+    def calls(self, new_value: object, is_ours: bool = False) -> list[Call]:
+        return self.setting(new_value)
 
 
 Item = Entry | Number
 
 
 class Compared(Protocol):
-    """What tells, as an `Entry`, why a value is not that of its name."""
+    """Object that compares values as an `Entry` does."""
 
     @property
     def name(self) -> str: ...
     def difference(self, given: object) -> str | None: ...
 
 
-def room_for(given: Any) -> Tensor:
-    """A tensor that can be set to another one; to none, if that has flaws."""
-    if flaw(given) is not None:
+def room_for(source: Any) -> Tensor:
+    """Return an uninitialized tensor like the source; an empty one if `flaw` rejects the source."""
+    if flaw(source) is not None:
         return torch.empty(0, dtype=torch.float32, device="cpu")
     with DisableTorchFunctionSubclass():
-        return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+        return torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
 
-def flaw(given: object) -> str | None:
-    """What is wrong with a value where a tensor is wanted, whatever its shape and dtype."""
-    if not isinstance(given, Tensor):
-        return f"no tensor but {shown(given)}"
+def flaw(candidate: object) -> str | None:
+    """Return why the object is not a dense tensor with memory; None if it is one."""
+    if not isinstance(candidate, Tensor):
+        return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():
-        if given.is_nested:
+        if candidate.is_nested:
             return "a nested tensor"
-        if given.is_meta:
-            return f"{_kind(given)} on the meta device"
-        if given.layout != torch.strided:
-            return f"{_kind(given)}, {given.layout}"
-        if not _is_whole(given):
-            return f"{_kind(given)} without its storage"
+        if candidate.is_meta:
+            return f"{_kind(candidate)} on the meta device"
+        if candidate.layout != torch.strided:
+            return f"{_kind(candidate)}, {candidate.layout}"
+        if not _is_whole(candidate):
+            return f"{_kind(candidate)} without its storage"
     return None
 
 
-def readable(given: Tensor, what: str) -> Tensor:
-    """A tensor to read from: the same, or a plain copy of one of another class.
+def readable(tensor: Tensor, what: str) -> Tensor:
+    """Return the tensor, or a plain copy of a tensor of a subclass.
 
     Raises:
-        InvalidTypeError: It has flaws, or fails whatever is done with it.
+        InvalidTypeError: `flaw` rejects the tensor, or reading it fails; `what` begins the message.
     """
     try:
-        problem = flaw(given)
+        problem = flaw(tensor)
         if problem is None:
-            return given if type(given) is Tensor else kept(given)
+            return tensor if type(tensor) is Tensor else kept(tensor)
     except Exception as error:
         problem = f"a tensor that cannot be read: {error}"
     raise InvalidTypeError(f"{what} is {problem}.")
 
 
 def kept(
-    given: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
+    tensor: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """A plain copy of a tensor without flaws, whatever its class; it shares no memory."""
-    found = plain(given)
-    dtype, device = dtype or found.dtype, device or found.device
-    return torch.empty(found.shape, dtype=dtype, device=device).copy_(found)
+    """Return a copy of a tensor, of any subclass, as a `torch.Tensor` in new memory."""
+    plain_tensor = plain(tensor)
+    dtype, device = dtype or plain_tensor.dtype, device or plain_tensor.device
+    return torch.empty(plain_tensor.shape, dtype=dtype, device=device).copy_(plain_tensor)
 
 
 def shown(value: Any) -> str:
-    """A value in a message: of unknown types only the name, for their `repr` may be anything."""
+    """Return a short text of the value for messages; for unknown types, only the type's name."""
     if type(value) not in _SHOWN:
         return f"a {type(value).__name__}"
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python prints
+    # Python limits the number of digits in the text of an int.
+    except ValueError:
         return "a very large number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _kind(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
+    """Return the dtype and shape of the tensor for messages; `shape` replaces its shape."""
     with DisableTorchFunctionSubclass():
-        found = tensor.shape if shape is None else shape
-        return f"{dtype_name(tensor.dtype)} of shape {tuple(found)}"
+        dimensions = tensor.shape if shape is None else shape
+        return f"{dtype_name(tensor.dtype)} of shape {tuple(dimensions)}"
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor's memory as a `torch.Tensor`, whose methods run in C alone."""
+    """Return an alias of the tensor as a `torch.Tensor`, whose methods run in C only."""
     with DisableTorchFunctionSubclass():
         return tensor.detach()
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Whether it has memory of its own, and does not stand for other tensors."""
+    """Return whether the tensor has a storage; wrapper subclasses have none."""
     try:
         return tensor.untyped_storage().nbytes() >= 0
     except (RuntimeError, NotImplementedError):
@@ -273,12 +276,12 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether its storage holds no longer what it held."""
+    """Return whether the tensor's storage was freed or truncated."""
     return not _is_whole(tensor)
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether the storage holds all elements, of a tensor that has them in one."""
+    """Return whether the storage holds all elements; True for tensors without a single storage."""
     if tensor.layout != torch.strided or not tensor.numel():
         return True
     ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -286,13 +289,19 @@ def _is_whole(tensor: Tensor) -> bool:
     return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= needed
 
 
-def is_writable(own: Tensor) -> bool:
-    """Whether `copy_` of a tensor of the same shape succeeds."""
-    found = plain(own)
-    spread = any(
-        step == 0 and size > 1 for size, step in zip(found.shape, found.stride(), strict=True)
+def is_writable(tensor: Tensor) -> bool:
+    """Return whether `copy_` into the tensor succeeds for a source of the same shape."""
+    plain_tensor = plain(tensor)
+    is_broadcast = any(
+        step == 0 and size > 1
+        for size, step in zip(plain_tensor.shape, plain_tensor.stride(), strict=True)
     )
-    # A class with its own dispatch keeps the elements elsewhere, and its `copy_` is Python.
-    is_plain = type(found) is Tensor
-    whole = is_plain and not found.is_meta and not own.is_inference() and _is_whole(found)
-    return whole and not spread
+    # A subclass with `__torch_dispatch__` has no storage, and its `copy_` runs Python code.
+    is_plain = type(plain_tensor) is Tensor
+    is_backed = (
+        is_plain
+        and not plain_tensor.is_meta
+        and not tensor.is_inference()
+        and _is_whole(plain_tensor)
+    )
+    return is_backed and not is_broadcast

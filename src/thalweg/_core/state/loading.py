@@ -1,4 +1,4 @@
-"""Setting a state: all or nothing."""
+"""Atomic loading of states."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from thalweg.errors import (
     listed,
 )
 
-# Entries, what they are given, and whether all of them have to be in it.
+# Entries, the state to load, and whether all entries have to be in the state.
 Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 
-NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of a state's
+# Errors that are not caused by an invalid state.
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
-def check_eager(what: str, own: Iterable[object] = (), is_eager: object = True) -> None:
-    """Refuse a state that is not eager, or has symbols among its `own`; say who saves it."""
-    if not is_eager or any(map(is_symbolic, own)):
+def check_eager(what: str, variables: Iterable[object] = (), is_eager: object = True) -> None:
+    """Raise FailedPreconditionError unless the state is eager and no variable is symbolic."""
+    if not is_eager or any(map(is_symbolic, variables)):
         raise FailedPreconditionError(
             f"{what} is variables of a graph, whose values a session has: save and restore them by"
             " thalweg.v1.train.Saver."
@@ -44,66 +45,67 @@ def check_eager(what: str, own: Iterable[object] = (), is_eager: object = True) 
 
 
 def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
-    """Copies of all values by name."""
+    """Return copies of all values by name."""
     return {entry.name: entry.read() for entry in entries}
 
 
 def differences(
-    entries: Iterable[Compared], given: Mapping[Any, Any], complete: bool = True
+    entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Why a state cannot be set, in the order of the entries.
+    """Return messages why a state cannot be loaded, in the order of the entries.
 
     Args:
-        entries: What there is.
-        given: The state.
-        complete: Whether all entries have to be in it.
+        entries: Entries of the optimizer.
+        state: Values by name.
+        complete: Whether all entries have to be in the state.
     """
-    wanted = {entry.name: entry for entry in entries}
-    found: list[str | None] = []
-    for name, entry in wanted.items():
-        if name not in given:
-            found.append(f"{name!r} is missing" if complete else None)
+    entries_by_name = {entry.name: entry for entry in entries}
+    messages: list[str | None] = []
+    for name, entry in entries_by_name.items():
+        if name not in state:
+            messages.append(f"{name!r} is missing" if complete else None)
             continue
         try:
-            found.append(entry.difference(given[name]))
+            messages.append(entry.difference(state[name]))
         except NO_MEMORY:
             raise
-        except Exception as error:  # a class of tensors that fails whatever it is asked for
-            found.append(f"{name!r} cannot be read: {error}")
-    for name in given:
-        if name not in wanted:
-            title = repr(name) if isinstance(name, str) else shown(name)
-            found.append(f"{title} belongs to nothing here")
-    return [each for each in found if each]
+        # Operations of tensor subclasses may raise anything.
+        except Exception as error:
+            messages.append(f"{name!r} cannot be read: {error}")
+    for name in state:
+        if name not in entries_by_name:
+            shown_name = repr(name) if isinstance(name, str) else shown(name)
+            messages.append(f"{shown_name} belongs to nothing here")
+    return [message for message in messages if message]
 
 
 def mismatch(
-    found: Sequence[str], what: str = "", outcome: str = "Nothing was loaded."
+    messages: Sequence[str], what: str = "", outcome: str = "Nothing was loaded."
 ) -> CheckpointMismatchError:
-    """The error that lists differences.
+    """Return an error that lists differences.
 
     Args:
-        found: The differences.
-        what: Whose state it is.
-        outcome: What has become of it.
+        messages: The differences.
+        what: Description of the state, or "".
+        outcome: Last sentence of the message.
     """
-    if any(each.startswith(("'Variable/", "'Variable#")) for each in found[:LISTED]):
+    if any(message.startswith(("'Variable/", "'Variable#")) for message in messages[:LISTED]):
         outcome = (
             "Variables without a name are matched by their order; thalweg.named_variables(module)"
             f" names them. {outcome}"
         )
-    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{listed(found, '; ')}. {outcome}")
+    return CheckpointMismatchError(f"{what}{': ' * bool(what)}{listed(messages, '; ')}. {outcome}")
 
 
 @dataclass(frozen=True)
 class Loading:
-    """A state in which no difference was found, before it is set.
+    """Validated state that is ready to be written.
 
     Attributes:
-        pairs: Entries, and what they are set to.
-        then: Further calls, after these, of the same kind as `Item.calls`.
-        what: Whose state it is, as in `mismatch`.
-        is_ours: Whether the values are plain tensors that nothing writes to meanwhile.
+        pairs: Entries and their new values.
+        then: Further calls of C functions, after those of the entries.
+        what: Description of the state for `mismatch`.
+        is_ours: Whether the values are plain tensors that nothing writes to; they are not copied.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
@@ -112,22 +114,26 @@ class Loading:
     is_ours: bool = False
 
     def check_memory(self) -> None:
-        """Refuse tensors whose memory may only be read.
+        """Check that the tensors of all entries can be written.
 
         Raises:
-            CheckpointMismatchError: Names the first, or all whose storage was cut.
+            CheckpointMismatchError: Memory of an entry is missing or read-only.
         """
-        own = [(entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)]
-        cut = [name for tensor, name in own if not is_writable(tensor)]
-        if cut:
-            raise mismatch([f"{name!r} has no memory of its own here" for name in cut], self.what)
+        named_tensors = [
+            (entry.own, entry.name) for entry, _ in self.pairs if isinstance(entry, Entry)
+        ]
+        unwritable = [name for tensor, name in named_tensors if not is_writable(tensor)]
+        if unwritable:
+            raise mismatch(
+                [f"{name!r} has no memory of its own here" for name in unwritable], self.what
+            )
         try:
-            check_writable([pair for pair in own if has_storage(pair[0])])
+            check_writable([pair for pair in named_tensors if has_storage(pair[0])])
         except LayoutError as error:
             raise mismatch([str(error).removesuffix(".")], self.what) from error
 
     def calls(self) -> list[Call]:
-        """What sets it, in C alone; all conversions are made now."""
+        """Convert all values, and return the calls of C functions that write them."""
         calls: list[Call] = []
         for entry, value in self.pairs:
             try:
@@ -135,100 +141,111 @@ class Loading:
             except NO_MEMORY:
                 raise
             except Exception as error:
-                found = [f"{entry.name!r} cannot be read: {error}"]
-                raise mismatch(found, self.what) from error
+                messages = [f"{entry.name!r} cannot be read: {error}"]
+                raise mismatch(messages, self.what) from error
         return [*calls, *self.then]
 
 
 def restore(*loadings: Loading) -> None:
-    """Set all of several states, or none.
+    """Write all of several states, or none of them.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, memory may only be read, or entries
-            over the same memory are given different values.
+        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in
+            the same memory get different values.
     """
     with writable():
-        for each in loadings:
-            each.check_memory()
-        calls = [call for each in loadings for call in each.calls()]
+        for loading in loadings:
+            loading.check_memory()
+        calls = [call for loading in loadings for call in loading.calls()]
         _check_aliases(loadings)
         atomic_section.run(calls)
 
 
 def _check_aliases(loadings: Sequence[Loading]) -> None:
-    pairs = [pair for each in loadings for pair in each.pairs]
-    found = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
-    if found:
-        raise mismatch(found, loadings[0].what)
+    """Raise CheckpointMismatchError if entries in the same memory get different values."""
+    pairs = [pair for loading in loadings for pair in loading.pairs]
+    messages = conflicts((entry, value) for entry, value in pairs if isinstance(entry, Entry))
+    if messages:
+        raise mismatch(messages, loadings[0].what)
 
 
 def fitting(
-    entries: Sequence[Item], given: Mapping[str, object], what: str, then: Iterable[Call] = ()
+    entries: Sequence[Item], state: Mapping[str, object], what: str, then: Iterable[Call] = ()
 ) -> Loading:
-    """A state that has all entries and nothing else.
+    """Return the loading of a state that must have all entries and no others.
 
     Args:
-        entries: What there is.
-        given: The state.
-        what, then: See `Loading`.
+        entries: Entries of the optimizer.
+        state: Values by name.
+        what, then: Attributes of the `Loading`.
 
     Raises:
-        CheckpointMismatchError: Lists up to ten differences.
+        CheckpointMismatchError: The state has differences; the message lists up to ten.
     """
-    return _fitting([(entries, given, True)], what, then)
+    return _fitting([(entries, state, True)], what, then)
 
 
 def _fitting(parts: Sequence[Given], what: str, then: Iterable[Call]) -> Loading:
-    found = [each for part in parts for each in differences(*part)]
-    if found:
-        raise mismatch(found, what)
-    pairs = [(each, own[each.name]) for all_, own, _ in parts for each in all_ if each.name in own]
+    """Return one loading of all parts, or raise CheckpointMismatchError for differences."""
+    messages = [message for part in parts for message in differences(*part)]
+    if messages:
+        raise mismatch(messages, what)
+    pairs = [
+        (entry, state[entry.name])
+        for entries, state, _ in parts
+        for entry in entries
+        if entry.name in state
+    ]
     return Loading(pairs, list(then), what)
 
 
 class StateDict(Copied):
-    """The part of an optimizer, or of what keeps averages, that saves and loads, in any face.
+    """Base class for saving and loading of optimizers and moving averages.
 
-    Nothing changes before all of a state is known to fit: what is missing is made on a twin.
+    A load creates missing slots on a twin, and changes the object only after all checks.
     """
 
     _slots: SlotStore
 
     def _owners(self) -> list[Tensor]:
-        """The variables that have slots, in order of their first."""
+        """Return the variables that have slots, in the order of their first slots."""
         return self._slots.owners()
 
     @contextmanager
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """What `load_state_dict` sets, by these names; the lock is held meanwhile."""
-        given, variables = self._given_state(state_dict, var_list)
+        """Yield the `Loading` of a state; the caller writes it in the block, under the lock.
+
+        `names` maps variables to the prefixes of their entries.
+        """
+        state, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():
             if (plans := vars(self).get("_plans")) is not None:
                 check_no_step(plans, type(self).__name__, "load_state_dict")
-            yield self._fitting(given, variables, names)
+            yield self._fitting(state, variables, names)
             self._loaded()
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
-        """A state as this face has it, and its variables; what is none raises."""
+        """Return the parsed state and its variables; raise for an argument of the wrong type."""
         raise NotImplementedError
 
     def _fitting(self, given: object, variables: object, names: Names) -> Loading:
-        made = staged(self)
-        made._forget_awaited()
-        what, parts = made._state_parts(given, variables, names)
-        return _fitting(parts, what, published(self, made))
+        """Create missing slots on a twin, and return the loading that copies its attributes."""
+        twin = staged(self)
+        twin._forget_awaited()
+        what, parts = twin._state_parts(given, variables, names)
+        return _fitting(parts, what, published(self, twin))
 
     def _forget_awaited(self) -> None:
-        """Let go of what waits for slots to be made."""
+        """Discard values that wait for the creation of their slots."""
 
     def _state_parts(
         self, given: object, variables: object, names: Names
     ) -> tuple[str, list[Given]]:
-        """Whose state it is, and the entries that its parts set; makes these."""
+        """Create the slots of the state; return its description and its parts."""
         raise NotImplementedError
 
     def _loaded(self) -> None:
-        """All that is kept is whole."""
+        """Mark the object as consistent after a load."""
         self._locked().loaded()

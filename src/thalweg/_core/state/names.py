@@ -1,4 +1,4 @@
-"""The names of what is remembered: "w/m" is the slot `m` of the variable `w`."""
+"""Names of state entries: "w/m" is the slot `m` of the variable `w`."""
 
 from __future__ import annotations
 
@@ -8,59 +8,60 @@ from typing import Any
 
 from thalweg.variable import name_of
 
-Names = Callable[[Sequence[Any]], list[str]]  # what variables are called, each another name
+# Function from variables to unique names.
+Names = Callable[[Sequence[Any]], list[str]]
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, where the second "w" is "w#1", whatever comes after it."""
+    """Return unique names: the second "w" becomes "w#1", whatever follows."""
     seen: Counter[str] = Counter()
-    taken: set[str] = set()
-    found: list[str] = []
+    used_names: set[str] = set()
+    unique_names: list[str] = []
     for name in names:
-        made = f"{name}#{seen[name]}" if seen[name] else name
-        while made in taken:
+        candidate = f"{name}#{seen[name]}" if seen[name] else name
+        while candidate in used_names:
             seen[name] += 1
-            made = f"{name}#{seen[name]}"
+            candidate = f"{name}#{seen[name]}"
         seen[name] += 1
-        taken.add(made)
-        found.append(made)
-    return found
+        used_names.add(candidate)
+        unique_names.append(candidate)
+    return unique_names
 
 
 def keys_of(variables: Sequence[Any]) -> list[str]:
-    """What the names of the variables' slots begin with, each another."""
+    """Return unique prefixes of the variables' slot names."""
     return distinct([name_of(var).split(":")[0] for var in variables])
 
 
 def positioned(names: Sequence[str], mark: str) -> list[str]:
-    """The names, with `mark` and their position behind those that others have, too."""
+    """Return unique names: repeated names get `mark` and their index appended."""
     counts = Counter(names)
-    found: list[str] = []
-    taken = {name for name, count in counts.items() if count == 1}
+    positioned_names: list[str] = []
+    used_names = {name for name, count in counts.items() if count == 1}
     for index, name in enumerate(names):
-        while counts[name] > 1 and f"{name}{mark}{index}" in taken:
+        while counts[name] > 1 and f"{name}{mark}{index}" in used_names:
             index += len(names)
-        found.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
-        taken.add(found[-1])
-    return found
+        positioned_names.append(f"{name}{mark}{index}" if counts[name] > 1 else name)
+        used_names.add(positioned_names[-1])
+    return positioned_names
 
 
 def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
-    """`keys_of` as version 0.1 of `thalweg.v1` and `thalweg.openseq2seq` wrote them."""
+    """Return the prefixes of `thalweg.v1` and `thalweg.openseq2seq` in version 0.1."""
     return positioned([name_of(var).split(":")[0] for var in variables], "#")
 
 
 def as_now(
-    given: Mapping[str, object], before: Sequence[str], now: Sequence[str]
+    state: Mapping[str, object], old_names: Sequence[str], new_names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """A state by the names of today, if it has those of before.
+    """Return the state with old names renamed, or the state itself without any old name.
 
     Args:
-        given: The state.
-        before, now: What the same entries were called, and are.
+        state: Values by name.
+        old_names, new_names: Names of the same entries in an old version, and now.
     """
-    old, new = set(before) - set(now), set(now) - set(before)
-    if not given.keys() & old or given.keys() & new:
-        return given
-    names = dict(zip(before, now, strict=True))
-    return {names.get(name, name): value for name, value in given.items()}
+    removed, added = set(old_names) - set(new_names), set(new_names) - set(old_names)
+    if not state.keys() & removed or state.keys() & added:
+        return state
+    names = dict(zip(old_names, new_names, strict=True))
+    return {names.get(name, name): value for name, value in state.items()}

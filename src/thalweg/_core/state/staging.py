@@ -1,4 +1,4 @@
-"""Copies of what remembers: to try something on, and those that users make."""
+"""Twins of stateful objects for all-or-nothing changes, and copies that users make."""
 
 from __future__ import annotations
 
@@ -22,109 +22,113 @@ _OPENED = (list, dict, set, Hyperparameters)
 
 
 class Staged:
-    """What has slots: inside of a holder it has a twin inside of the holder's."""
+    """Base class of objects with slots that `staged` copies inside of their holder, too."""
 
 
 def staged(holder: _T) -> _T:
-    """A twin with the same slots and variables, that can be given more without `holder` knowing."""
+    """Return a twin with the same slots and variables; additions to it leave `holder` unchanged."""
     return _staged(holder, {})
 
 
 def _staged(holder: _T, twins: dict[int, object]) -> _T:
+    """Return the twin of `holder`; `twins` collects the twins by `id` of their originals."""
     twin = twins[id(holder)] = object.__new__(type(holder))
-    own: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, value in vars(holder).items():
         if isinstance(value, Staged):
-            known = id(value) in twins
-            own[name] = twins[id(value)] if known else _staged(value, twins)
+            is_staged = id(value) in twins
+            attributes[name] = twins[id(value)] if is_staged else _staged(value, twins)
         else:
-            is_opened = type(value) in _OPENED or isinstance(value, SlotStore)
-            own[name] = copy.copy(value) if is_opened else value
-    vars(twin).update(own)
+            is_container = type(value) in _OPENED or isinstance(value, SlotStore)
+            attributes[name] = copy.copy(value) if is_container else value
+    vars(twin).update(attributes)
     return twin
 
 
 def published(holder: object, twin: object) -> list[Call]:
-    """The calls, in C alone, after which `holder` has all that `twin` has."""
+    """Return calls of C functions that give `holder` the attributes of its `twin`."""
     return _published(holder, twin, set())
 
 
-def _published(holder: object, twin: object, done: set[int]) -> list[Call]:
-    done.add(id(holder))
-    given: dict[str, Any] = {**vars(twin)}
-    made: list[Call] = []
-    remembered: dict[str, object] = holder.__dict__
-    for name, value in remembered.items():
+def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
+    """Return the calls of `published`; adds the `id` of each holder to `visited`."""
+    visited.add(id(holder))
+    new_attributes: dict[str, Any] = {**vars(twin)}
+    calls: list[Call] = []
+    attributes: dict[str, object] = holder.__dict__
+    for name, value in attributes.items():
         if isinstance(value, Staged):
-            inside = given.pop(name, value)
-            if id(value) not in done:
-                made += _published(value, inside, done)
-    return [*made, partial(remembered.update, given)]
+            value_twin = new_attributes.pop(name, value)
+            if id(value) not in visited:
+                calls += _published(value, value_twin, visited)
+    return [*calls, partial(attributes.update, new_attributes)]
 
 
 @contextlib.contextmanager
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
-    """Let a block make slots and variables of a holder: all of them, or none if it fails.
+    """Undo the creation of slots and variables of `holder` if the block raises.
 
     Args:
-        holder: What remembers.
-        unless: What was made stays if this list is no longer empty: a step was taken.
+        holder: Object with slots.
+        unless: List that is not empty once a step has been written; nothing is undone then.
     """
-    before = staged(holder)
+    backup = staged(holder)
     try:
         yield
     except BaseException:
         if not unless:
-            atomic_section.run(published(holder, before))
+            atomic_section.run(published(holder, backup))
         raise
 
 
 def making(
     holder: Any, variables: Iterable[object], unless: Sequence[object] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """`whole`; nothing, where the holder has slots of all these variables and need make none."""
-    known = set(map(id, holder._slots.owners()))
-    asked = (id(handle_of(var)) for var in variables)
-    return contextlib.nullcontext() if known.issuperset(asked) else whole(holder, unless)
+    """Return `whole`, or a null context if the holder has slots of all the variables."""
+    known_ids = set(map(id, holder._slots.owners()))
+    requested_ids = (id(handle_of(var)) for var in variables)
+    return (
+        contextlib.nullcontext() if known_ids.issuperset(requested_ids) else whole(holder, unless)
+    )
 
 
 class Copied(Staged):
-    """What `copy.deepcopy` and `pickle` copy between two steps, never within another thread's."""
+    """Base class for consistent `copy` and `pickle`: steps of other threads wait."""
 
     def _locked(self) -> Guard:
-        """Holds steps back."""
+        """Return the lock that blocks steps."""
         raise NotImplementedError
 
     def _foreign(self) -> list[object]:
-        """Tensors and callables that were given to it, and are shared with whoever gave them."""
-        found: list[Any] = []
+        """Return tensors and callables from the user, which copies share with the original."""
+        shared_objects: list[Any] = []
         for value in vars(self).values():
             if isinstance(value, Copied):
-                found += value._foreign()
+                shared_objects += value._foreign()
             elif isinstance(value, Tensor) or callable(value):
-                found.append(value)
-        return found
+                shared_objects.append(value)
+        return shared_objects
 
     def _blank(self) -> Self:
-        """What is yet to become a copy."""
+        """Return a new object without state."""
         return type(self).__new__(type(self))
 
     def __copy__(self) -> Self:
-        made = self._blank()
+        clone = self._blank()
         with self._locked():
-            made.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        return made
+            clone.__setstate__(self.__getstate__())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return clone
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        made = self._blank()
-        memo[id(self)] = made
+        clone = self._blank()
+        memo[id(self)] = clone
         with self._locked():
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        return made
+            clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return clone
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # What is returned is read later, so it must be a copy. Variables stay those that the
-        # pickle may hold, too.
+        # The pickler reads the returned state after the lock is released, so copy it. User objects
+        # stay the same, for the pickle may contain them elsewhere, too.
         with self._locked():
             memo = {id(value): value for value in self._foreign()}
             copied = copy.deepcopy(self, memo)

@@ -110,7 +110,7 @@ class LossScaler:
         Nothing is written yet. If the arguments are tensors of a device, the state is kept and
         moved there.
         """
-        return answer(self._policy(), self.variables, has_nan, amax, narrow=True)
+        return answer(self._policy(), self.variables, has_nan, amax, in_float32=True)
 
     def _update(self, variables: Mapping[str, Tensor], has_nan: object, amax: object) -> Tensor:
         with np.errstate(over="ignore"):

@@ -128,7 +128,7 @@ class ExponentialMovingAverage(V1StateDict):
         with self._lock, making(self, variables, begun):
             self._create_slots(variables)
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            move(self._plans.now(), averages, variables, share, begun=begun)
+            move(self._plans.now(), averages, variables, share, commit_messages=begun)
         return None
 
     def _without_average(self, variables: Sequence[Tensor]) -> list[Tensor]:
