@@ -1,4 +1,4 @@
-"""The band of each layer: a running median, and the departures from it that last."""
+"""Bands around running medians per layer, and lasting departures from them."""
 
 from __future__ import annotations
 
@@ -7,154 +7,159 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Rows that the median and the deviation are computed from.
+# Number of rows in the running median.
 WINDOW = 50
-# Rows before anything is usual.
+# Number of rows before a layer is judged.
 WARM_UP = 20
-# Rows between two computations of the median, once the window is full.
-RENEWED = 5
-# The least deviation, in natural logarithms, so that quiet layers are not held to their noise.
+# Number of rows between updates of the median, once the window is full.
+UPDATE_ROWS = 5
+# Minimum deviation, in natural logarithms, so that noise of quiet layers is not a departure.
 FLOOR = 0.10
-# A number is a spike beyond this many deviations, and beyond its factor.
+# A spike exceeds the median by this many deviations and by the factor of its band.
 DEVIATIONS = 8.0
-# One row alone is noise, of which gradients have long tails: a spike is reported once it has lasted
-# this many rows, or where the loss leaves its band within so many rows.
+# A single row may be noise, since gradients have long tails: a spike is reported after SPIKE_ROWS
+# rows, or earlier if the loss leaves its band within RECENT_ROWS rows.
 SPIKE_ROWS, RECENT_ROWS = 3, 10
-# A silent layer is reported once it has lasted for so many rows, and so many steps.
+# A silent layer is reported after this many rows and this many steps.
 LASTING_ROWS, LASTING_STEPS = 8, 50
 
 
 class Departure(NamedTuple):
-    """Unusual number of one layer.
+    """Departure of one layer from its baseline.
 
     Attributes:
-        step: The step at which it began.
-        place: The index of the layer.
-        what: A description.
+        step: The first step.
+        layer: The index of the layer.
+        description: The description of the number.
         number: The measured number.
-        usual: The usual number; NaN where there is none.
-        excess: The distance from the usual number, in deviations.
+        baseline: The usual number; NaN if there is none.
+        excess: The distance from the baseline, in deviations.
         kind: One of `spikes.KINDS`.
     """
 
     step: int
-    place: int
-    what: str
+    layer: int
+    description: str
     number: float
-    usual: float
+    baseline: float
     excess: float
     kind: str = "spike"
 
 
 class RunningMedian:
-    """The running median of a number per layer, and the deviation from it."""
+    """Running median and deviation of one number per layer."""
 
     def __init__(self, layers: int) -> None:
         self._ring = np.zeros((WINDOW, layers))
         self.rows = 0
-        self._known = np.zeros(layers, np.int64)
-        self._measured: tuple[np.ndarray, np.ndarray] | None = None
+        self._counts = np.zeros(layers, np.int64)
+        self._statistics: tuple[np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Add a row; a value that is not finite counts as the usual one."""
+        """Add a row; the median replaces values that are not finite."""
         usable = np.isfinite(values)
         if not usable.all():
             values = np.where(usable, values, self.measure()[0])
-        first = usable & (self._known == 0)
+        first = usable & (self._counts == 0)
         self._ring[:, first] = values[first]
         self._ring[self.rows % WINDOW] = values
-        self._known += usable
+        self._counts += usable
         self.rows += 1
-        if self.rows < WINDOW or self.rows % RENEWED == 0:
-            self._measured = None
+        if self.rows < WINDOW or self.rows % UPDATE_ROWS == 0:
+            self._statistics = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the median and the normal deviation; NaN for a layer without a past."""
-        if self._measured is None:
+        """Return the median and the deviation of each layer; NaN for a layer without history.
+
+        The deviation is the median absolute deviation, scaled to that of a normal distribution.
+        """
+        if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
-            # A loss may be as large as any float.
+            # A difference of large losses may overflow.
             with np.errstate(over="ignore", invalid="ignore"):
                 median = np.median(ring, 0)
                 deviation = 1.4826 * np.median(np.abs(ring - median), 0)
-            known = self._known > 0
-            self._measured = (
-                np.where(known, median, np.nan), np.where(known, deviation, np.nan)
+            has_history = self._counts > 0
+            self._statistics = (
+                np.where(has_history, median, np.nan), np.where(has_history, deviation, np.nan)
             )  # fmt: skip
-        return self._measured
+        return self._statistics
 
     @property
     def is_warm(self) -> np.ndarray:
-        """True for each layer whose past is long enough."""
-        return self._known >= WARM_UP
+        """True for each layer with a history of `WARM_UP` values."""
+        return self._counts >= WARM_UP
 
 
 class Duration:
-    """The step since which a condition holds without a break, per layer."""
+    """Duration of a condition per layer."""
 
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
-        self._since = np.zeros(layers, np.int64)
-        self._reported = np.zeros(layers, bool)
+        self._start_steps = np.zeros(layers, np.int64)
+        self._is_reported = np.zeros(layers, bool)
 
-    def find_new(self, holds: np.ndarray, step: int) -> np.ndarray:
-        """Return the layers where it has lasted long enough and was not reported before."""
-        self._since[self._rows == 0] = step
-        # A resumed training takes earlier steps again.
-        self._since = np.minimum(self._since, step)
-        self._rows = np.where(holds, self._rows + 1, 0)
-        lasted = (self._rows >= LASTING_ROWS) & (step - self._since >= LASTING_STEPS)
-        is_new = lasted & ~self._reported
-        self._reported = lasted | (self._reported & holds)
+    def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
+        """Return the layers where the condition has lasted and was not reported before."""
+        self._start_steps[self._rows == 0] = step
+        # A resumed training repeats earlier steps.
+        self._start_steps = np.minimum(self._start_steps, step)
+        self._rows = np.where(condition, self._rows + 1, 0)
+        lasted = (self._rows >= LASTING_ROWS) & (step - self._start_steps >= LASTING_STEPS)
+        is_new = lasted & ~self._is_reported
+        self._is_reported = lasted | (self._is_reported & condition)
         return np.flatnonzero(is_new)
 
 
 class Band:
-    """The band of a number per layer, and the layers that rise far above it.
+    """Band of one number per layer, with detection of layers above it.
 
     Args:
-        layers: How many there are.
-        what: The number, in words.
-        factor: The least factor above the median that leaves the band.
-        inverted: The logarithms are those of the inverse of the number.
+        layers: The number of layers.
+        description: The description of the number.
+        factor: The minimum factor above the median that leaves the band.
+        inverted: True if rows are logarithms of the inverse of the number.
 
     Attributes:
-        usual: The running median.
+        running_median: The running median of the logarithms.
         leaving: The layers that left their band in the latest row.
     """
 
-    def __init__(self, layers: int, what: str, factor: float, inverted: bool = False) -> None:
-        self.usual, self._what, self._factor = RunningMedian(layers), what, factor
-        self._inverted = inverted
+    def __init__(
+        self, layers: int, description: str, factor: float, inverted: bool = False
+    ) -> None:
+        self.running_median, self._inverted = RunningMedian(layers), inverted
+        self._description, self._factor = description, factor
         self.leaving: list[int] = []
-        # Rows without a break.
-        self._above = np.zeros(layers, np.int64)
-        # By layer the row at which it left, and its departure, until that is reported.
+        # Number of consecutive rows above the band.
+        self._rows_above = np.zeros(layers, np.int64)
+        # By layer, the row and the departure that are not reported yet.
         self._pending: dict[int, tuple[int, Departure]] = {}
         self._row = 0
 
     def judge(self, logs: np.ndarray, step: int) -> list[Departure]:
-        """Add a row of logarithms, and return the departures that have lasted."""
-        median, deviation = self.usual.measure()
+        """Add a row of logarithms, and return the departures that last since `SPIKE_ROWS` rows."""
+        median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)
         with np.errstate(invalid="ignore"):
             excess = logs - median
-            above = excess > np.maximum(math.log(self._factor), DEVIATIONS * scale)
-        above &= self.usual.is_warm & np.isfinite(logs)
-        self.usual.add(logs)
-        self._above = np.where(above, self._above + 1, 0)
-        self.leaving = np.flatnonzero(self._above == 1).tolist()
+            is_above = excess > np.maximum(math.log(self._factor), DEVIATIONS * scale)
+        is_above &= self.running_median.is_warm & np.isfinite(logs)
+        self.running_median.add(logs)
+        self._rows_above = np.where(is_above, self._rows_above + 1, 0)
+        self.leaving = np.flatnonzero(self._rows_above == 1).tolist()
         sign = -1 if self._inverted else 1
-        for place in self.leaving:
-            number, usual = math.exp(sign * logs[place]), math.exp(sign * median[place])
-            deviations = float(excess[place] / scale[place])
-            departure = Departure(step, place, self._what, number, usual, deviations)
-            self._pending[place] = (self._row, departure)
+        for layer in self.leaving:
+            number, baseline = math.exp(sign * logs[layer]), math.exp(sign * median[layer])
+            deviations = float(excess[layer] / scale[layer])
+            departure = Departure(step, layer, self._description, number, baseline, deviations)
+            self._pending[layer] = (self._row, departure)
         self._row += 1
-        lasted = np.flatnonzero(self._above == SPIKE_ROWS).tolist()
-        return [self._pending.pop(place)[1] for place in lasted if place in self._pending]
+        lasted = np.flatnonzero(self._rows_above == SPIKE_ROWS).tolist()
+        return [self._pending.pop(layer)[1] for layer in lasted if layer in self._pending]
 
     def take_recent(self) -> list[Departure]:
-        """Remove and return the unreported departures of the last rows."""
+        """Return the unreported departures of the last `RECENT_ROWS` rows; clear all unreported."""
         recent = [departure for row, departure in self._pending.values()
                   if self._row - row <= RECENT_ROWS]  # fmt: skip
         self._pending.clear()

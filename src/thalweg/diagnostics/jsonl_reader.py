@@ -1,7 +1,7 @@
-"""The file of diagnostics: one JSON object a line, read while it grows, whatever has cut its lines.
+"""Incremental reader of diagnostics files in JSON lines.
 
-A header comes first, and again when a training is resumed; then a record for each step. Lines that
-cannot be read are counted and skipped, as a machine that stops in the middle of a line leaves one.
+A header comes first, and again when a training is resumed; then a record for each step. Invalid
+lines are counted and skipped: a process that is killed leaves an incomplete one.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from thalweg.errors import DataLossError, MissingFileError, UnsupportedCheckpointError
 
 VERSION = 1
-LARGEST = 1 << 53  # number of a step: float64 and the page's script count so far
-# Beside NaN, which says that a number is none: no column has an infinity of this sign.
+# float64 and JavaScript count exactly up to this step.
+MAX_STEP = 1 << 53
+# Marks an unmeasured number, unlike NaN; no column contains negative infinity.
 UNMEASURED = float("-inf")
-
-
-_KEPT = 1 << 17  # words that are remembered
+# Maximum number of tokens in the number cache.
+_CACHE_SIZE = 1 << 17
 
 
 class LogHeader(NamedTuple):
-    """Description of the records that follow.
+    """Header of the records that follow.
 
     Attributes:
         every: The number of steps between two records with columns.
         names: The names of the parameters.
-        sizes: The number of elements of each; empty if the file does not have it.
-        groups: The index of each one's group; empty if the file does not have it.
+        sizes: The number of elements of each parameter; empty if the file omits it.
+        groups: The group index of each parameter; empty if the file omits it.
         columns: The measured columns.
     """
 
@@ -45,13 +45,13 @@ class LogHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The record of one step.
+    """Record of one step.
 
     Attributes:
-        header: The one before it.
-        step: Its number.
-        loss: None if it was not recorded.
-        rows: A number per parameter, by column; empty for a step with a loss alone.
+        header: The latest header before the record.
+        step: The number of the step.
+        loss: The loss; None if it was not recorded.
+        rows: One number per parameter, by column; empty for a step that has only a loss.
     """
 
     header: LogHeader
@@ -61,19 +61,19 @@ class Record(NamedTuple):
 
 
 class JsonLinesReader:
-    """Reads a file of diagnostics, and what is added to it later.
+    """Reader of a diagnostics file that may still grow; usable as a context manager.
 
     Args:
         path: The file.
-        columns: Those that are wanted; all if None.
+        columns: The names of the columns to read; None reads all.
 
     Attributes:
-        damaged: How many lines were skipped.
-        restarts: How often the file was found shorter than before: all was read from its start.
+        damaged: The number of skipped lines.
+        restarts: The number of times that the file was replaced or shortened, and read again.
 
     Raises:
-        MissingFileError: There is no such file.
-        DataLossError: It cannot be read, or is no file of diagnostics.
+        MissingFileError: The file does not exist.
+        DataLossError: The file is unreadable or not a diagnostics file.
     """
 
     def __init__(self, path: str | Path, columns: frozenset[str] | None = None) -> None:
@@ -81,9 +81,9 @@ class JsonLinesReader:
         self.damaged = self.restarts = 0
         self._columns = columns
         self._header: LogHeader | None = None
-        self._words = _Words()
+        self._numbers = _NumberCache()
         self._file = self._open()
-        self._rest = b""
+        self._partial_line = b""
         if not self._file.seekable():
             self._file.close()
             raise DataLossError(f"cannot read '{self.path}': it is a pipe, not a file.")
@@ -91,7 +91,7 @@ class JsonLinesReader:
         self._file.seek(0)
         if first not in (b"", b"{"):
             self._file.close()
-            raise self._refuse("it does not begin with a line of JSON")
+            raise self._format_error("it does not begin with a line of JSON")
 
     def __enter__(self) -> JsonLinesReader:
         return self
@@ -106,34 +106,34 @@ class JsonLinesReader:
 
     @property
     def share(self) -> float:
-        """Fraction of the file that was read, from 0 to 1."""
+        """Fraction of the file that has been read, from 0 to 1."""
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the records that have come since the last call; a line without its end is left."""
-        if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same():
+        """Yield the records added since the last call; an incomplete last line is kept."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same_file():
             self._file.close()
-            self._file, self._rest, self._header = self._open(), b"", None
+            self._file, self._partial_line, self._header = self._open(), b"", None
             self.damaged, self.restarts = 0, self.restarts + 1
         while line := self._file.readline():
-            line, self._rest = self._rest + line, b""
+            line, self._partial_line = self._partial_line + line, b""
             if not line.endswith(b"\n"):
-                self._rest = line
+                self._partial_line = line
                 break
-            yield from self._take(line)
+            yield from self._parse_line(line)
 
     def read_all(self) -> Iterator[Record]:
-        """Yield all records until the end of the file, where a line may be cut.
+        """Yield all new records, including the last line without a line break.
 
         Raises:
-            DataLossError: There is no header in it.
+            DataLossError: The file has no header.
         """
         yield from self.read_new()
-        if self._rest:
-            yield from self._take(self._rest)
-            self._rest = b""
+        if self._partial_line:
+            yield from self._parse_line(self._partial_line)
+            self._partial_line = b""
         if self._header is None:
-            raise self._refuse("no line of it is a header")
+            raise self._format_error("no line of it is a header")
 
     def _open(self) -> BinaryIO:
         try:
@@ -143,79 +143,82 @@ class JsonLinesReader:
         except OSError as error:
             raise DataLossError(f"cannot read '{self.path}': {error.strerror}.") from error
 
-    def _is_same(self) -> bool:
-        """Return whether the path still leads to the file that is open, or to none."""
+    def _is_same_file(self) -> bool:
+        """Return True if the path leads to the open file, or does not exist."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except OSError:
             return True
 
-    def _take(self, line: bytes) -> Iterator[Record]:
+    def _parse_line(self, line: bytes) -> Iterator[Record]:
+        """Yield the record of a line, if any; store a header, count an invalid line."""
         if not line.strip():
             return
         try:
             header = self._header
-            if header and (record := self._words.read_record(line, header, self._columns)):
+            if header and (record := self._numbers.read_record(line, header, self._columns)):
                 yield record
                 return
-            told = json.loads(line)
-            if "thalweg" in told:
-                self._header = self._read_header(told)
+            fields = json.loads(line)
+            if "thalweg" in fields:
+                self._header = self._read_header(fields)
             elif self._header is None:
                 raise ValueError("a record before a header")
             else:
-                yield _read_record(told, self._header, self._columns)
+                yield _read_record(fields, self._header, self._columns)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self.damaged += 1
 
-    def _read_header(self, told: dict[str, Any]) -> LogHeader:
-        if told["thalweg"] != "diagnostics":
+    def _read_header(self, fields: dict[str, Any]) -> LogHeader:
+        """Return the header from its JSON fields.
+
+        Raises:
+            UnsupportedCheckpointError: The version of the file is not supported.
+            ValueError, TypeError: A field is invalid.
+        """
+        if fields["thalweg"] != "diagnostics":
             raise ValueError("a header of another kind")
-        if told["version"] != VERSION:
+        if fields["version"] != VERSION:
             raise UnsupportedCheckpointError(
-                f"'{self.path}' is a file of diagnostics of version {told['version']!r}; this"
+                f"'{self.path}' is a file of diagnostics of version {fields['version']!r}; this"
                 f" release reads version {VERSION}. A newer thalweg reads it."
             )
-        names = told["names"]
-        if not all(isinstance(each, str) for each in [*names, *told["columns"]]):
+        names = fields["names"]
+        if not all(isinstance(name, str) for name in [*names, *fields["columns"]]):
             raise TypeError("names that are no texts")
-        sizes, groups = ([int(each) for each in told.get(key) or ()] for key in ("sizes", "groups"))
-        if {len(names)} < {len(names), *(len(each) for each in (sizes, groups) if each)}:
+        sizes, groups = ([*map(int, fields.get(key) or ())] for key in ("sizes", "groups"))
+        if {len(names)} < {len(names), *(len(values) for values in (sizes, groups) if values)}:
             raise ValueError("lists of several lengths")
-        every = max(1, int(told.get("every") or 1))
-        if every > LARGEST:
+        every = max(1, int(fields.get("every") or 1))
+        if every > MAX_STEP:
             raise ValueError("more steps than there are")
-        return LogHeader(every, tuple(names), tuple(sizes), tuple(groups), tuple(told["columns"]))
+        return LogHeader(every, tuple(names), tuple(sizes), tuple(groups), tuple(fields["columns"]))
 
-    def _refuse(self, reason: str) -> DataLossError:
+    def _format_error(self, reason: str) -> DataLossError:
         return DataLossError(f"'{self.path}' is no file of diagnostics: {reason}.")
 
 
-class _Words(dict[bytes, float]):
-    """The numbers that words of JSON stand for.
-
-    Numbers of four digits come again and again: finding one takes a fifth of reading it.
-    """
+class _NumberCache(dict[bytes, float]):
+    """Cache from JSON tokens to numbers, whose lookup takes a fifth of the time of parsing."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Of each column the text of its latest row, and the row: counts are 0 in most steps.
+        # By column the text and the array of the latest row: counts are 0 in most steps.
         self._latest: dict[str, tuple[bytes, np.ndarray]] = {}
 
-    def __missing__(self, word: bytes) -> float:
-        told = json.loads(word)
-        if len(self) >= _KEPT:
+    def __missing__(self, token: bytes) -> float:
+        parsed = json.loads(token)
+        if len(self) >= _CACHE_SIZE:
             self.clear()
-        self[word] = number = UNMEASURED if told is None else float(told)
+        self[token] = number = UNMEASURED if parsed is None else float(parsed)
         return number
 
     def read_record(
-        self, line: bytes, header: LogHeader, wanted: frozenset[str] | None
+        self, line: bytes, header: LogHeader, selected: frozenset[str] | None
     ) -> Record | None:
-        """Return a record in the form that `JsonLines` has, without a look at columns nobody wants.
+        """Return the record of a line as `JsonLines` writes it; None for other or damaged lines.
 
-        Returns:
-            None if it has another form, or is damaged.
+        Parses only the `selected` columns; None selects all.
         """
         begin, end = line.find(b"["), 0
         head = line[: line.rfind(b",", 0, max(0, begin))]
@@ -225,7 +228,7 @@ class _Words(dict[bytes, float]):
             return None
         rows: dict[str, np.ndarray] = {}
         for column in header.columns:
-            if wanted is not None and column not in wanted:
+            if selected is not None and column not in selected:
                 continue
             key = f'"{column}": ['.encode("utf-8", "replace")
             begin = line.find(key, end) + len(key)
@@ -233,9 +236,9 @@ class _Words(dict[bytes, float]):
             text = line[begin:end]
             latest = self._latest.get(column)
             if latest is None or latest[0] != text:
-                words = text.split(b", ")
+                tokens = text.split(b", ")
                 try:
-                    row = np.fromiter(map(self.__getitem__, words), np.float64, len(words))
+                    row = np.fromiter(map(self.__getitem__, tokens), np.float64, len(tokens))
                 except (ValueError, TypeError, OverflowError):
                     return None
                 row.flags.writeable = False
@@ -246,19 +249,21 @@ class _Words(dict[bytes, float]):
         return _make_record(json.loads(head + b"}"), header, rows)
 
 
-def _read_record(told: dict[str, Any], header: LogHeader, wanted: frozenset[str] | None) -> Record:
+def _read_record(
+    fields: dict[str, Any], header: LogHeader, selected: frozenset[str] | None
+) -> Record:
     rows: dict[str, np.ndarray] = {}
     for column in header.columns:
-        if (wanted is None or column in wanted) and column in told:
-            rows[column] = _read_row(told[column], len(header.names))
-    return _make_record(told, header, rows)
+        if (selected is None or column in selected) and column in fields:
+            rows[column] = _read_row(fields[column], len(header.names))
+    return _make_record(fields, header, rows)
 
 
-def _make_record(told: dict[str, Any], header: LogHeader, rows: dict[str, np.ndarray]) -> Record:
-    step, loss = told["step"], told.get("loss")
+def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.ndarray]) -> Record:
+    step, loss = fields["step"], fields.get("loss")
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")
-    if abs(step) > LARGEST:
+    if abs(step) > MAX_STEP:
         raise ValueError("a step beyond all that are counted")
     return Record(header, step, None if loss is None else float(loss), rows)
 
@@ -267,8 +272,9 @@ def _read_row(values: list[Any], count: int) -> np.ndarray:
     if not isinstance(values, list) or len(values) != count:
         raise ValueError("a column of another length")
     if None in values:
-        values = [UNMEASURED if each is None else each for each in values]
-    row = np.array(values, np.float64)  # which reads "NaN" and "Infinity", too
+        values = [UNMEASURED if value is None else value for value in values]
+    # NumPy also parses the texts "NaN" and "Infinity".
+    row = np.array(values, np.float64)
     if row.ndim != 1:
         raise ValueError("lists in a column")
     return row

@@ -16,7 +16,8 @@ from thalweg.diagnostics.table import COLUMNS, Parameters, Table, check_columns
 from thalweg.errors import InvalidTypeError
 
 _VERSION = 1
-_NAMED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # what JSON has no numbers for
+# JSON has no literals for these numbers.
+_NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Sink(ABC):
@@ -24,41 +25,43 @@ class Sink(ABC):
 
     @abstractmethod
     def table(self, table: Table, loss: float | None) -> None:
-        """Write a table, and the loss of its step if that is known."""
+        """Write a table and the loss of its step; None omits the loss."""
 
     @abstractmethod
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
-        """Write the loss of a step of which there is no table."""
+        """Write the loss of a step without a table."""
 
     def close(self) -> None:  # noqa: B027
-        """Write out what waits, and let go of files."""
+        """Flush pending output and close files that this sink opened."""
 
 
 class JsonLines(Sink):
-    """A file with a line of JSON for each table and each loss beside; what is there already stays.
+    """Sink that appends a line of JSON for each table, and for each loss without a table.
 
-    Before the first line, and again where parameters have changed or somebody else has written or
-    removed the file, a line has their names, sizes and groups. Each line is written at once.
+    A header line has the names, sizes and groups of the parameters. It is written first, and again
+    if the parameters change or another process has changed or removed the file. Each line is
+    flushed at once.
 
     Args:
-        path: The file, which stays where it is if the working folder changes, or an open one of
-            text, which is not closed here.
+        path: The path of the file, resolved once, or an open text file, which is not closed here.
 
     Raises:
-        InvalidTypeError: It is neither.
+        InvalidTypeError: `path` is neither a path nor a text file.
     """
 
     def __init__(self, path: str | os.PathLike[str] | Any) -> None:
-        self._is_ours = isinstance(path, str | os.PathLike)
-        if not (self._is_ours or hasattr(path, "write")):
+        self._owns_file = isinstance(path, str | os.PathLike)
+        if not (self._owns_file or hasattr(path, "write")):
             raise InvalidTypeError(
                 f"path must be a path or a file of text, not {show_value(path)}."
             )
-        self._given = path
-        self._path: Any = os.path.abspath(path) if self._is_ours else path
-        self._known: Parameters | None = None
-        self._header = ""  # of these
-        self._end: int | None = None  # of what was written here
+        self._argument = path
+        self._path: Any = os.path.abspath(path) if self._owns_file else path
+        self._header_parameters: Parameters | None = None
+        # Header line of `_header_parameters`.
+        self._header = ""
+        # File size after the last write; another size means that another process wrote.
+        self._end: int | None = None
 
     def table(self, table: Table, loss: float | None) -> None:
         record: dict[str, object] = {"step": table.step, "time": time.time()}
@@ -66,34 +69,37 @@ class JsonLines(Sink):
             record["loss"] = json_number(loss)
         for name in COLUMNS:
             pairs = zip(table.records[name].tolist(), table.measured[name].tolist(), strict=True)
-            record[name] = [json_number(value) if is_known else None for value, is_known in pairs]
+            record[name] = [json_number(number) if flag else None for number, flag in pairs]
         self._write(table.parameters, record)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
         self._write(parameters, {"step": step, "loss": json_number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
-        text, is_known = _line(record), parameters == self._known
-        if not is_known:
+        """Write a record, after a header if the parameters differ from those of the last one."""
+        text, has_header = _line(record), parameters == self._header_parameters
+        if not has_header:
             self._header = _line(_header(parameters))
-        if self._is_ours:
-            self._append(text, is_known)
+        if self._owns_file:
+            self._append(text, has_header)
         else:
-            self._path.write(text if is_known else self._header + text)
+            self._path.write(text if has_header else self._header + text)
             if hasattr(self._path, "flush"):
                 self._path.flush()
-        self._known = parameters
+        self._header_parameters = parameters
 
-    def _append(self, line: str, is_known: bool) -> None:
-        """Write a line, and a header if it needs one: all of them or nothing."""
-        # The file is open for no longer: trainings end anywhere, fork, and are copied.
+    def _append(self, line: str, has_header: bool) -> None:
+        """Append a line, after a header unless `has_header`; on OSError truncate and reraise."""
+        # Opened for each line: a training may be killed, forked or copied at any time.
         with open(self._path, "ab+", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END) if file.seekable() else 0  # a pipe is not
-            is_headed = is_known and (end == self._end or not file.seekable())
-            text = (line if is_headed else self._header + line).encode("utf-8", "replace")
+            # A pipe is not seekable.
+            end = file.seek(0, os.SEEK_END) if file.seekable() else 0
+            skips_header = has_header and (end == self._end or not file.seekable())
+            text = (line if skips_header else self._header + line).encode("utf-8", "replace")
             if end:
                 file.seek(end - 1)
-                if file.read(1) != b"\n":  # of a process that was ended in the midst of a line
+                # A process that was killed leaves an incomplete line.
+                if file.read(1) != b"\n":
                     text = b"\n" + text
             self._end = end + len(text)
             try:
@@ -105,7 +111,7 @@ class JsonLines(Sink):
                 raise
 
     def __repr__(self) -> str:
-        return f"JsonLines({self._given!r})"
+        return f"JsonLines({self._argument!r})"
 
 
 def _line(record: dict[str, object]) -> str:
@@ -113,39 +119,40 @@ def _line(record: dict[str, object]) -> str:
 
 
 def _header(parameters: Parameters) -> dict[str, object]:
-    begins = {"thalweg": "diagnostics", "version": _VERSION}
-    return {**begins, **parameters._asdict(), "columns": [*COLUMNS]}
+    prefix = {"thalweg": "diagnostics", "version": _VERSION}
+    return {**prefix, **parameters._asdict(), "columns": [*COLUMNS]}
 
 
 def json_number(value: float) -> float | str:
-    """Return a number of four digits, or a text for what JSON has none for."""
-    rounded = float(f"{value:.4g}")  # of the largest numbers it is infinite
-    return rounded if math.isfinite(rounded) else _NAMED[f"{rounded:f}"]
+    """Return a number rounded to four digits, or its JSON name if it is not finite."""
+    # Rounding the largest numbers overflows to infinity.
+    number = float(f"{value:.4g}")
+    return number if math.isfinite(number) else _NONFINITE[f"{number:f}"]
 
 
 class TensorBoard(Sink):
-    """A scalar `column/parameter` for each number that was measured, and `loss`, for TensorBoard.
+    """Sink that writes the scalar `loss`, and `column/parameter` for each measured number.
 
     Args:
-        writer: A folder for a file of events, which needs the package tensorboard, or a
+        writer: A directory for event files, which needs the package tensorboard, or a
             `SummaryWriter` of torch, which is not closed here.
-        columns: Those that are written.
+        columns: The names of the columns to write.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: The writer is none, or a column is not known.
+        InvalidTypeError, InvalidArgumentError: `writer` or `columns` is invalid.
     """
 
     def __init__(
         self, writer: str | os.PathLike[str] | Any, columns: Iterable[str] = COLUMNS
     ) -> None:
-        given: object = writer
-        if not isinstance(given, str | os.PathLike) and not hasattr(given, "add_scalar"):
+        target: object = writer
+        if not isinstance(target, str | os.PathLike) and not hasattr(target, "add_scalar"):
             raise InvalidTypeError(
                 f"writer must be a folder or a SummaryWriter, not {show_value(writer)}."
             )
         self._columns = check_columns(columns)
-        self._given = writer
-        self._writer: Any = None if isinstance(given, str | os.PathLike) else writer
+        self._argument = writer
+        self._writer: Any = None if isinstance(target, str | os.PathLike) else writer
 
     def table(self, table: Table, loss: float | None) -> None:
         writer = self._events()
@@ -158,16 +165,17 @@ class TensorBoard(Sink):
         self._events().add_scalar("loss", loss, step)
 
     def close(self) -> None:
-        if self._writer is not None and self._writer is not self._given:
+        if self._writer is not None and self._writer is not self._argument:
             writer, self._writer = self._writer, None
             writer.close()
 
     def _events(self) -> Any:
+        """Return the writer, opened on the first call."""
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._given))
+            self._writer = SummaryWriter(str(self._argument))
         return self._writer
 
     def __repr__(self) -> str:
-        return f"TensorBoard({self._given!r})"
+        return f"TensorBoard({self._argument!r})"

@@ -1,9 +1,8 @@
-"""Unusual events in a training and the layers that began them, found in its diagnostics.
+"""Detection of unusual events in a training, and of the layers that began them.
 
-Each number is compared with its own past in the same layer: with the running median of its
-logarithm, in units of the running deviation. Layers are compared with one another in two cases
-alone: first weights have no past, and where most layers leave their band in one step, the cause is
-the batch of that step and not one of them.
+Each number of a layer is compared with the running median of its logarithm, in units of the running
+deviation. Layers are compared with one another in two cases only: first weights have no history,
+and if most layers leave their band in one step, the cause is the batch of that step.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from thalweg.diagnostics.bands import (
 from thalweg.diagnostics.jsonl_reader import UNMEASURED, JsonLinesReader
 from thalweg.diagnostics.table import Table
 
-# The least factor above the median at which a number leaves its band.
+# Minimum factor above the median at which a number leaves its band.
 FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
-# A loss that is above its median by both has left its band.
+# A loss leaves its band if it exceeds the median by the larger of these two margins.
 LOSS_DEVIATIONS, LOSS_SHARE = 8.0, 0.25
-# Where more than this share of the measured layers leave in one step, the batch is reported.
+# If more than this fraction of the measured layers leave in one step, the batch is reported.
 BATCH_SHARE = 0.5
-# The share of the layers with momentum that lose it together after a resume without moments.
+# Minimum fraction of the layers with momentum that lose it after a resume without moments.
 EMPTY_SHARE = 0.8
-# First weights have no past: their root mean square is compared with 1 and all other layers.
+# Maximum root mean square of first weights, absolute and relative to all other layers.
 LARGE_WEIGHTS = 3.0
-# The share of a layer's elements whose updates are lost by the dtype.
+# Fraction of a layer's elements whose updates are lost in rounding to the dtype.
 LOST_SHARE = 0.5
-# Weights grow by this factor in LASTING_STEPS, and faster than in the steps before.
+# Growth of weights within LASTING_STEPS that is reported if it exceeds the growth before.
 GROWTH = 2.0
 
 COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", "cosine", "zero",
@@ -50,14 +49,14 @@ KINDS = ("spike", "silent", "loss", "batch")
 
 
 class Warned(NamedTuple):
-    """A warning of something unusual.
+    """Warning of an unusual event.
 
     Attributes:
-        name: The parameter; "" for the loss and for a batch.
-        step: The step at which it began.
-        what: What is unusual, in words.
-        number: The measured number; of a batch that of the layer farthest from its band.
-        usual: The usual number; NaN where there is none.
+        name: The name of the parameter; "" for the loss and for a batch.
+        step: The first step of the event.
+        what: The description of the event.
+        number: The measured number; for a batch, that of the layer farthest from its band.
+        usual: The usual number; NaN if there is none.
         kind: One of `KINDS`.
         layers: The parameters that left their band, if the kind is "batch".
     """
@@ -72,7 +71,7 @@ class Warned(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name of the parameter, or "loss" or "batch"."""
+        """Name of the parameter, or "loss" or "batch"."""
         return self.name or self.kind
 
     def __str__(self) -> str:
@@ -82,19 +81,17 @@ class Warned(NamedTuple):
 
 
 class Spikes:
-    """Warnings of unusual events, one step at a time.
-
-    `read` judges the file of a training afterwards.
+    """Detector of unusual events, fed with one step at a time, or with a file by `read`.
 
     Example:
         >>> import numpy as np
-        >>> spikes, usual = Spikes(), np.random.default_rng(0)
+        >>> spikes, rng = Spikes(), np.random.default_rng(0)
         >>> for step in range(1, 101):
-        ...     ratio = 0.001 * np.exp(usual.normal(0, 0.1, 2))
+        ...     ratio = 0.001 * np.exp(rng.normal(0, 0.1, 2))
         ...     if step >= 90:
         ...         ratio[1] *= 30
-        ...     for each in spikes.feed({"ratio": ratio}, ("a", "b"), step):
-        ...         print(each.name, each.step, each.what)
+        ...     for warning in spikes.feed({"ratio": ratio}, ("a", "b"), step):
+        ...         print(warning.name, warning.step, warning.what)
         b 90 update beside weight
     """
 
@@ -102,23 +99,23 @@ class Spikes:
         self._names: tuple[str, ...] = ()
         self._layers = _Layers(0)
         self._loss = RunningMedian(1)
-        self._loss_left = False
+        self._is_loss_outside = False
 
     @staticmethod
     def read(path: str | Path) -> list[Warned]:
-        """Return all warnings of a file of diagnostics.
+        """Return all warnings of a diagnostics file.
 
         Raises:
-            MissingFileError: There is no such file.
-            DataLossError: It is none of diagnostics.
+            MissingFileError: The file does not exist.
+            DataLossError: The file is not a diagnostics file.
         """
         spikes = Spikes()
         with JsonLinesReader(path) as reader:
             return [
-                each
-                for step in reader.read_all()
-                for each in spikes.feed(
-                    step.rows, step.header.names, step.step, step.loss, step.header.sizes
+                warning
+                for record in reader.read_all()
+                for warning in spikes.feed(
+                    record.rows, record.header.names, record.step, record.loss, record.header.sizes
                 )
             ]
 
@@ -126,108 +123,108 @@ class Spikes:
         self, rows: Mapping[str, np.ndarray], names: Sequence[str], step: int,
         loss: float | None = None, sizes: Sequence[int] = (),
     ) -> list[Warned]:  # fmt: skip
-        """Return the warnings of this step; the one that is farthest from usual first.
+        """Return the warnings of a step, the farthest from its usual number first.
 
-        Where more than half of the layers left their band in one step, one warning of kind "batch"
-        stands for them.
+        If more than half of the layers left their band in one step, one warning of kind "batch"
+        replaces theirs.
 
         Args:
-            rows: A number per parameter, by column; missing columns are not judged.
-            names: The names of the parameters. If they change, all layers lose their past.
+            rows: One number per parameter, by column; missing columns are not judged.
+            names: The names of the parameters. If they change, the history is discarded.
             step: The number of the step.
-            loss: The loss, if it is known.
-            sizes: The number of elements of each parameter; without it first weights are not
+            loss: The loss; None if unknown.
+            sizes: The number of elements of each parameter; if empty, first weights are not
                 judged.
         """
-        of_loss = [] if loss is None else self._judge_loss(step, loss)
+        loss_warnings = [] if loss is None else self._judge_loss(step, loss)
         departures: list[Departure] = []
         if rows:
             if tuple(names) != self._names:
                 self._names, self._layers = tuple(names), _Layers(len(names))
-            by_column = {key: np.asarray(each, np.float64) for key, each in rows.items()}
+            by_column = {key: np.asarray(row, np.float64) for key, row in rows.items()}
             departures = self._layers.judge(by_column, step, np.asarray(sizes, np.float64))
-        if self._loss_left:
+        if self._is_loss_outside:
             departures += self._layers.take_recent()
         departures.sort(key=lambda departure: (departure.step, -departure.excess))
-        return [*self._layers.warn(departures, self._names), *of_loss]
+        return [*self._layers.warn(departures, self._names), *loss_warnings]
 
     def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
-        """Return the warnings of the step of a table, as `feed` does."""
-        own = table.parameters
+        """Return the warnings of a table, as `feed` does."""
+        params = table.parameters
         rows = {
             key: np.where(table.measured[key], table.records[key], UNMEASURED) for key in COLUMNS
         }
-        return self.feed(rows, own.names, table.step, loss, own.sizes)
+        return self.feed(rows, params.names, table.step, loss, params.sizes)
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
-        usual, deviation = (float(each[0]) for each in self._loss.measure())
-        limit = usual + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(usual))
-        has_left = not math.isfinite(loss) or (self._loss.rows >= WARM_UP and loss > limit)
-        is_new, self._loss_left = has_left and not self._loss_left, has_left
+        """Add a loss, and return a warning if it has just left its band."""
+        median, deviation = (float(array[0]) for array in self._loss.measure())
+        limit = median + max(LOSS_DEVIATIONS * deviation, LOSS_SHARE * abs(median))
+        is_outside = not math.isfinite(loss) or (self._loss.rows >= WARM_UP and loss > limit)
+        is_new, self._is_loss_outside = is_outside and not self._is_loss_outside, is_outside
         if math.isfinite(loss):
             self._loss.add(np.array([loss]))
-        return [Warned("", step, "loss left its band", loss, usual, "loss")] if is_new else []
+        return [Warned("", step, "loss left its band", loss, median, "loss")] if is_new else []
 
 
 class _Layers:
-    """The past of all layers, and what was reported of them."""
+    """History of all layers and of their warnings."""
 
     def __init__(self, count: int) -> None:
         self._count, self._rows = count, 0
-        self._bands = {key: Band(count, _WORDS[key], factor, inverted=key == "nonzero")
+        self._bands = {key: Band(count, _DESCRIPTIONS[key], factor, inverted=key == "nonzero")
                        for key, factor in FACTORS.items()}  # fmt: skip
         self._cosine = RunningMedian(count)
         self._durations = {key: Duration(count) for key in _SILENT}
-        self._was_bad = self._has_grown = np.zeros(count, bool)
-        self._weights: list[tuple[int, np.ndarray]] = []
-        # By step the layers that left their band, if they are most of the measured ones, and the
-        # steps whose batch was reported.
+        self._was_nonfinite = self._was_growing = np.zeros(count, bool)
+        self._log_weight_norms: list[tuple[int, np.ndarray]] = []
+        # By step, the layers that left their band together, if they are most of the measured ones.
         self._crowds: dict[int, list[int]] = {}
         self._reported_batches: set[int] = set()
 
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
-        """Return everything unusual in a row, except spikes that are not certain yet."""
-        found = self._judge_first(rows, step, sizes) if self._rows == 0 else []
+        """Add the row of a step, and return its departures, except unconfirmed spikes."""
+        departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
-        leaving = {departure.place for departure in not_finite}
-        found += not_finite
+        leaving = {departure.layer for departure in not_finite}
+        departures += not_finite
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = {key: np.log(rows[key]) for key in ("ratio", "gradient_norm") if key in rows}
             if "zero" in rows:
                 logs["nonzero"] = -np.log1p(-rows["zero"])
         for key, values in logs.items():
-            found += self._bands[key].judge(values, step)
+            departures += self._bands[key].judge(values, step)
             leaving.update(self._bands[key].leaving)
         self._keep_crowd(rows, step, leaving)
-        found += self._judge_moments(rows, step)
-        found += self._judge_silent(rows, step, sizes)
-        found += self._judge_growth(rows, step)
+        departures += self._judge_moments(rows, step)
+        departures += self._judge_silent(rows, step, sizes)
+        departures += self._judge_growth(rows, step)
         self._rows += 1
-        return found
+        return departures
 
     def take_recent(self) -> list[Departure]:
-        """Remove and return the recent spikes, which are certain once the loss left its band."""
+        """Remove and return recent spikes, which are confirmed when the loss leaves its band."""
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield a warning for each departure, or one for all that left with most layers."""
-        for step, place, what, number, usual, _, kind in departures:
-            crowd = self._crowds.get(step, []) if what in _LEAVES_BAND else []
+        """Yield a warning for each departure, or one for each batch with most layers."""
+        for step, layer, description, number, baseline, _, warning_kind in departures:
+            crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
-                yield Warned(names[place], step, what, number, usual, kind)
+                yield Warned(names[layer], step, description, number, baseline, warning_kind)
             elif step not in self._reported_batches:
                 self._reported_batches.add(step)
-                what = f"{len(crowd):,} layers left their band, farthest {names[place]}: {what}"
-                layers = tuple(names[place] for place in crowd)
-                yield Warned("", step, what, number, usual, "batch", layers)
+                text = f"{len(crowd):,} layers left their band, farthest {names[layer]}"
+                layers = tuple(names[layer] for layer in crowd)
+                yield Warned("", step, f"{text}: {description}", number, baseline, "batch", layers)
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Keep the layers that leave in this step, if they are most of the measured ones."""
-        # A resumed training takes earlier steps again.
+        """Store the layers that leave in this step, if they are most of the measured ones."""
+        # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
-        is_measured = np.any([row != UNMEASURED for row in rows.values()], axis=0)
-        if len(leaving) > max(1, BATCH_SHARE * is_measured.sum()):
+        measured_layers = np.any([row != UNMEASURED for row in rows.values()], axis=0)
+        if len(leaving) > max(1, BATCH_SHARE * measured_layers.sum()):
             self._crowds[step] = sorted(leaving)
         for earlier in list(self._crowds)[: -SPIKE_ROWS - RECENT_ROWS]:
             del self._crowds[earlier]
@@ -236,118 +233,116 @@ class _Layers:
     def _judge_first(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return the layers whose first weights are far larger than those of all others."""
+        """Return departures of first weights that are far larger than all others."""
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
-        size = rows["weight_norm"] / np.sqrt(np.maximum(sizes, 1))
-        size[~np.isfinite(size)] = 0
-        found: list[Departure] = []
-        for place in np.flatnonzero((size > LARGE_WEIGHTS) & (sizes > 1)).tolist():
-            others = max(1.0, float(np.delete(size, place).max(initial=0)))
-            if size[place] > LARGE_WEIGHTS * others:
-                what = "first weights are large, root mean square"
-                found.append(Departure(step, place, what, size[place], others, math.inf))
-        return found
+        rms = rows["weight_norm"] / np.sqrt(np.maximum(sizes, 1))
+        rms[~np.isfinite(rms)] = 0
+        departures: list[Departure] = []
+        for layer in np.flatnonzero((rms > LARGE_WEIGHTS) & (sizes > 1)).tolist():
+            largest_other = max(1.0, float(np.delete(rms, layer).max(initial=0)))
+            if rms[layer] > LARGE_WEIGHTS * largest_other:
+                description = "first weights are large, root mean square"
+                numbers = rms[layer], largest_other
+                departures.append(Departure(step, layer, description, *numbers, math.inf))
+        return departures
 
     def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return the layers whose gradient is not finite and was before."""
+        """Return departures of gradients that were finite in the previous row, but are not now."""
         norms = rows.get("gradient_norm", np.zeros(self._count))
-        # NaN of a norm alone is not a proof: tables also have it for unmeasured numbers.
+        # Prefers counts to NaN norms: tables also have NaN for unmeasured numbers.
         counts = rows.get("nonfinite", np.isnan(norms).astype(np.float64))
-        bad = (counts > 0) | (norms == np.inf)
-        # A loss scale that is too high makes such gradients, and the step is not taken.
-        bad &= rows.get("update_norm", np.ones(self._count)) != 0
-        is_new, self._was_bad = bad & ~self._was_bad, bad
+        is_nonfinite = (counts > 0) | (norms == np.inf)
+        # A loss scale that is too high causes nonfinite gradients, and the step is skipped.
+        is_nonfinite &= rows.get("update_norm", np.ones(self._count)) != 0
+        is_new, self._was_nonfinite = is_nonfinite & ~self._was_nonfinite, is_nonfinite
         return [
-            Departure(step, place, _NOT_FINITE, float(counts[place]), 0.0, math.inf)
-            for place in np.flatnonzero(is_new).tolist()
+            Departure(step, layer, _NOT_FINITE, float(counts[layer]), 0.0, math.inf)
+            for layer in np.flatnonzero(is_new).tolist()
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return a layer of those that lost their momentum, whose angle to the gradient is NaN."""
+        """Return one departure if most layers lost their momentum, whose cosine is then NaN."""
         if "cosine" not in rows:
             return []
-        cosine, usual = rows["cosine"], self._cosine
-        judged = usual.is_warm & (cosine != UNMEASURED)
-        judged &= rows.get("gradient_norm", np.ones(self._count)) > 0
-        empty = judged & np.isnan(cosine)
-        usual.add(cosine)
-        if not empty.any() or empty.sum() < EMPTY_SHARE * judged.sum():
+        cosine, running_median = rows["cosine"], self._cosine
+        comparable = running_median.is_warm & (cosine != UNMEASURED)
+        comparable &= rows.get("gradient_norm", np.ones(self._count)) > 0
+        empty = comparable & np.isnan(cosine)
+        running_median.add(cosine)
+        if not empty.any() or empty.sum() < EMPTY_SHARE * comparable.sum():
             return []
-        # The layer with the largest update stands for all of them.
-        place = int(np.argmax(np.where(empty, rows.get("ratio", cosine * 0), -np.inf)))
-        what = f"momentum is empty, here and in {empty.sum() - 1:,} others"
-        return [Departure(step, place, what, math.nan, math.nan, math.inf)]
+        # Reports only the layer with the largest update.
+        layer = int(np.argmax(np.where(empty, rows.get("ratio", cosine * 0), -np.inf)))
+        description = f"momentum is empty, here and in {empty.sum() - 1:,} others"
+        return [Departure(step, layer, description, math.nan, math.nan, math.inf)]
 
     def _judge_silent(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return the layers without gradients or updates for a long time."""
+        """Return departures of layers that long have no gradients or updates."""
         if "gradient_norm" not in rows:
             return []
         gradient = rows["gradient_norm"]
-        has_none = (gradient == UNMEASURED) | np.isnan(gradient)
-        has_none &= ~(rows.get("nonfinite", np.zeros(self._count)) > 0)
+        lacks_gradient = (gradient == UNMEASURED) | np.isnan(gradient)
+        lacks_gradient &= ~(rows.get("nonfinite", np.zeros(self._count)) > 0)
         if len(sizes) == self._count:
             # A parameter without elements is never measured.
-            has_none &= sizes > 0
+            lacks_gradient &= sizes > 0
         update = rows.get("update_norm", np.full(self._count, np.nan))
-        lost = rows.get("unchanged", np.zeros(self._count))
-        holds = {
-            "no gradient": has_none & ~has_none.all(),
+        lost_fractions = rows.get("unchanged", np.zeros(self._count))
+        conditions = {
+            "no gradient": lacks_gradient & ~lacks_gradient.all(),
             "gradient is all 0": (gradient == 0) & (gradient > 0).any(),
             "no update, though there is a gradient": (gradient > 0) & (update == 0)
                 & (update > 0).any(),
-            _LOST: (lost > LOST_SHARE) & (update > 0),
+            _LOST_UPDATES: (lost_fractions > LOST_SHARE) & (update > 0),
         }  # fmt: skip
-        usual = np.exp(self._bands["gradient_norm"].usual.measure()[0])
-        found: list[Departure] = []
-        for what, told in holds.items():
-            for place in self._durations[what].find_new(told, step).tolist():
-                numbers = (float(lost[place]), 0.0)
-                if what != _LOST:
-                    numbers = math.nan, float(usual[place])
-                found.append(Departure(step, place, what, *numbers, 0.0, "silent"))
-        return found
+        medians = np.exp(self._bands["gradient_norm"].running_median.measure()[0])
+        departures: list[Departure] = []
+        for description, condition in conditions.items():
+            for layer in self._durations[description].find_new(condition, step).tolist():
+                numbers = (float(lost_fractions[layer]), 0.0)
+                if description != _LOST_UPDATES:
+                    numbers = math.nan, float(medians[layer])
+                departures.append(Departure(step, layer, description, *numbers, 0.0, "silent"))
+        return departures
 
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return the layers whose weights grew by `GROWTH`, and faster than before."""
+        """Return departures of weights that grew by `GROWTH`, and faster than before."""
         if "weight_norm" not in rows:
             return []
         with np.errstate(divide="ignore", invalid="ignore"):
-            now = np.log(rows["weight_norm"])
-        kept = self._weights
-        # A resumed training takes earlier steps again.
-        while kept and kept[-1][0] >= step:
-            kept.pop()
-        kept.append((step, now))
-        while len(kept) > 2 and kept[1][0] <= step - 2 * LASTING_STEPS:
-            kept.pop(0)
-        if kept[0][0] > step - 2 * LASTING_STEPS or len(kept) < LASTING_ROWS:
+            log_norms = np.log(rows["weight_norm"])
+        history = self._log_weight_norms
+        # A resumed training repeats earlier steps.
+        while history and history[-1][0] >= step:
+            history.pop()
+        history.append((step, log_norms))
+        while len(history) > 2 and history[1][0] <= step - 2 * LASTING_STEPS:
+            history.pop(0)
+        if history[0][0] > step - 2 * LASTING_STEPS or len(history) < LASTING_ROWS:
             return []
-        middle = max((each for each in kept if each[0] <= step - LASTING_STEPS), key=_step_of)[1]
+        middle = [norms for at, norms in history if at <= step - LASTING_STEPS][-1]
         with np.errstate(invalid="ignore"):
-            growth, before = now - middle, middle - kept[0][1]
-            grown = (growth > math.log(GROWTH)) & (growth > before)
-        is_new = grown & ~self._has_grown
-        self._has_grown = grown | self._has_grown & (growth > math.log(GROWTH) / 2)
+            growth, earlier_growth = log_norms - middle, middle - history[0][1]
+            is_growing = (growth > math.log(GROWTH)) & (growth > earlier_growth)
+        is_new = is_growing & ~self._was_growing
+        self._was_growing = is_growing | self._was_growing & (growth > math.log(GROWTH) / 2)
         return [
-            Departure(step, place, f"weights grow, in {LASTING_STEPS} steps by a factor of",
-                      math.exp(growth[place]), math.exp(before[place]), 0.0, "silent")
-            for place in np.flatnonzero(is_new).tolist()
+            Departure(step, layer, f"weights grow, in {LASTING_STEPS} steps by a factor of",
+                      math.exp(growth[layer]), math.exp(earlier_growth[layer]), 0.0, "silent")
+            for layer in np.flatnonzero(is_new).tolist()
         ]  # fmt: skip
 
 
-def _step_of(kept: tuple[int, np.ndarray]) -> int:
-    return kept[0]
-
-
-_WORDS = {
+_DESCRIPTIONS = {
     "ratio": "update beside weight",
     "gradient_norm": "gradient norm",
     "nonzero": "gradient of few elements alone, share",
 }
 _NOT_FINITE = "gradient is not finite, elements"
-_LEAVES_BAND = (*_WORDS.values(), _NOT_FINITE)
-_LOST = "updates lost by the dtype, share of elements"
-_SILENT = ("no gradient", "gradient is all 0", "no update, though there is a gradient", _LOST)
+_BAND_DESCRIPTIONS = (*_DESCRIPTIONS.values(), _NOT_FINITE)
+_LOST_UPDATES = "updates lost by the dtype, share of elements"
+_SILENT = ("no gradient", "gradient is all 0", "no update, though there is a gradient",
+           _LOST_UPDATES)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`Table`: what is known of each parameter in one step."""
+"""Table of measurements per parameter of one step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thalweg._base.showing import show_value
 from thalweg._engines.diagnostics import MEASURED
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, did_you_mean
 
-_SHARES = ("agreement", "unchanged", "zero", "denormal")
-# What a column is made of, where that has another name.
-_MADE_OF = {
+_FRACTIONS = ("agreement", "unchanged", "zero", "denormal")
+# Reduction whose flag decides whether the column was measured, if its name differs.
+_SOURCES = {
     "gradient_norm": "gradient",
     "update_norm": "update",
     "weight_norm": "weight",
@@ -70,10 +70,9 @@ COLUMNS = ParameterRow._fields[3:]
 
 
 class Table(Mapping[str, ParameterRow]):
-    """Mapping from the name of each parameter to its row; columns are attributes, such as
-    `table.ratio`.
+    """Mapping from parameter names to rows; columns are attributes, such as `table.ratio`.
 
-    A number that was not measured is NaN. `records` is all of it as a NumPy record array, with
+    A number that was not measured is NaN. `records` is the table as a NumPy record array, with
     `name`, `group` and `step` before the columns.
 
     Args:
@@ -90,22 +89,23 @@ class Table(Mapping[str, ParameterRow]):
         columns: Mapping[str, Array],
         measured: Mapping[str, Flags],
     ) -> None:
-        kinds = [("name", object), ("group", np.int64), ("step", np.int64)]
-        kinds += [(name, np.float64) for name in COLUMNS]
-        made = np.recarray((len(parameters.names),), kinds)
-        made["name"], made["group"], made["step"] = parameters.names, parameters.groups, step
+        dtype_fields = [("name", object), ("group", np.int64), ("step", np.int64)]
+        dtype_fields += [(name, np.float64) for name in COLUMNS]
+        records = np.recarray((len(parameters.names),), dtype_fields)
+        records["name"], records["group"] = parameters.names, parameters.groups
+        records["step"] = step
         for name in COLUMNS:
-            made[name] = np.where(measured[name], columns[name], np.nan)
-        made.flags.writeable = False
-        self.records, self.step = made, step
+            records[name] = np.where(measured[name], columns[name], np.nan)
+        records.flags.writeable = False
+        self.records, self.step = records, step
         self.parameters, self.measured = parameters, measured
         self._rows = {name: row for row, name in enumerate(parameters.names)}
 
     def __getitem__(self, name: str) -> ParameterRow:
-        """The row of a parameter."""
+        """Return the row of a parameter; raise NotFoundError if the name is unknown."""
         if name not in self._rows:
-            near = did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
-            raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {near}".rstrip())
+            hint = did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
+            raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {hint}".rstrip())
         return ParameterRow(*self.records[self._rows[name]].item())
 
     def __iter__(self) -> Iterator[str]:
@@ -124,11 +124,11 @@ class Table(Mapping[str, ParameterRow]):
 
     def scalars(self, columns: Iterable[str] = COLUMNS) -> dict[str, float]:
         """Return the measured numbers, named `column/parameter`."""
-        found: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         for column in columns:
             rows = zip(self, self.records[column].tolist(), self.measured[column], strict=True)
-            found |= {f"{column}/{name}": value for name, value, is_known in rows if is_known}
-        return found
+            scalars |= {f"{column}/{name}": number for name, number, flag in rows if flag}
+        return scalars
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with the names as its index.
@@ -136,70 +136,73 @@ class Table(Mapping[str, ParameterRow]):
         Raises:
             ModuleNotFoundError: pandas is not installed.
         """
-        pandas: Any = import_module("pandas")  # which has no types
+        # `import_module`, since pandas has no types.
+        pandas: Any = import_module("pandas")
         return pandas.DataFrame.from_records(self.records, index="name")
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns, if there are such.
+    """Return the column names as a tuple.
 
     Raises:
-        InvalidTypeError: They are no list of names.
-        InvalidArgumentError: Names the first that is none.
+        InvalidTypeError: `columns` is not an iterable of names.
+        InvalidArgumentError: A name is not in `COLUMNS`.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise InvalidTypeError(f"columns must be a list of names, not {show_value(columns)}.")
-    given = tuple(columns)
-    for name in given:
+    names = tuple(columns)
+    for name in names:
         if name not in COLUMNS:
             expected = ", ".join(COLUMNS)
             raise InvalidArgumentError(f"columns has {name!r}; expected: {expected}.")
-    return given
+    return names
 
 
 class NewTables:
-    """Finds tables that are new since the last look, for callbacks of trainers.
+    """Filter for callbacks of trainers, which returns each table once.
 
     Args:
-        columns: Those that are logged.
+        columns: The names of the columns to log.
     """
 
     def __init__(self, columns: Iterable[str] = COLUMNS) -> None:
         self._columns = check_columns(columns)
-        self._seen: dict[str, Table] = {}
+        self._last_tables: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """Return the scalars of an optimizer's table, named with a prefix, if that is a new one."""
+        """Return the prefixed scalars of the latest table; empty if they were returned before."""
         table = getattr(optimizer, "diagnostics", None)
-        if not isinstance(table, Table) or self._seen.get(prefix) is table:
+        if not isinstance(table, Table) or self._last_tables.get(prefix) is table:
             return {}
-        self._seen[prefix] = table
+        self._last_tables[prefix] = table
         return {prefix + name: value for name, value in table.scalars(self._columns).items()}
 
 
-def columns_of(measured: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """Return the columns of a table.
+def columns_of(matrix: Array, sizes: Array, clip: Array) -> dict[str, Array]:
+    """Return the columns of a table by name, each with one number per parameter.
 
     Args:
-        measured: (parameters, measured), as `thalweg._engines.diagnostics` has them.
-        sizes: Elements of each parameter.
-        clip: What clipping multiplied gradients by.
+        matrix: Reductions of shape (parameters, `MEASURED`).
+        sizes: The number of elements of each parameter.
+        clip: The factor of gradient clipping for each parameter.
     """
-    own = dict(zip(MEASURED, measured.T, strict=True))
+    reductions = dict(zip(MEASURED, matrix.T, strict=True))
     with np.errstate(all="ignore"):
-        norms = {n: np.sqrt(own[n]) for n in ("gradient", "update", "weight", "momentum")}
-        found = {f"{name}_norm": norms[name] for name in ("gradient", "update", "weight")}
-        found |= {name: own[name] for name in ("gradient_max", "update_max", "weight_max")}
-        found["ratio"] = norms["update"] / norms["weight"]
-        # By one norm after the other: the product of squares may leave float64.
-        found["cosine"] = own["product"] / norms["gradient"] / norms["momentum"]
-        found |= {name: own[name] / sizes for name in _SHARES}
-    return {**found, "nonfinite": own["nonfinite"], "clip": clip}
+        norms = {n: np.sqrt(reductions[n]) for n in ("gradient", "update", "weight", "momentum")}
+        columns = {f"{name}_norm": norms[name] for name in ("gradient", "update", "weight")}
+        columns |= {name: reductions[name] for name in ("gradient_max", "update_max", "weight_max")}
+        columns["ratio"] = norms["update"] / norms["weight"]
+        # Divides by one norm after the other: their product may overflow float64.
+        columns["cosine"] = reductions["product"] / norms["gradient"] / norms["momentum"]
+        columns |= {name: reductions[name] / sizes for name in _FRACTIONS}
+    return {**columns, "nonfinite": reductions["nonfinite"], "clip": clip}
 
 
-def flags_of(measured: Flags) -> dict[str, Flags]:
-    """Return, for each column, flags of the parameters for which it was measured, from those of its
-    inputs.
+def flags_of(matrix: Flags) -> dict[str, Flags]:
+    """Return for each column the parameters for which it was measured.
+
+    Args:
+        matrix: Flags of the reductions, of shape (parameters, `MEASURED`).
     """
-    own: dict[str, Flags] = dict(zip(MEASURED, measured.T, strict=True))
-    return {name: own[_MADE_OF.get(name, name)] for name in COLUMNS}
+    reduction_flags: dict[str, Flags] = dict(zip(MEASURED, matrix.T, strict=True))
+    return {name: reduction_flags[_SOURCES.get(name, name)] for name in COLUMNS}
