@@ -250,8 +250,7 @@ def _verify_checksums(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    with closing(
-        tensor_payload.iterate_checksums(path, stream, headers, buffers, progress)
-    ) as checksums:
+    arguments = (path, stream, headers, buffers, progress)
+    with closing(tensor_payload.iterate_checksums(*arguments)) as checksums:
         for name, checksum in checksums:
             header.check_sum(path, repr(name[:200]), headers[name].checksum, checksum)
