@@ -79,14 +79,20 @@ def _split() -> None:
 
 
 def _in_place(
-    path: Any, parts: Any, total: int, progress: Any = None, *, room: int = 0, head: Any = None
+    path: Any,
+    parts: Any,
+    total: int,
+    progress: Any = None,
+    *,
+    reserved: int = 0,
+    make_head: Any = None,
 ) -> None:
     with open(path, "wb", buffering=0) as file:
-        file.seek(room)
+        file.seek(reserved)
         for part in parts:
             file.write(part)
         file.seek(0)
-        file.write(head())
+        file.write(make_head())
 
 
 DEFECTS: dict[str, Callable[[], None]] = {
@@ -119,7 +125,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "what a scaler found is not asked": _instead(GradScalerMixin, "_skip_overflowed_step", _no),
     "machine code is not sealed": _instead(kernel_cache, "_read_code", _unsealed),
     "entries are believed": _instead(index, "_check", lambda *_: None),
-    "tensors may share bytes": _instead(index, "_check_apart", lambda *_: None),
+    "tensors may share bytes": _instead(index, "_check_overlap", lambda *_: None),
     "checksums are not compared": _instead(header, "check_sum", lambda *_: None),
     "headers and manifests are not compared": _instead(header, "_differences", lambda *_: ()),
     "files are written in place": _instead(atomic_write, "replace", _in_place),
