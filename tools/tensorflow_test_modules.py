@@ -22,6 +22,11 @@ from typing import Any
 
 import numpy as np
 from absl.testing import parameterized
+from tensorflow_test_doubles import (
+    FakeSummaryWriter,
+    add_doubles,
+    create_identity_with_grad_check_fn,
+)
 
 import thalweg.tf as tf
 from thalweg import _graph
@@ -144,11 +149,14 @@ def get_test_data(
     return (samples[train], labels[train]), (samples[test], labels[test])
 
 
-def get_small_sequential_mlp(num_hidden: int, num_classes: int, input_dim: int) -> Any:
-    """Return a model of two dense layers."""
+def get_small_sequential_mlp(
+    num_hidden: int, num_classes: int, input_dim: int | None = None
+) -> Any:
+    """Return a model of two dense layers, without weights if `input_dim` is None."""
     last = "softmax" if num_classes > 1 else "sigmoid"
     dense: Any = tf.keras.layers.Dense
-    hidden = dense(num_hidden, activation="relu", input_dim=input_dim)
+    options = {} if input_dim is None else {"input_dim": input_dim}
+    hidden = dense(num_hidden, activation="relu", **options)
     return tf.keras.Sequential([hidden, dense(num_classes, activation=last)])
 
 
@@ -196,13 +204,20 @@ COMBINATIONS: dict[str, object] = {
     "keras_mode_combinations": lambda **options: combine(mode="eager", run_eagerly=True),
     "times": times,
 }
-MODULES = {
+MODULES: dict[str, dict[str, Any]] = {
+    "tensorflow.contrib.testing.python.framework.fake_summary_writer": {
+        "FakeSummaryWriter": FakeSummaryWriter,
+    },
     "tensorflow.python.distribute.combinations": COMBINATIONS,
     "tensorflow.python.framework.test_combinations": COMBINATIONS,
+    "tensorflow.python.training.tracking.tracking": {"AutoTrackable": tf.train.Checkpoint},
     "tensorflow.python.framework.test_util": TEST_UTIL,
     "tensorflow.python.keras.combinations": COMBINATIONS,
     "tensorflow.python.keras.keras_parameterized": COMBINATIONS,
     "tensorflow.python.keras.testing_utils": TEST_UTIL,
+    "tensorflow.python.keras.mixed_precision.experimental.test_util": {
+        "create_identity_with_grad_check_fn": create_identity_with_grad_check_fn,
+    },
     "tf_keras.testing_infra.test_combinations": COMBINATIONS,
     "tf_keras.testing_infra.test_utils": TEST_UTIL,
 }
@@ -264,6 +279,7 @@ class Finder(MetaPathFinder, Loader):
 
     def __init__(self, roots: list[Path]) -> None:
         self.roots = roots
+        add_doubles()
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         packages = ("tensorflow.contrib", "tensorflow.core", "tensorflow.keras", "tf_keras")

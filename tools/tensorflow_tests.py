@@ -6,8 +6,9 @@
 The first checkout is TensorFlow 1.15, the last release with `tensorflow/contrib`; the second is
 github.com/keras-team/tf-keras. `absl-py` and `six` must be installed, TensorFlow must not. Each
 file runs in a process of its own: those of Keras as TensorFlow 2, all others as TensorFlow 1.
-Files about features that Thalweg does not offer are listed, but do not run. A test that uses a
-name which Thalweg does not have, mostly one that is private to TensorFlow, is "lacking".
+Files about features that Thalweg does not offer are listed, but do not run; single tests about
+them run, but do not count (`tensorflow_test_files.py` has both). A test that uses a name which
+Thalweg does not have, mostly one that is private to TensorFlow, is "lacking".
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import collections
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -27,59 +29,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tensorflow_test_files import FILES, get_excluded_feature
 from tensorflow_test_modules import Finder
 
 from thalweg.tf.install import install_as_tensorflow
 
-FILES = [
-    "tensorflow/contrib/layers/python/layers/optimizers_test.py",
-    "tensorflow/contrib/mixed_precision/python/*_test.py",
-    "tensorflow/contrib/opt/python/training/*_test.py",
-    "tensorflow/contrib/optimizer_v2/*_test.py",
-    "tensorflow/contrib/training/python/training/sgdr_learning_rate_decay_test.py",
-    "tensorflow/python/keras/mixed_precision/experimental/loss_scale_optimizer_test.py",
-    "tensorflow/python/keras/optimizer_v2/*_test.py",
-    "tensorflow/python/keras/optimizers_test.py",
-    "tensorflow/python/kernel_tests/clip_ops_test.py",
-    "tensorflow/python/kernel_tests/partitioned_variables_test.py",
-    "tensorflow/python/ops/clip_ops_test.py",
-    "tensorflow/python/training/*_test.py",
-    "tensorflow/python/training/experimental/*_test.py",
-    "tensorflow/python/training/saving/*_test.py",
-    "tensorflow/python/training/tracking/util*_test.py",
-    "tf_keras/mixed_precision/loss_scale_optimizer_test.py",
-    "tf_keras/optimizers/*_test.py",
-    "tf_keras/optimizers/*/*_test.py",
-    "tf_keras/tests/tracking_util_with_v1_optimizers_test.py",
-]
-# Parts of paths, and the feature that their tests are about.
-NOT_APPLICABLE = {
-    "training/server_lib": "clusters of TensorFlow's servers",
-    "training/localhost_cluster": "clusters of TensorFlow's servers",
-    "training/device_setter_test": "clusters of TensorFlow's servers",
-    "training/drop_stale_gradient": "clusters of TensorFlow's servers",
-    "training/elastic_average": "clusters of TensorFlow's servers",
-    "training/model_average": "clusters of TensorFlow's servers",
-    "training/quantize_training": "rewriting of graphs",
-    "experimental/mixed_precision_test": "rewriting of graphs",
-    "training/input_test": "queues of examples",
-    "_xla_test": "XLA",
-    "training/saver_large": "files of more than 2 GB",
-    "training/adam_gs": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/addsign": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/agn_": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/external_": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/ggt": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/lazy_adam_gs": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/matrix_functions": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/multitask": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/powersign": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/reg_adagrad": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/shampoo": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "training/sign_decay": "optimizers of tf.contrib.opt that Thalweg lacks",
-    "contrib/mixed_precision": "tf.contrib.mixed_precision",
-}
-SECONDS_PER_TEST = 120
+SECONDS_PER_TEST, SECONDS_PER_FILE = 300, 3600
 
 Outcomes = dict[str, tuple[str, str]]
 
@@ -165,6 +120,13 @@ def run_file(path: Path, version: int, roots: list[Path], report: str) -> None:
             unittest.TestSuite(suite).run(recorder)
 
 
+def run_and_exit(*args: Any) -> None:
+    """Call `run_file` and end the process, without waiting for threads that tests have left."""
+    run_file(*args)
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def find_files(roots: list[Path], patterns: list[str]) -> Iterator[tuple[Path, str]]:
     """Yield the files whose names match a pattern, each with its name in the checkout."""
     for root in roots:
@@ -179,9 +141,12 @@ def run_separately(path: Path, version: int, roots: list[Path]) -> Outcomes:
     with tempfile.NamedTemporaryFile("r") as report:
         args = (path, version, roots, report.name)
         # A fork has imported Thalweg already.
-        process = multiprocessing.get_context("fork").Process(target=run_file, args=args)
+        process = multiprocessing.get_context("fork").Process(target=run_and_exit, args=args)
         process.start()
-        process.join()
+        process.join(SECONDS_PER_FILE)
+        if process.is_alive():
+            process.kill()
+            process.join()
         lines = [json.loads(line) for line in report]
     if process.exitcode:
         lines.append(["process", "failed", f"The process ended with {process.exitcode}."])
@@ -190,12 +155,15 @@ def run_separately(path: Path, version: int, roots: list[Path]) -> Outcomes:
 
 def show(name: str, outcomes: Outcomes) -> collections.Counter[str]:
     """Print and return the counts of a file, and print its failing tests."""
-    counts = collections.Counter(outcome for outcome, _ in outcomes.values())
-    print(name, ", ".join(f"{counts[outcome]} {outcome}" for outcome in sorted(counts)))
+    counts = collections.Counter[str]()
+    failing = list[str]()
     for test, (outcome, text) in outcomes.items():
-        if outcome in ("failed", "lacking"):
-            print(f"  {outcome} {test}: {text.partition(chr(10))[0][:200]}")
-    sys.stdout.flush()
+        feature = get_excluded_feature(name, test)
+        counts[f"excluded ({feature})" if feature else outcome] += 1
+        if outcome in ("failed", "lacking") and not feature:
+            failing.append(f"  {outcome} {test}: {text.partition(chr(10))[0][:200]}")
+    print(name, ", ".join(f"{counts[outcome]} {outcome}" for outcome in sorted(counts)))
+    print("\n".join(failing), end="\n" if failing else "", flush=True)
     return counts
 
 
@@ -205,16 +173,20 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="+", type=Path)
     parser.add_argument("--only", nargs="*", default=[""], help="parts or patterns of names")
     parser.add_argument("--report", type=Path, help="a file for all outcomes and tracebacks")
+    parser.add_argument("--resume", action="store_true", help="keep the outcomes of the report")
     arguments = parser.parse_args()
     totals, report = collections.Counter[str](), dict[str, Outcomes]()
+    if arguments.resume and arguments.report.exists():
+        report = json.loads(arguments.report.read_text())
     for path, name in find_files(arguments.checkouts, arguments.only):
-        feature = next((NOT_APPLICABLE[part] for part in NOT_APPLICABLE if part in name), None)
+        feature = get_excluded_feature(name)
         if feature:
-            print(name, f"not applicable: {feature}")
-            totals["files not applicable"] += 1
+            print(name, f"excluded: {feature}")
+            totals["excluded files"] += 1
             continue
-        version = 2 if "keras" in name else 1
-        report[name] = run_separately(path, version, arguments.checkouts)
+        if name not in report:
+            version = 2 if "keras" in name else 1
+            report[name] = run_separately(path, version, arguments.checkouts)
         totals.update(show(name, report[name]))
         if arguments.report:
             arguments.report.write_text(json.dumps(report, indent=1))

@@ -658,3 +658,24 @@ def test_manager_counts_steps(tmp_path: Path) -> None:
     for arguments in ({"max_to_keep": 0}, {"max_to_keep": 1, "checkpoint_interval": 3}):
         with pytest.raises(ValueError, match=r"max_to_keep|step_counter"):
             CheckpointManager(Checkpoint(), tmp_path, **arguments)
+
+
+@pytest.mark.parametrize("writer", ["Checkpoint", "Saver"])
+def test_a_manager_deletes_no_checkpoint_of_others(writer: str, tmp_path: Path) -> None:
+    prefix = str(tmp_path / "unmanaged")
+    if writer == "Checkpoint":
+        Checkpoint(w=Variable(1.0)).save(prefix)
+    else:
+        with tf.Graph().as_default(), tf.Session() as session:
+            w = tf.Variable(1.0, name="w")
+            session.run(w.initializer)
+            train.Saver([w]).save(session, prefix, global_step=1)
+    newest = latest_checkpoint(tmp_path)
+    manager = CheckpointManager(Checkpoint(w=Variable(1.0)), tmp_path, max_to_keep=1)
+    assert (manager.latest_checkpoint, manager.checkpoints) == (newest, [])
+    saved = [manager.save() for _ in range(3)]
+    assert manager.checkpoints == saved[-1:]
+    names = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
+    assert {"unmanaged-1", "ckpt-3"} <= names
+    assert "ckpt-2" not in names
+    assert CheckpointManager(Checkpoint(), tmp_path, max_to_keep=1).checkpoints == saved[-1:]

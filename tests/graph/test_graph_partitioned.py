@@ -363,3 +363,54 @@ def test_sampled_losses_look_classes_up_in_parts(name: str, strategy: str, is_le
     )
     expected = SAMPLED_LOSSES[name, strategy]
     np.testing.assert_allclose(initialized().run(loss), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("initializer", [VALUES, tf.constant_initializer(VALUES[:, :1])])
+def test_create_partitioned_variables_returns_the_parts(initializer: Any) -> None:
+    parts = tf.create_partitioned_variables([5, 2], [1, 2], initializer, name="v")
+    assert [part.op.name for part in parts] == ["v/part_0", "v/part_1"]
+    assert [part._save_slice_info.spec for part in parts] == ["5 2 0,5:0,1", "5 2 0,5:1,1"]
+    assert tf.trainable_variables() == parts
+    got = np.concatenate(initialized().run(parts), 1)
+    expected = VALUES if initializer is VALUES else VALUES[:, [0, 0]]
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_create_partitioned_variables_names_and_reuses_them_as_scopes() -> None:
+    options: dict[str, Any] = {"dtype": torch.int32, "trainable": False, "collections": ["own"]}
+    values = np.arange(4, dtype=np.int64)
+    with tf.variable_scope("s") as scope:
+        first = tf.create_partitioned_variables([4], [2], values, **options)
+        second = tf.create_partitioned_variables([4], [3], tf.ones_initializer(), torch.int32)
+    with tf.variable_scope(scope, reuse=True):
+        assert tf.create_partitioned_variables([4], [2], values) == first
+    assert [part.op.name for part in first] == [
+        f"s/PartitionedVariable/part_{index}" for index in range(2)
+    ]
+    assert second[0].op.name == "s/PartitionedVariable_1/part_0"
+    assert [first[0].dtype, second[0].dtype] == [torch.int64, torch.int32]
+    assert tf.get_collection("own") == first
+    assert tf.trainable_variables() == second
+
+
+# shape, slicing, part of the message
+INVALID_SLICINGS: list[tuple[list[int], list[int], str]] = [
+    ([], [], "has an axis"),
+    ([5], [1, 1], "shape"),
+    ([5, 2], [1], "does not match the Variable's rank"),
+    ([5, 2], [6, 1], "6 parts along an axis of 5"),
+    ([5, 2], [2, 2], "along one dimension"),
+    ([5, 2], [0, 1], "zero partitions"),
+    ([5, 3], [1, 3], "cannot begin with a value of shape"),
+]
+
+
+@pytest.mark.parametrize(("shape", "slicing", "match"), INVALID_SLICINGS)
+def test_create_partitioned_variables_checks(
+    shape: list[int], slicing: list[int], match: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=match):
+        tf.create_partitioned_variables(shape, slicing, VALUES)
+    assert not tf.global_variables()
+    with eagerly(), pytest.raises(NotImplementedError, match="eager mode"):
+        tf.create_partitioned_variables([5, 2], [2, 1], VALUES)

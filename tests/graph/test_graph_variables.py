@@ -114,6 +114,21 @@ def test_what_is_initialized() -> None:
     assert session.run(report).tolist() == []
 
 
+def test_an_assertion_names_variables_that_are_not_initialized() -> None:
+    assert tf.assert_variables_initialized() is None
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
+    every, some = tf.assert_variables_initialized(), tf.assert_variables_initialized([a])
+    session = tf.Session()
+    with pytest.raises(FailedPreconditionError, match="uninitialized value a, b"):
+        session.run(every)
+    session.run(a.initializer)
+    session.run(some)
+    with pytest.raises(FailedPreconditionError, match="uninitialized value b"):
+        session.run(every)
+    session.run(b.initializer)
+    assert session.run(every) is None
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -206,11 +206,11 @@ def default_clipping() -> None:
 @pytest.mark.parametrize(
     ("row", "check"),
     [
-        ("| `ADOPT` | `clip_exp` is 0.25 |", default_clipping),
-        ("| `AdEMAMix` | `alpha` is 5,", default_alpha),
-        ("| `LaProp` | decay is times the rate,", laprop_decay),
-        ("| `MARS` | the first step takes the gradient as it is,", mars_first_step),
-        ("| `MARS` | parameters of two dimensions and more take MARS's", mars_first_step),
+        ("| `ADOPT` | The default of `clip_exp` is 0.25. |", default_clipping),
+        ("| `AdEMAMix` | The default of `alpha` is 5,", default_alpha),
+        ("| `LaProp` | The decay is multiplied by the learning rate,", laprop_decay),
+        ("| `MARS` | The first step uses the gradient without a correction,", mars_first_step),
+        ("| `MARS` | Parameters with two or more dimensions take MARS's", mars_first_step),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

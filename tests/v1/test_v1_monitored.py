@@ -15,7 +15,7 @@ import torch
 import thalweg.v1 as tf
 from captured_log import Logged
 from graph_training import Training, bits
-from thalweg.errors import NotFoundError
+from thalweg.errors import NotFoundError, OutOfRangeError
 from thalweg.v1 import train
 from thalweg.v1.train.queues import FIFOQueue
 
@@ -780,6 +780,17 @@ def test_timers() -> None:
     assert steps.should_trigger_for_step(15)
 
 
+def test_final_ops_that_read_an_ended_input_warn(graph: tf.Graph, logged: Logged) -> None:
+    class Ended:
+        def run(self, fetches: object, feed_dict: object) -> None:
+            raise OutOfRangeError("End of sequence")
+
+    hook = train.FinalOpsHook(tf.no_op())
+    with pytest.raises(OutOfRangeError, match="End of sequence"):
+        hook.end(Ended())
+    assert "dependency back to some input source" in logged.messages[0]
+
+
 # --- SessionManager -------------------------------------------------------------------------------
 
 
@@ -798,6 +809,17 @@ def test_a_manager_recovers_sessions(graph: tf.Graph, tmp_path: Path) -> None:
     session, is_ready = manager.recover_session(saver=some, checkpoint_dir=tmp_path)
     assert not is_ready  # the step has no value
     assert session.run(w) == 3
+
+
+def test_a_manager_accepts_an_assertion_as_ready_op(graph: tf.Graph, tmp_path: Path) -> None:
+    w = tf.Variable(1.0, name="w")
+    manager = train.SessionManager(ready_op=tf.assert_variables_initialized())
+    session, is_ready = manager.recover_session(saver=train.Saver(), checkpoint_dir=tmp_path)
+    assert not is_ready
+    with pytest.raises(RuntimeError, match="uninitialized value w"):
+        manager.prepare_session(init_op=tf.no_op())
+    session = manager.prepare_session(init_op=w.initializer)
+    assert session.run(w) == 1.0
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -23,6 +23,7 @@ from thalweg._graph.atomic_update import after_writes, updates_since
 from thalweg._graph.collections import GraphKeys
 from thalweg._graph.conditional import case, cond
 from thalweg._graph.control import (
+    assert_variables_initialized,
     global_variables,
     global_variables_initializer,
     group,
@@ -50,7 +51,7 @@ from thalweg._graph.default_graph import (
     reset_default_graph,
 )
 from thalweg._graph.derived_gradients import made_of_gradients
-from thalweg._graph.get_variable import get_variable
+from thalweg._graph.get_variable import create_partitioned_variables, get_variable
 from thalweg._graph.gradients import gradients
 from thalweg._graph.graph import Graph
 from thalweg._graph.initializers import (
@@ -136,6 +137,7 @@ __all__ = [
     "after_writes",
     "apply_as_one_update",
     "apply_constraint",
+    "assert_variables_initialized",
     "assign",
     "assign_add",
     "assign_sub",
@@ -148,6 +150,7 @@ __all__ = [
     "constant_initializer",
     "control_dependencies",
     "convert_to_tensor",
+    "create_partitioned_variables",
     "current_session",
     "deduplicated",
     "disable_eager_execution",

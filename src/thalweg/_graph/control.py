@@ -17,6 +17,7 @@ from thalweg._graph.nodes import Operation, SymbolicTensor
 from thalweg._graph.shapes import Output
 from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import GraphVariable, alias_node
+from thalweg.errors import FailedPreconditionError
 
 
 def no_op(name: str | None = None) -> Any:
@@ -146,6 +147,25 @@ def report_uninitialized_variables(
     return add(
         get_default_graph(), name, uninitialized_names, outputs=[Output(None, (None,), ())]
     ).outputs[0]
+
+
+def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:
+    """Return an operation that raises FailedPreconditionError if a variable is not initialized.
+
+    By default of the global and local variables there are so far; None if there are none.
+    """
+    variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
+    if not variables:
+        return None
+
+    def check() -> None:
+        missing = [var.op.name for var in variables if not _is_known(var)]
+        if missing:
+            raise FailedPreconditionError(
+                f"Attempting to use uninitialized value {', '.join(missing)}"
+            )
+
+    return add(get_default_graph(), "assert_variables_initialized", check)
 
 
 def _is_known(variable: GraphVariable) -> bool:

@@ -17,7 +17,12 @@ from thalweg._graph.graph import Graph
 from thalweg._graph.initializers import GlorotUniform, Zeros
 from thalweg._graph.partitioned import get_partitioned
 from thalweg._graph.variable_creation import create_variable
-from thalweg._graph.variable_scopes import Getter, check_callable, get_variable_scope
+from thalweg._graph.variable_scopes import (
+    Getter,
+    check_callable,
+    get_variable_scope,
+    variable_scope,
+)
 from thalweg._graph.variables import GraphVariable, needs_arguments
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import Constraint, as_dtype, dtype_name, is_trained, to_tensor
@@ -107,6 +112,52 @@ def get_variable(
         del options["constraint"]
     with get_default_graph().name_scope(None):  # names of variables are whole
         return custom(getter=_get_whole_name, name=full, **options, **ignored, **modes)
+
+
+def create_partitioned_variables(
+    shape: Sequence[int],
+    slicing: Sequence[int],
+    initializer: object,
+    dtype: object = torch.float32,
+    trainable: bool = True,
+    collections: Iterable[str] | None = None,
+    name: str | None = None,
+    reuse: object = None,
+) -> list[GraphVariable]:
+    """Return the parts of a partitioned variable, found or created.
+
+    Args:
+        shape: Shape of the whole variable, with one axis at least.
+        slicing: Number of parts along each axis; more than 1 along one axis at most.
+        initializer: A value of that shape, or an initializer, called for each part.
+        dtype: Dtype of the parts; ignored if the initializer is a value.
+        trainable: As for `get_variable`, like `collections`.
+        collections: Optional.
+        name: Name of the whole variable, by default "PartitionedVariable", made unique.
+        reuse: As for `variable_scope`.
+
+    Raises:
+        NotImplementedError: In eager mode.
+        InvalidArgumentError: The slicing does not divide the shape, the value has another shape,
+            or the variable exists and must not, or the other way round.
+    """
+    if not len(Shape(shape)):
+        raise InvalidArgumentError(f"A partitioned variable has an axis, but its shape is {shape}.")
+    with variable_scope(name, "PartitionedVariable", reuse=reuse) as scope:
+        whole = _get_whole_name(
+            scope.name,
+            shape,
+            dtype if initializer is None or callable(initializer) else None,
+            scope.initializer if initializer is None else initializer,
+            regularizer=scope.regularizer,
+            reuse=scope.reuse,
+            trainable=trainable,
+            collections=collections,
+            partitioner=lambda **unused: slicing,
+            use_resource=scope.use_resource,
+            constraint=scope.constraint,
+        )
+    return list(whole)
 
 
 def _get_whole_name(

@@ -29,6 +29,13 @@ class SaveSliceInfo:
         """Name of the part in a checkpoint that does not have the whole variable."""
         return f"{self.full_name}/part_{self.index}"
 
+    @property
+    def spec(self) -> str:
+        """Shape of the whole variable, and first index and size along each axis: "4 2 0,2:0,1"."""
+        pairs = zip(self.var_offset, self.var_shape, strict=True)
+        sizes = " ".join(map(str, self.full_shape))
+        return f"{sizes} " + ":".join(f"{start},{size}" for start, size in pairs)
+
     def cut(self, whole: Any) -> Any:
         """Return the elements of `whole`, a tensor, that belong to the part."""
         pairs = zip(self.var_offset, self.var_shape, strict=True)

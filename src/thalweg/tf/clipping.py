@@ -87,7 +87,7 @@ def clip_by_global_norm(
         return limit * torch.minimum(1 / size, inverse) + (size - size)
 
     scale = call(factor, norm, _limit_of(clip_norm), name=name or "clip_by_global_norm")
-    return [item if item is None else _scale_values(item, scale) for item in t_list], norm
+    return [item if item is None else scale_values(item, scale) for item in t_list], norm
 
 
 def _limit_of(clip_norm: object) -> float | Tensor:
@@ -105,7 +105,8 @@ def _values_of(item: object) -> Tensor:
     return tensor(item.values if isinstance(item, _SLICES) else item)
 
 
-def _scale_values(item: object, scale: object) -> Any:
+def scale_values(item: object, scale: object) -> Any:
+    """Return a tensor or slices, multiplied by a scalar."""
     values = call(torch.mul, _values_of(item), scale)
     if isinstance(item, _SLICES):
         return type(item)(values, item.indices, item.dense_shape)

@@ -15,6 +15,7 @@ from thalweg.v1.missing import attribute_of
 _OF_FACADE = (
     "OPTIMIZER_CLS_NAMES",
     "OPTIMIZER_SUMMARIES",
+    "adaptive_clipping_fn",
     "apply_regularization",
     "avg_pool2d",
     "batch_norm",

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from thalweg._graph import get_default_graph
-from thalweg.errors import FailedPreconditionError, InvalidArgumentError, ThalwegError
+from thalweg.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    ThalwegError,
+)
 from thalweg.v1.train.global_step import _get_or_create_global_step_read
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
@@ -225,9 +230,17 @@ class FinalOpsHook(SessionRunHook):
         return self._final_ops_values
 
     def end(self, session: Any) -> None:
-        """Run it."""
-        if self._final_ops is not None:
+        """Run it, and warn if it reads from an input that has ended."""
+        if self._final_ops is None:
+            return
+        try:
             self._final_ops_values = session.run(self._final_ops, self._final_ops_feed_dict)
+        except (OutOfRangeError, StopIteration):
+            _LOG.warning(
+                "final_ops have a dependency back to some input source, which has ended. Let them"
+                " read variables only."
+            )
+            raise
 
 
 class GlobalStepWaiterHook(SessionRunHook):

@@ -50,8 +50,8 @@ class SessionManager:
         check_seconds("recovery_wait_secs", recovery_wait_secs, is_at_least_0=True)
         if ready_for_local_init_op is not None and local_init_op is None:
             raise InvalidArgumentError(
-                "If you pass a ready_for_local_init_op you must also pass a local_init_op,"
-                f" ready_for_local_init_op {show_value(ready_for_local_init_op)}"
+                "If you pass a ready_for_local_init_op you must also pass a local_init_op"
+                f" (ready_for_local_init_op is {show_value(ready_for_local_init_op)})."
             )
         self._local_init_op = local_init_op
         self._ready_op = ready_op

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
 from thalweg._base.tracing import untraced
@@ -75,7 +74,7 @@ class CheckpointManager:
         self._step_counter, self._interval = step_counter, checkpoint_interval
         self._init_fn = init_fn
         self._saved_step: int | None = None
-        # What another process left in the folder; a time that it does not tell is now.
+        # A checkpoint without a time is not one of a manager, and no manager deletes it.
         state, now = get_checkpoint_state(self._directory) or CheckpointState(""), time.time()
         paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
         mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
@@ -84,7 +83,7 @@ class CheckpointManager:
             max_to_keep,
             hours and hours * 3600.0,
             now if mark is None else mark,
-            dict(zip(paths, times if len(times) == len(paths) else repeat(now))).items(),
+            dict(zip(paths, times)).items() if len(times) == len(paths) else (),
         )
 
     @property

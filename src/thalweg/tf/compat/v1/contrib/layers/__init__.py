@@ -1,5 +1,6 @@
 """`tf.contrib.layers`: what scripts use most."""
 
+from thalweg.tf.compat.v1.contrib.layers.adaptive_clipping import adaptive_clipping_fn
 from thalweg.tf.compat.v1.contrib.layers.functions import (
     avg_pool2d,
     batch_norm,

@@ -1,0 +1,158 @@
+"""Stand-ins for private classes that TensorFlow's own tests use, for `tensorflow_tests.py`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import thalweg.tf.compat.v1 as tf
+from thalweg.tf import private_modules
+from thalweg.v1.summary import writer
+from thalweg.v1.train.monitored import (
+    basic_session_run_hooks,
+    checkpoint_saver_hook,
+    step_counter_hook,
+)
+
+TRAIN: Any = tf.train
+
+
+class WrappedSession:
+    """Session that delegates to another one."""
+
+    def __init__(self, sess: Any) -> None:
+        self._sess = sess
+
+    @property
+    def graph(self) -> Any:
+        """The graph of the session."""
+        return self._sess.graph
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run fetches in the session."""
+        return self._sess.run(*args, **kwargs)
+
+
+class HookedSession(TRAIN.MonitoredSession):
+    """Open session with hooks that the test itself begins and ends."""
+
+    def __init__(self, sess: Any, hooks: Iterable[Any]) -> None:
+        self._session, self._hooks, self._graph = sess, list(hooks), sess.graph
+        self._coordinator = TRAIN.Coordinator()
+        self._should_stop = False
+
+    @property
+    def _should_stop(self) -> bool:
+        return self._stop_requested
+
+    @_should_stop.setter
+    def _should_stop(self, value: bool) -> None:
+        self._stop_requested = value
+
+
+class TestedLogger:
+    """Logger of hooks that calls the functions of `tf_logging`, which tests replace."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("tensorflow.python.platform.tf_logging"), name)
+
+
+class FakeSummaryWriter:
+    """Summary writer that records what it receives; `install` puts it in place of FileWriter.
+
+    Attributes:
+        summaries: Lists of summaries by step.
+    """
+
+    _original: Any = None
+
+    @classmethod
+    def install(cls) -> None:
+        """Let `FileWriterCache` make writers of this class."""
+        cls._original, writer.FileWriter = writer.FileWriter, cls  # pyright: ignore
+
+    @classmethod
+    def uninstall(cls) -> None:
+        """Undo `install`."""
+        writer.FileWriter = cls._original  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(self, logdir: str, graph: Any = None) -> None:
+        self.logdir, self.graph = logdir, graph
+        self.summaries = dict[int, list[Any]]()
+        self.graphs, self.session_logs = list[Any](), list[Any]()
+
+    def add_summary(self, summary: Any, step: int) -> None:
+        """Record a summary, parsed if it is serialized."""
+        if isinstance(summary, bytes):
+            summary = writer.message("Summary").FromString(summary)
+        self.summaries.setdefault(step, []).append(summary)
+
+    def add_graph(self, graph: Any, *args: object, **options: object) -> None:
+        """Record a graph."""
+        self.graphs.append(graph)
+
+    def add_session_log(self, log: Any, *args: object) -> None:
+        """Record the state of a session."""
+        self.session_logs.append(log)
+
+    def ignore(self, *args: object, **options: object) -> None:
+        """Do nothing."""
+
+    add_meta_graph = add_run_metadata = flush = reopen = close = ignore
+
+    def assert_summaries(
+        self,
+        test_case: object,
+        expected_logdir: str | None = None,
+        expected_graph: Any = None,
+        expected_summaries: dict[int, dict[str, float]] | None = None,
+        expected_added_graphs: list[Any] | None = None,
+        expected_added_meta_graphs: object = None,
+        expected_session_logs: list[Any] | None = None,
+    ) -> None:
+        """Raise AssertionError unless the recorded values are the expected ones that are given."""
+        pairs = [
+            (expected_logdir, self.logdir),
+            (expected_graph, self.graph),
+            (expected_added_graphs, self.graphs),
+            (expected_session_logs, self.session_logs),
+        ]
+        for step, expected in (expected_summaries or {}).items():
+            values = [value for summary in self.summaries[step] for value in summary.value]
+            pairs.append((expected, {value.tag: value.simple_value for value in values}))
+        for expected, actual in pairs:
+            if expected is not None and expected != actual:
+                raise AssertionError(f"{actual} instead of {expected}")
+
+
+def create_identity_with_grad_check_fn(
+    expected_gradient: Any, expected_dtype: object = None
+) -> Callable[[Any], Any]:
+    """Return an identity whose gradient must have the expected value."""
+
+    @tf.custom_gradient
+    def identity(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def check(dx: Any) -> Any:
+            expected = tf.cast(tf.convert_to_tensor(expected_gradient), dx.dtype)
+            with tf.control_dependencies([tf.assert_equal(dx, expected + tf.zeros_like(dx))]):
+                return tf.identity(dx)
+
+        return tf.identity(x), check
+
+    return identity
+
+
+class BaseSaverBuilder:
+    """Names of classes of saved objects; Thalweg's Saver saves variables only."""
+
+    SaveableObject = ResourceVariableSaveable = object
+
+
+def add_doubles() -> None:
+    """Add the classes to stand-ins for private modules of TensorFlow, and replace loggers."""
+    for module in (basic_session_run_hooks, checkpoint_saver_hook, step_counter_hook):
+        vars(module)["_LOG"] = TestedLogger()
+    sessions = {"_HookedSession": HookedSession, "_WrappedSession": WrappedSession}
+    private_modules._OWN["training.monitored_session"] = {**sessions}
+    private_modules._OWN["training.saver"] = {"BaseSaverBuilder": BaseSaverBuilder}
