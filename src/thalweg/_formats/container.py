@@ -151,8 +151,7 @@ def mapped(
         _verify_checksums(file_path, stream, headers, {}, progress)
         try:
             pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError:
-            # Some file systems cannot map files.
+        except OSError:  # Some file systems cannot map files.
             return read(path, names)
     if sys.platform == "linux":
         # Older kernels lack this advice, and load each page at its first use.
