@@ -106,7 +106,9 @@ def list_cases() -> list[Case]:
 
 def update_digest(digest: Any, value: object) -> None:
     """Add the bits of tensors, and other values as text, to a digest."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.is_sparse:
+        update_digest(digest, [tuple(value.shape), value._indices(), value._values()])
+    elif isinstance(value, Tensor):
         tensor = value.detach().as_subclass(Tensor).contiguous().resolve_conj().resolve_neg()
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -125,11 +127,12 @@ def update_digest(digest: Any, value: object) -> None:
 
 def digest_on_engine(case: Case, engine: str) -> str:
     """Return the digest of a case on an engine, or the class of the error that it raises."""
-    digest = hashlib.sha256()
     try:
-        update_digest(digest, run_training(case, engine, random_seed=hash_text(case.name)))
+        result = run_training(case, engine, random_seed=hash_text(case.name))
     except Exception as error:
         return type(error).__name__
+    digest = hashlib.sha256()
+    update_digest(digest, result)
     return digest.hexdigest()[:10]
 
 

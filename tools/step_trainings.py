@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from thalweg.optim.kinds import KINDS
+from thalweg.optim.rule_names import KINDS
 from torch import Tensor, nn
 
 import thalweg
