@@ -162,11 +162,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 class _Commit:
-    """Replacement of one file.
-
-    Args:
-        path, total, progress, reserved: As in `replace`.
-        earlier: Replacements that are renamed before this one.
+    """Replacement of one file; `earlier` ones are renamed before it.
 
     Attributes:
         target: The file that is replaced, with links resolved.
@@ -213,7 +209,6 @@ class _Commit:
             ) from error
 
     def _describe_outcome(self) -> str:
-        """Return a description of what a reader finds after a failed write."""
         if self._is_renamed:
             return "the new checkpoint is in its place, but may not survive a power loss."
         for commit in self._earlier:
@@ -295,9 +290,8 @@ class _Commit:
             remaining = remaining[count:]
             self._written += count
             if self._written - self._flushed >= _BURST:
-                begin, size = self._reserved + self._flushed, self._written - self._flushed
-                syscalls.start_writeback(descriptor, begin, size)
-                self._flushed = self._written
+                begin, self._flushed = self._flushed, self._written
+                syscalls.start_writeback(descriptor, self._reserved + begin, self._written - begin)
             if self._progress is not None:
                 self._progress(self._written, self._total)
 

@@ -49,8 +49,7 @@ def _compile_module(module: object) -> Function | None:
     """Return the compiled function of a module; None if LLVM fails or the result is wrong."""
     try:
         address = _link_function(str(module))
-    except (ImportError, RuntimeError, AttributeError):
-        # Other versions of llvmlite may have another interface.
+    except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
         return None
     signature = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
     function = signature(address)
@@ -71,20 +70,17 @@ def _crc_instructions() -> tuple[str, str] | None:
         return None
     try:
         features = dict(binding.get_host_cpu_features())
-    except RuntimeError:
-        # LLVM does not support this on all platforms.
+    except RuntimeError:  # LLVM does not support this on all platforms.
         features = {}
     if machine in ("x86_64", "amd64") and features.get("sse4.2"):
         return "llvm.x86.sse42.crc32.64.64", "llvm.x86.sse42.crc32.32.8"
-    # All ARM processors of Apple have the instruction.
-    is_apple = sys.platform == "darwin"
+    is_apple = sys.platform == "darwin"  # All ARM processors of Apple have the instruction.
     if machine in ("aarch64", "arm64") and (features.get("crc") or is_apple):
         return "llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb"
     return None
 
 
-# From a builder, an address and a checksum to the next checksum.
-Step = Callable[[Any, Any, Any], Any]
+Step = Callable[[Any, Any, Any], Any]  # builder, address and checksum to the next checksum
 
 
 def _module_of_instructions(words: str, single: str) -> object:
@@ -171,8 +167,7 @@ def _write_function(
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
         """Write a loop of `write_step` while `step` bytes remain; return position and checksum."""
         entry_block = builder.block
-        blocks = (function.append_basic_block(name) for name in ("head", "in", "out"))
-        loop_head, loop_body, loop_end = blocks
+        loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))
         builder.branch(loop_head)
         builder.position_at_end(loop_head)
         position, crc = builder.phi(i64), builder.phi(first.type)

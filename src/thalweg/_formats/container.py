@@ -151,8 +151,7 @@ def mapped(
         _verify_checksums(file_path, stream, headers, {}, progress)
         try:
             pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError:
-            # Some file systems cannot map files.
+        except OSError:  # Some file systems cannot map files.
             return read(path, names)
     if sys.platform == "linux":
         # Older kernels lack this advice, and load each page at its first use.
@@ -250,8 +249,7 @@ def _verify_checksums(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    with closing(
-        tensor_payload.iterate_checksums(path, stream, headers, buffers, progress)
-    ) as checksums:
+    arguments = (path, stream, headers, buffers, progress)
+    with closing(tensor_payload.iterate_checksums(*arguments)) as checksums:
         for name, checksum in checksums:
             header.check_sum(path, repr(name[:200]), headers[name].checksum, checksum)

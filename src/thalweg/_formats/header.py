@@ -161,9 +161,8 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: manifest: {error}") from error
     manifest = cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}
-    if set(manifest) != {"tensors", "document"} or not all(
-        type(part) is dict for part in manifest.values()
-    ):
+    are_dicts = all(type(part) is dict for part in manifest.values())
+    if set(manifest) != {"tensors", "document"} or not are_dicts:
         raise InvalidConfigError(f"{path}: manifest: It has not the parts of a manifest.")
     return manifest
 
@@ -224,20 +223,18 @@ def is_shape(encoded: object) -> TypeGuard[list[int]]:
     return prod(length for length in encoded if length) < _LARGEST
 
 
-def _differences(
-    tensor_headers: dict[str, TensorHeader], manifest: dict[str, object]
-) -> Iterable[str]:
+def _differences(headers: dict[str, TensorHeader], manifest: dict[str, object]) -> Iterable[str]:
     """Yield a line for each tensor that header and manifest describe differently."""
-    for name in tensor_headers.keys() - manifest.keys():
+    for name in headers.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
     for name, encoded in manifest.items():
-        if name not in tensor_headers:
+        if name not in headers:
             yield f"{name[:200]!r} is in the manifest only"
         elif not _is_entry(encoded):
             yield f"{name[:200]!r} has an entry in the manifest that is not one of a tensor"
         else:
             expected = kept_as(encoded[0], encoded[1])
-            actual = tensor_headers[name].dtype, list(tensor_headers[name].shape)
+            actual = headers[name].dtype, list(headers[name].shape)
             if expected != actual:
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {expected!r:.200}"
 

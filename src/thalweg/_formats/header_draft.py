@@ -18,7 +18,7 @@ class Draft:
     """Header of a file to be written.
 
     Args:
-        stored_tensors: The tensors of the file.
+        tensors: The tensors of the file.
         document: The document of the file.
 
     Attributes:
@@ -27,15 +27,12 @@ class Draft:
         reserved: The number of bytes of length and header.
 
     Raises:
-        InvalidArgumentError: A name, a tensor or the document has a value that cannot be saved, or
-            the header is too long.
+        InvalidArgumentError: A name, a tensor or the document cannot be saved, or is too long.
         InvalidTypeError: The document has a type that cannot be saved.
     """
 
-    def __init__(
-        self, stored_tensors: Mapping[str, StoredTensor], document: Mapping[str, object]
-    ) -> None:
-        self._tensors = dict(stored_tensors)
+    def __init__(self, tensors: Mapping[str, StoredTensor], document: Mapping[str, object]) -> None:
+        self._tensors = dict(tensors)
         for name, tensor in self._tensors.items():
             _check_tensor(name, tensor)
         self._document = json_text.dumps({"document": dict(document)})

@@ -64,8 +64,7 @@ class ResolvedPath:
         """Return this path if it is a checkpoint.
 
         Raises:
-            MissingFileError: The path does not exist, or is only a directory or a list of
-                checkpoints.
+            MissingFileError: The path does not exist, or is a directory or list of checkpoints.
             UnsafeCheckpointError: The file is a pickle.
             DataLossError: The format is unknown or not supported; the message names it.
         """
@@ -106,8 +105,7 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
 
     The first of these that exists: a thalweg or Keras file of exactly this name; a thalweg file
     with ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file.
-    So a newer thalweg file is preferred to a TensorFlow checkpoint beside it; that is "x.index"
-    then.
+    So a thalweg file is preferred to a TensorFlow checkpoint beside it, which is "x.index" then.
 
     Args:
         path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
@@ -230,10 +228,6 @@ def _newest_hint(folder: str, name: str | None = None) -> str:
 
 
 def _list_checkpoints(folder: str) -> list[str]:
-    """Return the files of a directory that are named like checkpoints, sorted by pattern and
-    name.
-    """
-    escaped = glob.escape(folder)
-    return [
-        path for pattern in _PATTERNS for path in sorted(glob.glob(os.path.join(escaped, pattern)))
-    ]
+    """Return the files of a directory named like checkpoints, sorted by pattern and name."""
+    patterns = [os.path.join(glob.escape(folder), pattern) for pattern in _PATTERNS]
+    return [path for pattern in patterns for path in sorted(glob.glob(pattern))]

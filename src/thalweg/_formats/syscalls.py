@@ -59,12 +59,10 @@ def give_ownership(descriptor: int, previous: os.stat_result) -> None:
         previous: The status of the other file.
     """
     current = retry_interrupted(os.fstat, descriptor)
-    if (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid) or not hasattr(
-        os, "fchown"
-    ):
+    is_same = (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid)
+    if is_same or not hasattr(os, "fchown"):
         return
-    # Only root can give a file to another user.
-    for owner in (previous.st_uid, -1):
+    for owner in (previous.st_uid, -1):  # Only root can give a file to another user.
         with contextlib.suppress(OSError):
             return retry_interrupted(os.fchown, descriptor, owner, previous.st_gid)
     retry_interrupted(os.fchmod, descriptor, stat.S_IMODE(current.st_mode) & ~0o070)

@@ -61,14 +61,13 @@ def iterate_checksums(
         return _checksum_pieces(path, stream, batch)
 
     batches = list(_batch_pieces(headers, buffers))
-    for batch, checksums in zip(
-        batches, _map_in_threads(checksum_batch, batches, total), strict=True
-    ):
+    batch_checksums = _map_in_threads(checksum_batch, batches, total)
+    for batch, checksums in zip(batches, batch_checksums, strict=True):
         for piece, checksum in zip(batch, checksums, strict=True):
             name, size = piece.name, piece.size
-            totals[name] = (
-                combine_checksums(totals[name], checksum, size) if totals[name] else checksum
-            )
+            if totals[name]:
+                checksum = combine_checksums(totals[name], checksum, size)
+            totals[name] = checksum
             remaining[name] -= size
             bytes_read += size
             if not remaining[name]:
@@ -102,7 +101,6 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Iterator[list[int]]:
-    """Yield the results of `work` in order; use threads if there are enough bytes and cores."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)

@@ -14,10 +14,7 @@ from thalweg.errors import CheckpointWarning, FailedPreconditionError, warn
 
 
 class Saving:
-    """A file that a thread is writing.
-
-    Returned by `save_async`.
-    """
+    """A file that a thread is writing, returned by `save_async`."""
 
     def __init__(self, snapshot: Snapshot, path: Path, progress: Progress | None) -> None:
         self.path = path
@@ -103,10 +100,8 @@ def save_async(
     Returns:
         The save in progress: call its `wait()` before you read the file.
     """
-    for finished_path in [
-        active_path for active_path, saving in _active_saves.items() if saving.is_there()
-    ]:
-        _active_saves.pop(finished_path, None)
+    for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
+        _active_saves.pop(other, None)
     target_path = os.path.abspath(path)
     previous_saving = _active_saves.pop(target_path, None)
     if previous_saving is not None and not previous_saving.is_elsewhere():

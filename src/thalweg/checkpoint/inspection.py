@@ -83,10 +83,7 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
 
 
 def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Return the optimizer of a TensorFlow or Keras file: a document as in thalweg files, and text.
-
-    If the file cannot be interpreted, the document is empty and the text has the error.
-    """
+    """Return the optimizer of a foreign file as a document and text, or {} and an error text."""
     try:
         outline = load_outline(path)
     except ThalwegError as error:

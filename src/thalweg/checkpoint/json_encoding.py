@@ -47,9 +47,7 @@ class Writer:
         self._copies = copies
 
     def __call__(self, python_value: Any, name: str) -> Any:
-        """Return a value as JSON, and add its tensors to `tensors`.
-
-        Their names are `name`, or begin with `name` and "/".
+        """Return a value as JSON; add its tensors to `tensors` as `name` or `name` and "/...".
 
         Raises:
             InvalidTypeError: The value has something other than numbers, text, None, tensors,
@@ -87,7 +85,6 @@ class Writer:
         return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
     def _add_tensor(self, array: Any, name: str) -> str:
-        """Add a tensor or array under `name`, with a number if that is in use; return its name."""
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
@@ -104,19 +101,16 @@ class JsonReader:
     """Decoder of the JSON and the named tensors of `Writer`.
 
     Args:
-        named_tensors: The tensors by name.
+        tensors: The tensors by name.
         special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
             content. Returns the decoded value, or NotImplemented to have this class decode it.
         copies: Whether tensors are copied.
     """
 
     def __init__(
-        self,
-        named_tensors: Mapping[str, Tensor],
-        special: Special | None = None,
-        copies: bool = False,
+        self, tensors: Mapping[str, Tensor], special: Special | None = None, copies: bool = False
     ) -> None:
-        self.tensors = named_tensors
+        self.tensors = tensors
         self._special = special
         self._copies = copies
 

@@ -242,15 +242,9 @@ class CheckpointManager:
         if path is None:
             contents = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise MissingFileError(f"{self.directory} has {contents}; there are {sorted(numbers)}.")
-        return restore(
-            path,
-            optimizer=optimizer,
-            variables=variables,
-            module=module,
-            check_arguments=check_arguments,
-            convert=convert,
-            progress=progress,
-        )
+        options: Any = {"optimizer": optimizer, "variables": variables, "module": module}
+        options |= {"check_arguments": check_arguments, "convert": convert, "progress": progress}
+        return restore(path, **options)
 
     def restore_or_initialize(
         self,
@@ -286,21 +280,12 @@ class CheckpointManager:
         path = self._newest_readable()
         if path is None:
             return None
-        return restore(
-            path,
-            optimizer=optimizer,
-            variables=variables,
-            module=module,
-            check_arguments=check_arguments,
-            convert=convert,
-            progress=progress,
-        )
+        options: Any = {"optimizer": optimizer, "variables": variables, "module": module}
+        options |= {"check_arguments": check_arguments, "convert": convert, "progress": progress}
+        return restore(path, **options)
 
     def _newest_readable(self) -> Path | None:
-        """Return the latest checkpoint, or None; raise if an unreadable file may be newer.
-
-        Unreadable files that must be older are warned of.
-        """
+        """Return the latest checkpoint, or None; raise if an unreadable file may be newer."""
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
         for file in unreadable:
@@ -339,7 +324,6 @@ class CheckpointManager:
         return _list_checkpoints(self.directory, self._name)
 
     def _best_of(self, checkpoints: list[Kept]) -> Kept | None:
-        """Return the checkpoint with the best metric; None if no checkpoint has the metric."""
         sign = 1 if self._mode == "min" else -1
         metrics = [sign * kept.metrics.get(self._best or "", math.nan) for kept in checkpoints]
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
@@ -356,8 +340,7 @@ class CheckpointManager:
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
-                except OSError as error:
-                    # The save has succeeded, so this is not an error.
+                except OSError as error:  # The save has succeeded, so this is not an error.
                     warn(f"{old} stays: {error}", CheckpointWarning)
 
 

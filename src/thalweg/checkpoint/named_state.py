@@ -22,8 +22,7 @@ from thalweg.optim.dtensor_params import entry_of, locals_of
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
-# The name from `name_of` for tensors without a name.
-NAMELESS = "Variable"
+NAMELESS = "Variable"  # the result of `name_of` for tensors without a name
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
@@ -36,8 +35,8 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
     tensors: dict[str, Any] = {}
     if module is not None:
         if not isinstance(module, torch.nn.Module):
-            name = type(module).__name__
-            raise InvalidTypeError(f"module must be a torch.nn.Module, not {name}.")
+            kind = type(module).__name__
+            raise InvalidTypeError(f"module must be a torch.nn.Module, not {kind}.")
         tensors = _tensors_of_module(module)
     variables_by_name = {} if variables is None else _by_name(variables)
     duplicates = sorted(tensors.keys() & variables_by_name.keys())
@@ -125,10 +124,7 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that validates a state from `state_of` and gives a `Loading`.
-
-    The optimizer's lock is held inside the context.
-    """
+    """Return a context manager that validates a state and yields its `Loading`, under the lock."""
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)

@@ -40,8 +40,8 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
         variables: Variables by their names in a file.
 
     Returns:
-        "class": the registered name, or "mine:" and the class name for a class of the user;
-        "arguments": by name, all arguments that affect the numbers of a step.
+        "class": the registered name, or "mine:" and the name of a user's class; "arguments": by
+        name, all that affect the numbers of a step.
     """
     return _ConfigEncoder(
         {id(variable): name for name, variable in variables.items()}
@@ -98,8 +98,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
 
     Raises:
         InvalidConfigError: The class does not accept the arguments.
-        NotFoundError: The optimizer or an argument is of the user's own code, or needs parameters;
-            the message names it.
+        NotFoundError: A part is of the user's code or needs parameters; the message names it.
     """
     if config["class"].startswith(OF_TORCH):
         raise NotFoundError(
@@ -170,7 +169,6 @@ class _ConfigEncoder:
         return NotImplemented
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return an optimizer, loss scaler or rate as JSON; `YOURS` if not registered."""
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.class_and_arguments(argument)}
         name = kind.name_of(maker)
@@ -182,7 +180,6 @@ class _ConfigEncoder:
         return {RATE: {"function": name, "arguments": arguments}}
 
     def _describe_tensor(self, tensor: Tensor) -> object:
-        """Return the name of a variable, or the dtype and value of a scalar, as JSON."""
         variable_name = name_of(tensor, "").split(":")[0] if is_variable(tensor) else ""
         name = self._names.get(id(tensor), variable_name)
         if name:
@@ -258,7 +255,6 @@ def _is_number(encoded: object) -> bool:
 
 
 def _short_repr(encoded: object) -> str:
-    """Return JSON as text for messages; the content of a marked dict has at most 80 characters."""
     for content in as_object(encoded).values() if len(as_object(encoded)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(encoded)

@@ -104,8 +104,7 @@ class Restored:
         extra: The value saved as `extra`, or None.
         metrics: The metrics that a `CheckpointManager` was given.
         step: The step that a `CheckpointManager` was given, or None.
-        left: The names of the file's variables that were not restored, and "optimizer" if it was
-            not.
+        left: Names of the file's variables, and "optimizer", that were not restored.
     """
 
     optimizer: Any = None
@@ -151,7 +150,7 @@ def _copy_training(
 ) -> Snapshot:
     """Return the snapshot of a training while its steps are blocked; see `take_snapshot`."""
     # `state_of` copies already.
-    state_writer, content_writer = (Writer(copies=False), Writer(copies=copies))
+    state_writer, content_writer = Writer(copies=False), Writer(copies=copies)
     document: dict[str, Any] = {"kind": KIND}
     slots = slots_of(optimizer)
     shards = None if slots is None else slots.parts
@@ -272,10 +271,8 @@ def restore(
 
     Raises:
         MissingFileError: The file does not exist.
-        DataLossError: The file is damaged or has another format; the message names the tensor or
-            the format.
-        UnsupportedCheckpointError: The file is a checkpoint of TensorFlow or Keras; the message
-            names the function that reads it.
+        DataLossError: The file is damaged or has another format; names the tensor or the format.
+        UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras; names the reader.
         UnsafeCheckpointError: The file is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
         NotFoundError: No optimizer is given, and the saved one has arguments that only your code
@@ -304,24 +301,21 @@ def restore(
             values = _read_by_name(reader, document, "variables") if places else {}
             target_optimizer.convert_to_fit(values)
         if target_optimizer is not None:
-            loadings += _prepare_optimizer(
-                target_optimizer, reader, document, tensors, check_arguments, exit_stack
-            )
+            arguments = (target_optimizer, reader, document, tensors, check_arguments)
+            loadings += _prepare_optimizer(*arguments, exit_stack)
         copying_reader = JsonReader(reader.tensors, copies=True)
         states: dict[str, Any] = document["extra_states"] if states_module is None else {}
         leaves_optimizer = optimizer is False and "optimizer" in document
+        is_adapter = isinstance(target_optimizer, TorchOptimizerAdapter)
         outcome = Restored(
-            target_optimizer.optimizer
-            if isinstance(target_optimizer, TorchOptimizerAdapter)
-            else target_optimizer,
+            target_optimizer.optimizer if is_adapter else target_optimizer,
             copying_reader(document["extra"]),
             _read_by_name(reader, document, "metrics"),
             document["step"],
             (*unrestored, *states, *["optimizer"] * leaves_optimizer),
         )
-        module_states = (
-            {} if states_module is None else _read_by_name(copying_reader, document, "extra_states")
-        )
+        read_states = partial(_read_by_name, copying_reader, document, "extra_states")
+        module_states = {} if states_module is None else read_states()
         with with_extra_states(states_module, module_states):
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if places:
@@ -376,13 +370,7 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the loadings that set the state and the rates of an optimizer.
-
-    `exit_stack` receives the context that blocks the optimizer's steps in other threads.
-
-    Raises:
-        InvalidConfigError: The file's state has an invalid form.
-    """
+    """Return the loadings of an optimizer's state and rates; `exit_stack` gets their context."""
     try:
         saved_state = _read_by_name(reader, document, "state")
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))

@@ -13,9 +13,7 @@ from thalweg.schedules import LearningRateSchedule
 
 
 def states_of(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return the states of an optimizer's learning rates, by the names of the arguments that have
-    them.
-    """
+    """Return the states of an optimizer's learning rates, by the paths of their arguments."""
     return {name: rate.state_dict() for name, rate in _rates_by_path(optimizer).items()}
 
 
@@ -32,9 +30,8 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
     """
     rates = _rates_by_path(optimizer)
     problems = differences([], {name: None for name in states if name not in rates})
-    problems += [
-        f"the random numbers of {name} are missing" for name in rates if name not in states
-    ]
+    missing = [name for name in rates if name not in states]
+    problems += [f"the random numbers of {name} are missing" for name in missing]
     if problems and must_match:
         raise mismatch(problems, "The learning rates")
     calls: list[Callable[[], Any]] = []
@@ -47,7 +44,6 @@ def prepare_rates(optimizer: object, states: Mapping[str, object], must_match: b
 
 
 def _rates_by_path(optimizer: Any, path: str = "") -> dict[str, Any]:
-    """Return the objects with `state_dict` in an optimizer's arguments, by their path there."""
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():
         if isinstance(argument, Configurable):

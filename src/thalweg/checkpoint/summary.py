@@ -37,10 +37,8 @@ def step_of(path: str | os.PathLike[str], description: Description) -> int | Non
     if type(document.get("step")) is int:
         return document["step"]
     state, variables = as_object(document.get("state")), as_object(document.get("variables"))
-    tensor_names = [
-        _tensor_name(section, name) for name in _COUNTERS for section in (state, variables)
-    ]
-    counters = [name for name in (*tensor_names, *_COUNTERS) if name in description.tensors]
+    names = [_tensor_name(part, name) for name in _COUNTERS for part in (state, variables)]
+    counters = [name for name in (*names, *_COUNTERS) if name in description.tensors]
     powers = {_tensor_name(state, power): beta for power, beta in _POWERS.items()}
     scalars = {name for name in (*counters, *powers) if name in description.tensors}
     scalars = {name for name in scalars if not description.tensors[name].shape}
@@ -48,8 +46,7 @@ def step_of(path: str | os.PathLike[str], description: Description) -> int | Non
         return None
     try:
         tensors = container.read(path, scalars).tensors
-    except DataLossError:
-        # Listing needs the header only, and that is intact.
+    except DataLossError:  # Listing needs only the header, which is intact.
         return None
     count = _first_count(tensors, counters)
     return _steps_from_powers(document, tensors, powers) if count is None else count

@@ -92,7 +92,6 @@ class TorchOptimizerAdapter:
         self._converts, self._file_values = True, values
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return the optimizer's lock; raise FailedPreconditionError inside of a step."""
         if not self._is_fused:
             return nullcontext()
         status = self.optimizer._own
@@ -127,9 +126,7 @@ class TorchOptimizerAdapter:
         for param in self.optimizer.state:
             if param not in param_names:
                 raise InvalidTypeError(f"The optimizer's state has {param!r}, no parameter of it.")
-        param_states = {
-            param_names[param]: entries for param, entries in self.optimizer.state.items()
-        }
+        param_states = {param_names[p]: entries for p, entries in self.optimizer.state.items()}
         if self._is_fused and self.optimizer._encodes():
             with importing:
                 from thalweg.optim.quantized_state import add_storage
@@ -186,17 +183,16 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:
-        """Return pairs of state entries and new values, and calls that set groups and state.
+        """Return state entries with their new values, and calls that set groups and state.
 
-        Differences are appended to `errors`; names of option state that starts at the parameters,
-        because the file lacks it, to `missing`.
+        Appends differences to `errors`, and keys of state that the file lacks to `missing`.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs: list[tuple[Item, Any]] = []
         calls: list[Call] = []
         if len(groups) != len(saved_groups):
-            counts = f"there are {len(groups)} groups of parameters, in the file"
-            errors.append(f"{counts} {len(saved_groups)}")
+            count = len(saved_groups)
+            errors.append(f"there are {len(groups)} groups of parameters, in the file {count}")
             return pairs, calls
         new_states: dict[Tensor, Any] = defaultdict(dict)
         merged, checked_values = list[Group](), set[object]()
@@ -257,10 +253,7 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of option state that the file lacks and that starts at the parameter.
-
-        Keys that must not be missing are added to `errors`; those to warn of, to `missing`.
-        """
+        """Return the keys of option state that the file lacks and that starts at the parameter."""
         if not self._is_fused:
             return []
         keys = [key for key in self.optimizer._around.keys(param) if key not in saved_state]
@@ -273,19 +266,17 @@ class TorchOptimizerAdapter:
             errors += [f"'{param_name}/{key}' is missing; {hint}" for key in keys]
         return []
 
-    def _prepare_state(
-        self, param: Tensor, group: Group, saved_state: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a parameter's validated state, with this optimizer's dtypes."""
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer._around.kinds if self._is_fused else PLAIN
         devices = {
             key: "cpu" if key == "step" and not moves else storage.home_of(key, param)
-            for key in saved_state
+            for key in saved
         }
         new_state = {
             key: _map_tensors(entry, lambda own, to=devices[key]: own.to(to, copy=True))
-            for key, entry in saved_state.items()
+            for key, entry in saved.items()
         }
         if self._checker is not None:
             slots = self._checker._own_rule(group, param).slots

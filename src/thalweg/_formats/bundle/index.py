@@ -156,9 +156,8 @@ def _describe_entries(
             if entry.slices:
                 _check_slices(tensors[name])
     if slice_entries:
-        raise CorruptFileError(
-            f"the slice {quote_name(next(iter(slice_entries)))} belongs to no tensor"
-        )
+        key = next(iter(slice_entries))
+        raise CorruptFileError(f"the slice {quote_name(key)} belongs to no tensor")
     _check_overlap(tensors)
     return tensors
 

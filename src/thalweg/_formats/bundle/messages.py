@@ -127,9 +127,8 @@ def parse_shape(serialized: bytes) -> tuple[int, ...]:
     message = ProtoMessage(serialized, {2: BYTES, 3: VARINT})
     if message.number(3):
         raise CorruptFileError("its shape is unknown")
-    lengths = tuple(
-        ProtoMessage(dimension, {1: VARINT}).signed(1) for dimension in message.every(2)
-    )
+    dimensions = [ProtoMessage(dimension, {1: VARINT}) for dimension in message.every(2)]
+    lengths = tuple(dimension.signed(1) for dimension in dimensions)
     if len(lengths) > RANK:
         raise CorruptFileError(
             f"it has {len(lengths)} axes, TensorFlow's tensors have {RANK} at most"

@@ -141,9 +141,8 @@ def _relative_to(directory: str, path: str) -> str:
         raise CorruptFileError(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
     parent, base = os.path.split(path)
     root, real_parent = _real_path(directory), _real_path(parent)
-    if base in ("", ".", "..") or not os.path.join(real_parent, "").startswith(
-        os.path.join(root, "")
-    ):
+    is_inside = os.path.join(real_parent, "").startswith(os.path.join(root, ""))
+    if base in ("", ".", "..") or not is_inside:
         raise CorruptFileError(
             f"it names {path!r}, which is not in its folder; if you trust it, give that path"
             " instead of the folder",

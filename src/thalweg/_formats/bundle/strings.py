@@ -31,12 +31,10 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
         raise CorruptFileError(
             f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
         )
-    stored_checksum, calculated = (
-        int.from_bytes(content[offset:begin], "little"),
-        _of_lengths(lengths),
-    )
-    if unmask_checksum(stored_checksum) != calculated:
-        raise checksum_flaw(unmask_checksum(stored_checksum), calculated)
+    stored_checksum = unmask_checksum(int.from_bytes(content[offset:begin], "little"))
+    calculated = _of_lengths(lengths)
+    if stored_checksum != calculated:
+        raise checksum_flaw(stored_checksum, calculated)
     strings: list[bytes] = []
     position = begin
     for length in lengths:
@@ -55,6 +53,5 @@ def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
 
 def _of_lengths(lengths: Sequence[int]) -> int:
     """Return the checksum of lengths, each of four bytes, or of eight if necessary."""
-    return crc32c(
-        b"".join(length.to_bytes(4 if length < _MAX_SHORT else 8, "little") for length in lengths)
-    )
+    widths = [4 if length < _MAX_SHORT else 8 for length in lengths]
+    return crc32c(b"".join(n.to_bytes(width, "little") for n, width in zip(lengths, widths)))

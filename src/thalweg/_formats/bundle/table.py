@@ -166,9 +166,8 @@ def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
         key_values: Keys and contents; each key is greater than the one before it.
     """
     file, listing, block, last_key = bytearray(), _Block(1), _Block(_RESTART_INTERVAL), b""
-    finished: tuple[bytes, bytes] | None = (
-        None  # the last key of a block that is written, its place
-    )
+    # Last key and handle of a written block that is not listed yet.
+    finished: tuple[bytes, bytes] | None = None
     for key, content in key_values:
         if finished is not None:
             listing.add(_separator_between(finished[0], key), finished[1])
@@ -237,22 +236,16 @@ def _append_block(output: bytearray, block: _Block) -> bytes:
 def _common_prefix_length(key: bytes, next_key: bytes) -> int:
     """Return the length of the common prefix of two keys."""
     pairs = enumerate(zip(key, next_key))
-    return next(
-        (position for position, (left, right) in pairs if left != right),
-        min(len(key), len(next_key)),
-    )
+    return next((i for i, (a, b) in pairs if a != b), min(len(key), len(next_key)))
 
 
 def _separator_between(key: bytes, next_key: bytes) -> bytes:
     """Return a short key that is at least `key` and less than `next_key`."""
     position = _common_prefix_length(key, next_key)
-    if (
-        position < min(len(key), len(next_key))
-        and key[position] < 0xFF
-        and key[position] + 1 < next_key[position]
-    ):
-        return key[:position] + bytes([key[position] + 1])
-    return key
+    if position == min(len(key), len(next_key)) or key[position] == 0xFF:
+        return key
+    byte = key[position] + 1
+    return key[:position] + bytes([byte]) if byte < next_key[position] else key
 
 
 def _successor_of(key: bytes) -> bytes:

@@ -89,15 +89,13 @@ class BundleReader:
         """Return the bytes of a slice; raise CorruptFileError if the checksum differs."""
         import numpy as np
 
-        content = np.empty(tensor_slice.entry.size, np.uint8)
-        self._open_shard_of(tensor_slice).read_into(tensor_slice.entry.offset, content.data)
-        stored_checksum, calculated = (
-            unmask_checksum(tensor_slice.entry.checksum),
-            crc32c(content.data),
-        )
+        entry = tensor_slice.entry
+        content = np.empty(entry.size, np.uint8)
+        self._open_shard_of(tensor_slice).read_into(entry.offset, content.data)
+        stored_checksum, calculated = unmask_checksum(entry.checksum), crc32c(content.data)
         if stored_checksum != calculated:
             raise checksum_flaw(stored_checksum, calculated)
-        self._report_progress(tensor_slice.entry.size)
+        self._report_progress(entry.size)
         return content
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:

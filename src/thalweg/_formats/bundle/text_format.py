@@ -76,9 +76,8 @@ def _tokenize(text: str) -> Iterator[Token]:
     while position < len(text):
         match = _TOKENS.match(text, position)
         if match is None:
-            raise CorruptFileError(
-                f"it makes no sense at character {position}: {text[position : position + 40]!r}"
-            )
+            excerpt = text[position : position + 40]
+            raise CorruptFileError(f"it makes no sense at character {position}: {excerpt!r}")
         position = match.end()
         if match.lastgroup and match.lastgroup != "blank":
             yield match.lastgroup, match.group()

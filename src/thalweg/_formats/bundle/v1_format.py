@@ -169,9 +169,8 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
                 )
             message = ProtoMessage(ProtoMessage(serialized, {1: BYTES}).data(1), {1: BYTES})
             for element in message.every(1):
-                _add_slices(
-                    tensors, ProtoMessage(element, {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES})
-                )
+                kinds = {1: BYTES, 2: BYTES, 3: VARINT, 4: BYTES}
+                _add_slices(tensors, ProtoMessage(element, kinds))
     for name, tensor in tensors.items():
         with locate_flaws(quote_name(name)):
             _check_tensor(tensor)

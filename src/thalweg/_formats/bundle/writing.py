@@ -46,9 +46,8 @@ def write(
         CheckpointWriteError: A file cannot be written.
     """
     path = os.fspath(prefix)
-    tensors_by_key = {
-        _key_of(name): _check_tensor(name, tensor) for name, tensor in stored_tensors.items()
-    }
+    pairs = stored_tensors.items()
+    tensors_by_key = {_key_of(name): _check_tensor(name, tensor) for name, tensor in pairs}
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])

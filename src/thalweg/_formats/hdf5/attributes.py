@@ -88,8 +88,7 @@ def attributes_of(messages: list[HeaderMessage], heap: GlobalHeap) -> dict[str, 
         elif kind == ATTRIBUTE:
             begin, attribute = payload.offset, TextAttribute(payload, heap)
             if attribute.name in attributes:
-                raise payload.source.data_loss_error(
-                    begin, f"attribute {attribute.name!r} is there twice"
-                )
+                text = f"attribute {attribute.name!r} is there twice"
+                raise payload.source.data_loss_error(begin, text)
             attributes[attribute.name] = attribute
     return attributes

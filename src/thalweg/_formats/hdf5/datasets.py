@@ -51,9 +51,8 @@ class ArrayDataset:
         self.name, self.attributes, self._source = name, attributes, source
         payloads = dict(reversed(messages))
         if headers.EXTERNAL_FILES in payloads:
-            raise self._unsafe_error(
-                payloads[headers.EXTERNAL_FILES], "elements are in other files"
-            )
+            payload = payloads[headers.EXTERNAL_FILES]
+            raise self._unsafe_error(payload, "elements are in other files")
         self._layout = payloads[headers.LAYOUT]
         self._check_virtual()
         begin = self._layout.offset
@@ -164,9 +163,8 @@ class ArrayDataset:
         for (key, address), index_tuple in zip(chunks, indices, strict=True):
             corner = tuple(index * step for index, step in zip(index_tuple, chunk, strict=True))
             block = self._read_chunk(key, address, corner, chunk_size)
-            region = tuple(
-                slice(start, start + step) for start, step in zip(corner, chunk, strict=True)
-            )
+            ends = (start + step for start, step in zip(corner, chunk, strict=True))
+            region = tuple(map(slice, corner, ends))
             clipped = tuple(
                 slice(min(step, extent - start))
                 for start, step, extent in zip(corner, chunk, shape, strict=True)
