@@ -84,8 +84,8 @@ CHOSEN = (
         "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
-        "processor time with different gradients missing at each step, `optim.AdamW`, 100 tensors"
-        " of 64 elements: one in turn · alternating halves · a random half",
+        "processor time if some parameters have no gradient, others at each step, `optim.AdamW`,"
+        " 100 tensors of 64 elements: one in turn · alternating halves · a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
         "`torch.optim.AdamW(fused=True)` with the same gradients",
     ),
