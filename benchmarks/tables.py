@@ -37,8 +37,8 @@ CHOSEN = (
         "the same computation in torch's `_foreach_` functions",
     ),
     (
-        "memory bandwidth of the slowest rule, ResNet-50 (more is better): `thalweg.keras` ·"
-        " `thalweg.v1`",
+        "memory bandwidth on ResNet-50 of the slowest rule (more is better): of `thalweg.keras` ·"
+        " of `thalweg.v1`",
         "{keras} · {tensorflow1}",
         "one addition over the same tensors",
     ),
