@@ -48,8 +48,8 @@ class StateDtype(Option):
     """Dtype of slots.
 
     Attributes:
-        state_dtype: torch.float32, float64, float16 or bfloat16. None is the dtype of the
-            parameter, or of its master.
+        state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is the
+            dtype of the parameter, or of its master.
     """
 
     changes_state = True

@@ -52,78 +52,74 @@ class LaProp(ModernOptimizer):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class AdEMAMix(ModernOptimizer):
@@ -176,78 +172,74 @@ class AdEMAMix(ModernOptimizer):
             eps: A small number that keeps a divisor from 0.
             alpha_warmup: In how many steps `alpha` rises from 0; 0 is none.
             beta3_warmup: In how many steps `betas[2]` rises from `betas[0]`; 0 is none.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class ADOPT(ModernOptimizer):
@@ -297,78 +289,74 @@ class ADOPT(ModernOptimizer):
             clip_exp: The power of the number of steps before to which what is divided is clipped.
             weight_decay: How much of each parameter decays; 0 is none.
             decoupled: Whether decay is AdamW's, beside the step.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class Adan(ModernOptimizer):
@@ -416,78 +404,74 @@ class Adan(ModernOptimizer):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             no_prox: Whether decay is AdamW's.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class LAMB(ModernOptimizer):
@@ -537,78 +521,74 @@ class LAMB(ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             trust_clip: Whether no step is longer than Adam's.
             always_adapt: Whether parameters without decay take such steps, too.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class AdamH(ModernOptimizer):
@@ -652,78 +632,74 @@ class AdamH(ModernOptimizer):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
 
 class SM3(ModernOptimizer):
@@ -769,76 +745,72 @@ class SM3(ModernOptimizer):
             momentum: What the running mean of gradients keeps in a step.
             beta: What sums keep in a step, which are running means then; 0 keeps all of them.
             eps: A small number that keeps a divisor from 0.
-            clip_grad_norm: All gradients are scaled so that their common norm is no higher.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. With either, rows
-                of sparse gradients are added up before.
-            fused_unscale: Whether `torch.amp.GradScaler` leaves it to the step to unscale. Steps of
-                parameters on a GPU are counted there then.
-            accumulate: How many calls of `step` add up gradients, and free them, for one that is
-                taken: the last of them. Clipping sees the sum, and so does the update.
-            wide_sums: Whether sums of 16-bit gradients are float32; they are beside masters.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` counts
-                then. Not beside what needs all gradients first: `clip_grad_norm`, `accumulate`, a
-                scaler.
-            gradients: "flat" gives all parameters gradients in a few buffers, which stay where they
-                are and which `zero_grad` clears at once. A parameter that had no gradient has one
-                of 0, a frozen one none.
-            cautious_decay: Decoupled decay, as AdamW's, is left out of the elements that a step
-                moves away from 0. Rules without it are refused. https://arxiv.org/abs/2510.12402
-            row_floor: Each row's step is made at least that long, as a share of the row, times the
-                rate; True is 0.3825. Parameters that have not two dimensions are refused.
+            clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
+            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
+                adds up duplicate rows of sparse gradients first.
+            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+                The steps of parameters on a GPU are then counted on the GPU.
+            accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
+                and frees them; the last call updates. Clipping and the update use the sums.
+            wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
+            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+                counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+                `fused_unscale`.
+            gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
+                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
+                and a frozen parameter None.
+            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
+                learning rate; True is 0.3825. Parameters that are not matrices raise.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: An element whose step has the sign of its gradient would go uphill, and stays.
-                The steps of the others are divided by their share of the parameter, at least 0.001.
+            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
+                the others are divided by their share of all elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: The step of each parameter is multiplied by the parameter's norm over that
-                of the step without its rate, where neither is 0: LAMB's way with Adam, LARS' with
-                SGD. https://arxiv.org/abs/1904.00962
-            sphere: A step is as long as its parameter, times the rate, and leads to one of the norm
-                that the parameter had before its first step, which is `radius` in its state. Decay
-                beside the step has no effect. A parameter that begins at 0 takes the rule's own
-                steps, of which a warning tells. https://arxiv.org/abs/2606.16899
-            radial_brake: Where a step makes the norm of its parameter larger than it was after the
-                decay beside the step, this share of the growth is left; True is 0.5, and 0 leaves
-                none. Other steps are as they are.
-                https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: In what slots of parameters of 4,096 elements and more are kept, as
-                bytes: "8bit" for the codec that suits each, the name of a codec for all, with its
-                counterpart for those that are never negative, or a dict of slots' names with a
-                codec, or "float32", for each. None keeps numbers.
-            lookahead: Slow weights of each parameter are kept in its state, as `slow`. In every
-                step whose number is a multiple of this one they go `lookahead_alpha` of the way to
-                the parameter, which becomes what they are. They are float32 for parameters of 16
-                bits.
-            lookahead_alpha: The share of the way.
-            ema_decay: An average of each parameter is kept in its state, as `ema`, and moves by 1 -
-                ema_decay of the way in each step. It is float32 for parameters of 16 bits.
-            masters: Whether parameters of 16 bits have a master in float32 in their state, as
-                `master`, which steps update, and which they follow. What others write to a
-                parameter counts, by `.data`, too; a write that rounds to the same value cannot be
-                seen.
-            state_dtype: The dtype of slots: float32, float64, float16 or bfloat16. None stands for
-                the parameter's, or that of its master.
-            weights: "split" has parameters, all of bfloat16, be the upper part of weights, of which
-                the lower 8 bits are in their state, as `correction`, a byte an element; steps move
-                the weights. What you write to a parameter is the weight, but for its correction of
-                at most half a last place. Slots are float32, if nothing says otherwise. Measures,
-                such as LAMB's norms, see parameters. Sparse gradients are made dense. On the CPU
-                and on GPUs.
-            round: "stochastic" has a number of float16 or bfloat16, of a parameter or of its state,
-                become the upper one of its two neighbours as often as it is near it, so that small
-                steps add up. NaN, infinities and what the type holds stay. Random bits depend on
-                `seed`, on the parameter's place among all, on the number of its step, and on the
-                place of the element in the whole parameter: on nothing else. None rounds to the
-                nearest. On the CPU and on GPUs; not with sparse gradients, `state_device`, or
-                DTensors that are cut along another dimension than the first.
-            seed: An integer from 0 to 2**48 - 1, of which states tell. Ranks of one training have
-                the same.
-            state_device: "cpu" keeps the state of parameters on a GPU on the CPU, and updates it
-                there: gradients go there, values come back. None keeps it with the parameters. Not
-                with `in_backward`. What others write in place by `.data` is not seen then.
-            diagnostics: Every so many steps `optimizer.diagnostics` becomes a table of how large
-                each parameter's gradient, update and weight are, and more: an integer, or a
-                `thalweg.optim.diagnostics.Diagnostics`, which also says where they are written. Not
-                with `in_backward`, and not for DTensors.
+            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
+                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
+                LARS. https://arxiv.org/abs/1904.00962
+            sphere: Whether a step has the norm of its parameter times the learning rate, and
+                restores the norm before the first step, `radius` in the state. Decoupled decay has
+                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+                https://arxiv.org/abs/2606.16899
+            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
+                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
+                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
+                for the default of each slot; the name of a codec for all slots, with its
+                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
+                None stores floats.
+            lookahead: Number of steps between updates of the slow weights, which are in the state
+                as `slow`: they move toward the parameter, and the parameter is set to them. They
+                are float32 for parameters of 16 bits.
+            lookahead_alpha: Interpolation factor in (0, 1].
+            ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
+                float32 for parameters of 16 bits. None keeps no average.
+            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. Writes to a parameter update the master, those
+                by `.data`, too; a write that rounds to the same value is not detected.
+            state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
+                the dtype of the parameter, or of its master.
+            weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
+                which steps update. The lower 8 bits are in the state as `correction`, a byte per
+                element. A write to a parameter keeps the correction, at most half a last place.
+                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
+                Sparse gradients are made dense. Works on CPU and GPU.
+            round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
+                a probability equal to their distance from the lower neighbour, so that small steps
+                add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
+                the index of the parameter, the number of its step, and the index of the element in
+                the full parameter. None rounds to nearest. Works on CPU and GPU; not with sparse
+                gradients, `state_device`, or DTensors sharded along another dimension than the
+                first.
+            seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
+                the same seed.
+            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
+                and new values back. None keeps state on the device of its parameter. Not with
+                `in_backward`. In-place writes by `.data` are not detected with "cpu".
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
+                has the sizes of each parameter's gradient, update and weight; or a
+                `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
+                `in_backward` or DTensors.
         """
