@@ -37,8 +37,8 @@ CHOSEN = (
         "the same computation in torch's `_foreach_` functions",
     ),
     (
-        "memory bandwidth on ResNet-50 of the slowest rule (more is better): of `thalweg.keras` ·"
-        " of `thalweg.v1`",
+        "memory bandwidth on ResNet-50 (more is better): slowest rule of `thalweg.keras` · slowest"
+        " rule of `thalweg.v1`",
         "{keras} · {tensorflow1}",
         "one addition over the same tensors",
     ),
@@ -84,8 +84,8 @@ CHOSEN = (
         "`torch.optim.AdamW(fused=True)` with a constant rate",
     ),
     (
-        "processor time if some parameters have no gradient, others at each step, `optim.AdamW`,"
-        " 100 tensors of 64 elements: one in turn · alternating halves · a random half",
+        "processor time if a different set of parameters lacks a gradient at each step,"
+        " `optim.AdamW`, 100 tensors of 64 elements: one parameter in turn · alternating halves · a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
         "`torch.optim.AdamW(fused=True)` with the same gradients",
     ),
