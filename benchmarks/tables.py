@@ -85,7 +85,8 @@ CHOSEN = (
     ),
     (
         "processor time if a different set of parameters lacks a gradient at each step,"
-        " `optim.AdamW`, 100 tensors of 64 elements: one parameter in turn · alternating halves · a random half",
+        " `optim.AdamW`, 100 tensors of 64 elements: one parameter in turn · alternating halves ·"
+        " a random half",
         "{changing_rotating_100} · {changing_halves_100} · {changing_random_100}",
         "`torch.optim.AdamW(fused=True)` with the same gradients",
     ),
