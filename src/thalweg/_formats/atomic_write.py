@@ -80,11 +80,11 @@ def replace_together(
     Args:
         files: Paths, with the bytes and their number. Each is requested after the previous one is
             written.
-        progress: Called with the bytes written of the first file so far, and with their total.
+        progress: As in `replace`; for the first file only.
 
     Raises:
         CheckpointWriteError: A system call failed; the message describes the remaining files.
-        InvalidArgumentError: A path is not a file, or there are not as many bytes as stated.
+        InvalidArgumentError: As in `replace`.
     """
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
@@ -279,7 +279,7 @@ class _Commit:
             syscalls.sync(descriptor)
 
     def _write_part(self, descriptor: int, chunk: Buffer) -> None:
-        """Write a chunk, report progress, and start writeback after every `_BURST` bytes."""
+        """Write bytes, report progress, and start writeback after every `_BURST` bytes."""
         remaining = memoryview(chunk)
         remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
         while remaining:

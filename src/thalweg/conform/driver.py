@@ -1,4 +1,4 @@
-"""Execution of a torch-style optimizer on fixed gradients."""
+"""An optimizer of torch's kind, driven over fixed gradients."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from thalweg.conform.inputs import MATRICES, SHAPES, Shapes, gradients_of, param
 
 
 class Model(torch.nn.Module):
-    """Module with copies of parameters, for constructors that require a model."""
+    """A module of given parameters, for what is made of a model."""
 
     def __init__(self, params: list[Tensor]) -> None:
         super().__init__()
-        for index, param in enumerate(params):
-            self.register_parameter(f"p{index}", torch.nn.Parameter(param.detach()))
+        for place, param in enumerate(params):
+            self.register_parameter(f"p{place}", torch.nn.Parameter(param.detach()))
 
 
-# First arguments of constructors, with their description for messages.
+# What a constructor may want: its parameters in a list, in groups, or as a model has them.
 KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 
 @dataclass(frozen=True)
 class StepProtocol:
-    """Protocol for constructing and stepping an optimizer.
+    """Way in which an optimizer is driven.
 
     Attributes:
-        kind: The first argument of the constructor: "list", "groups" or "model".
+        kind: The argument of its constructor: "list", "groups" or "model".
         shapes: The shapes of the parameters.
-        closure: True if `step` needs a closure.
+        closure: Whether its step needs a closure.
     """
 
     kind: str = "list"
@@ -47,10 +47,10 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a protocol for each side, with the same shapes: all, or else only matrices.
+    """Return ways to drive each side over the same parameters: all of them, or else matrices alone.
 
     Raises:
-        ConformError: An argument is missing, or no protocol works; has the causes.
+        ConformError: An argument is missing, or there is no such way; says what went wrong.
     """
     first: ConformError | None = None
     for shapes in (SHAPES, MATRICES):
@@ -62,65 +62,61 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol with which the side takes a step; raise ConformError if none."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
-    # The first message of each cause.
-    causes: dict[str, str] = {}
+    causes: dict[str, str] = {}  # of each, what was said first
     for kind in kinds:
         for closure in (False, True):
-            protocol = StepProtocol(kind, shapes, closure)
+            way = StepProtocol(kind, shapes, closure)
             try:
-                drive(side, protocol, 1)
+                drive(side, way, 1)
             except ConformError as error:
                 if not closure and (kind != "model" or side.wants_model()):
                     causes.setdefault(str(error.__cause__), str(error))
             else:
-                return protocol
+                return way
     raise ConformError(" ".join(causes.values()))
 
 
-def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
+def drive(side: Candidate, way: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
     """Return the parameters before the first step and after each.
 
     Args:
-        side: The constructor of the optimizer and its arguments.
-        protocol: The protocol of construction and steps.
-        steps: The number of steps.
-        seed: The seed of torch's generator, whose state is restored afterwards.
+        side: What makes the optimizer.
+        way: How it is made and called.
+        steps: How many it takes.
+        seed: Where torch's random numbers begin; they go on as before afterwards.
 
     Raises:
-        ConformError: The constructor or a step fails.
+        ConformError: It cannot be made, or a step fails.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # Warnings of other packages do not concern the comparison.
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of packages, which nobody asked for here
         torch.manual_seed(seed)
-        return _drive(side, protocol, steps)
+        return _drive(side, way, steps)
 
 
-def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Tensor]]:
-    params = params_of(protocol.shapes)
-    argument: Any = params
-    if protocol.kind == "groups":
-        argument = [{"params": params, **side.group}]
-    if protocol.kind == "model":
-        argument = Model(params)
-        params = list(argument.parameters())
+def _drive(side: Candidate, way: StepProtocol, steps: int) -> list[list[Tensor]]:
+    params = params_of(way.shapes)
+    handed: Any = params
+    if way.kind == "groups":
+        handed = [{"params": params, **side.group}]
+    if way.kind == "model":
+        handed = Model(params)
+        params = list(handed.parameters())
     try:
-        optimizer = side.make(argument, **side.arguments)
-        set_training = getattr(optimizer, "train", None)
-        # Schedule-free optimizers raise in `step` unless they are in training mode.
-        if callable(set_training):
-            set_training()
+        made = side.make(handed, **side.arguments)
+        begin = getattr(made, "train", None)
+        if callable(begin):  # as schedule-free optimizers want to be told
+            begin()
     except (Exception, SystemExit) as error:
-        text = f"{side.name} cannot be made of {KINDS[protocol.kind]}"
-        raise ConformError(f"{text}: {_describe(error)}.") from error
-    if not callable(getattr(optimizer, "step", None)):
-        raise ConformError(f"{side.name} makes a {type(optimizer).__name__}, which has no step.")
-    snapshots = [[param.detach().clone() for param in params]]
+        what = f"{side.name} cannot be made of {KINDS[way.kind]}"
+        raise ConformError(f"{what}: {_describe(error)}.") from error
+    if not callable(getattr(made, "step", None)):
+        raise ConformError(f"{side.name} makes a {type(made).__name__}, which has no step.")
+    found = [[param.detach().clone() for param in params]]
     for step in range(steps):
-        grads = gradients_of(step, protocol.shapes)
+        grads = gradients_of(step, way.shapes)
 
         def loss(grads: list[Tensor] = grads) -> Tensor:
             _set_gradients(params, grads)
@@ -129,19 +125,18 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
 
         _set_gradients(params, grads)
         try:
-            optimizer.step(loss) if protocol.closure else optimizer.step()
+            made.step(loss) if way.closure else made.step()
         except (Exception, SystemExit) as error:
             raise ConformError(
                 f"{side.name} fails in step {step + 1}: {_describe(error)}."
             ) from error
-        snapshots.append([param.detach().clone() for param in params])
-    return snapshots
+        found.append([param.detach().clone() for param in params])
+    return found
 
 
 def _set_gradients(params: list[Tensor], grads: list[Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
-        # A copy, since some optimizers write into gradients.
-        param.grad = grad.clone()
+        param.grad = grad.clone()  # some write into what they are given
 
 
 def _describe(error: BaseException) -> str:

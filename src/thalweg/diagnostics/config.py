@@ -1,4 +1,4 @@
-"""Configuration of measured steps and sinks."""
+"""`Diagnostics`: which steps are measured, and which sinks get the tables."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SinkLike = Sink | Callable[[Table], object]
 
 
 class StepSource(Protocol):
-    """Interface of recorders of an optimizer's steps."""
+    """Interface of the recorder of an optimizer's steps."""
 
     def next_step(self) -> int:
         """Return the number of the step to come."""
         ...
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or of the first table."""
+        """Return the parameters of the last table, or of the first one to come."""
         ...
 
     def settle(self) -> None:
-        """Send the pending table to the sinks."""
+        """Send on what was measured."""
         ...
 
     def table(self) -> Table | None:
@@ -46,16 +46,16 @@ class StepSource(Protocol):
 
 
 class Diagnostics:
-    """Interval of measured steps, and sinks of their tables.
+    """Interval at which `optimizer.diagnostics` is measured again, and receivers of its tables.
 
     Args:
-        every: The number of steps from one measured step to the next.
+        every: The number of steps between two measured ones: 10 for every tenth.
         sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
-            A sink that fails causes one warning, and the training continues.
+            One that fails is named in a warning, once, and the training goes on.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: `every` is not a positive integer, or a sink is
-            invalid.
+        InvalidTypeError, InvalidArgumentError: `every` is not an integer from 1 on, or a sink is
+        not one.
 
     Example:
         >>> import torch
@@ -72,8 +72,8 @@ class Diagnostics:
     """
 
     def __init__(self, every: int = 1, sinks: Iterable[SinkLike] = ()) -> None:
-        interval: Any = every
-        if type(interval) is not int:
+        given: Any = every
+        if type(given) is not int:
             raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
         if every < 1:
             raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
@@ -83,18 +83,16 @@ class Diagnostics:
         self.sinks: list[SinkLike] = []
         self._failed: set[int] = set()
         self._source: StepSource | None = None
-        # Last table of a detached optimizer.
-        self._last_table: Table | None = None
-        # Step number and loss of the next measured step.
-        self._loss: tuple[int, float] | None = None
-        for sink in sinks:
-            self.add(sink)
+        self._kept: Table | None = None  # the last, of an optimizer that was left
+        self._loss: tuple[int, float] | None = None  # of a step that is to be measured, its number
+        for each in sinks:
+            self.add(each)
 
     def add(self, sink: SinkLike) -> None:
         """Add a sink.
 
         Raises:
-            InvalidTypeError: `sink` is neither a `Sink` nor callable.
+            InvalidTypeError: It is none.
         """
         if not isinstance(sink, Sink) and not callable(sink):
             raise InvalidTypeError(
@@ -105,23 +103,26 @@ class Diagnostics:
 
     @property
     def table(self) -> Table | None:
-        """Table of the last measured step; None before the first. Synchronizes with the device."""
-        return self._last_table if self._source is None else self._source.table()
+        """The table of the last measured step; None before the first.
+
+        A device that has measured it is waited for here.
+        """
+        return self._kept if self._source is None else self._source.table()
 
     def log_loss(self, loss: Any, after: bool = False) -> None:
-        """Send the loss of the next step to the sinks; call this method before `step`.
+        """Send the sinks the loss of the step to come: call it before `step`.
 
-        The loss becomes a part of the record of a measured step, else a record without columns.
-        `step(closure)` logs the loss that the closure returns.
+        In a measured step it is a part of the record, else it stands alone. `step(closure)`
+        does so with the loss that the closure returns.
 
         Args:
-            loss: A number, or a tensor with one element, which synchronizes with its device.
-            after: True if the loss is that of the latest step, as from `minimize` and sessions;
-                its record has no columns.
+            loss: A number, or a tensor of one, for which a device is waited for.
+            after: Whether it is the loss of the step that was just taken, as `minimize` and
+                sessions give it; it stands alone.
 
         Raises:
-            FailedPreconditionError: This object does not belong to an optimizer.
-            InvalidTypeError: `loss` is not a number.
+            FailedPreconditionError: No optimizer was made with this object.
+            InvalidTypeError: It is no number.
         """
         if self._source is None:
             raise FailedPreconditionError("These diagnostics are of no optimizer yet: make it.")
@@ -131,7 +132,7 @@ class Diagnostics:
             raise InvalidTypeError(f"loss must be a number, not {show_value(loss)}.") from error
         if not self.sinks:
             return
-        # Sends the pending table first, so that the lines of a file are sorted by step.
+        # A table that a device has comes before: lines of a file go up by their steps.
         self._source.settle()
         step = self._source.next_step() - after
         if step % self.every == 0 and not after:
@@ -140,25 +141,25 @@ class Diagnostics:
             self._send("loss", self._source.known_parameters(), step, number)
 
     def take_loss(self, step: int) -> float | None:
-        """Remove and return the logged loss of a step; None if there is none."""
+        """Return the loss of a step, if that was logged; once."""
         logged, self._loss = self._loss, None
         return logged[1] if logged is not None and logged[0] == step else None
 
     def send(self, table: Table, loss: float | None) -> None:
-        """Send a table and the loss of its step to the sinks."""
+        """Give the sinks a table, with the loss of its step if there was one."""
         self._send("table", table, loss)
 
     def close(self) -> None:
-        """Send the pending table and close all sinks."""
+        """Write out what waits, such as a table that a device has, and close files of events."""
         if self._source is not None:
             self._source.settle()
         self._send("close")
 
-    def attach_to(self, source: StepSource) -> None:
-        """Attach to the recorder of an optimizer.
+    def belong_to(self, source: StepSource) -> None:
+        """Be those of an optimizer from now on.
 
         Raises:
-            FailedPreconditionError: Another optimizer that is still alive uses this object.
+            FailedPreconditionError: They are another one's, which is there still.
         """
         if self._source is not None:
             if not self._source.is_gone():
@@ -166,46 +167,42 @@ class Diagnostics:
                     "These diagnostics are another optimizer's: give each optimizer its own."
                 )
             self._source.settle()
-        self._last_table, self._source = None, source
+        self._kept, self._source = None, source
 
-    def detach(self) -> None:
-        """Detach from the optimizer, and keep its last table."""
-        self._last_table, self._source = self.table, None
+    def leave(self) -> None:
+        """Be those of no optimizer; the last table stays."""
+        self._kept, self._source = self.table, None
 
-    def _send(self, method: str, *args: Any) -> None:
-        """Call a method of all sinks; a function is called with tables only."""
-        # Iterates over a copy: a sink may remove itself.
-        for sink in tuple(self.sinks):
+    def _send(self, what: str, *given: Any) -> None:
+        for sink in tuple(self.sinks):  # one may take itself out
             try:
                 if isinstance(sink, Sink):
-                    getattr(sink, method)(*args)
-                elif method == "table":
-                    sink(args[0])
+                    getattr(sink, what)(*given)
+                elif what == "table":
+                    sink(given[0])
             except Exception as error:
-                self._warn_once(sink, error)
+                self._say(sink, error)
 
-    def _warn_once(self, sink: SinkLike, error: Exception) -> None:
+    def _say(self, sink: SinkLike, error: Exception) -> None:
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))
         warn(
-            f"The diagnostics sink {_format_sink(sink)} failed, which is said once:"
+            f"The diagnostics sink {_title(sink)} failed, which is said once:"
             f" {type(error).__name__}: {error}. The training goes on.",
             NumericsWarning,
         )
 
     def __reduce__(self) -> Any:
-        # A copy must not write to files of the original.
-        return Diagnostics, (self.every,)
+        return Diagnostics, (self.every,)  # a copy writes to no file of the original
 
     def __repr__(self) -> str:
-        sinks = f", sinks=[{', '.join(map(_format_sink, self.sinks))}]" if self.sinks else ""
+        sinks = f", sinks=[{', '.join(map(_title, self.sinks))}]" if self.sinks else ""
         return f"Diagnostics(every={self.every}{sinks})"
 
 
-def _format_sink(sink: SinkLike) -> str:
+def _title(sink: SinkLike) -> str:
     try:
         return getattr(sink, "__qualname__", None) or repr(sink)
-    # A user's `__repr__` may raise any exception.
-    except Exception:
+    except Exception:  # of the user's own
         return f"of {type(sink).__name__}"

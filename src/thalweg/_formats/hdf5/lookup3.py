@@ -34,7 +34,7 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(part: FilePart, label: str) -> None:
-    """Read the next four bytes as the checksum of all bytes before them.
+    """Take the checksum of all bytes before it.
 
     Raises:
         DataLossError: The checksum differs.

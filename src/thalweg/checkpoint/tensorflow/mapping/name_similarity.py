@@ -26,14 +26,11 @@ Parts = tuple[str, ...]
 
 
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
-    """Return the destination of each variable that matches just one target by its name.
-
-    An equal name is preferred; else a name and a target match if one of them ends with the other,
-    compared by parts, with the last part also in torch's terms ("weight" for "gamma"). Variables
-    that match the same target have no destination.
+    """Return destinations of variables that share a name, or an unambiguous ending of it, with a
+    target.
 
     Args:
-        names: The names of each variable, by the variable's key.
+        names: The names of each variable.
         targets: The names of the targets.
     """
     targets_by_name: dict[Parts, list[str]] = defaultdict(list)
