@@ -99,7 +99,7 @@ class Kernel(codegen.Kernel):
 
 @cache
 def _functions_text() -> str:
-    names = ("functions.py", "functions_of_blocks.py")
+    names = ("device_functions.py", "blockwise_functions.py")
     return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
