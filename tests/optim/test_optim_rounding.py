@@ -28,7 +28,7 @@ HOW: dict[str, Any] = {"round": "stochastic", "seed": SEED}
 SIZES = (1, 7, 8, 255, 256, 257, 65536 + 257)
 SHAPES = ((), (257,), (9, 31), (2, 3, 70))
 DTYPES = (torch.bfloat16, torch.float16)
-MATRICES = tuple(name for name, home in HOMES.items() if home.endswith("matrices"))
+MATRICES = tuple(name for name, home in HOMES.items() if home == "modern.matrix_rules")
 OF_LINES = ("Adafactor", "SM3")  # whose elements see numbers of rows and columns
 ELEMENTWISE = [
     *(("optim", name) for name in KINDS if name not in (*MATRICES, *OF_LINES, "SparseAdam")),
