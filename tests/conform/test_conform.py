@@ -216,7 +216,7 @@ def test_a_class_by_package_and_name() -> None:
         ("torch.optim.nothing:Adam", "there is no module 'torch.optim.nothing' here"),
         ("torch.optim:Adan", "has no 'Adan'. Did you mean 'Adam'?"),
         ("torch.optim:lr_scheduler", "is a module, not a class"),
-        ("other_optimizers:NoOptimizer", "is no optimizer class: it has no step"),
+        ("other_optimizers:NoOptimizer", "is not an optimizer class: it has no step"),
         ("nowhere.py:Plain", "there is no file"),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_function_for_arm_is_good_llvm() -> None:
     from llvmlite import binding
 
     text = str(
-        checksum_compiled._module_of_instructions("llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb")
+        checksum_compiled._build_instruction_module("llvm.aarch64.crc32cx", "llvm.aarch64.crc32cb")
     )
     module = binding.parse_assembly(text)
     module.verify()

@@ -389,8 +389,8 @@ def test_a_table_that_cannot_be_made_loses_no_numbers_of_the_next_step() -> None
     params = params_of(shapes=((3,),))
     made = run(params, optim.SGD(params, lr=0.1, diagnostics=1), 1)
     finished, own = list[int](), made._own.diagnosing
-    finish, own._pending = own._finished, (fail, None)
-    own._finished = lambda watch, step, taken: finished.append(step) or finish(watch, step, taken)
+    finish, own._pending = own._finish, (fail, None)
+    own._finish = lambda watch, step, taken: finished.append(step) or finish(watch, step, taken)
     with pytest.warns(NumericsWarning, match="MemoryError"):
         run(params, made, 1)
     assert finished == [2]

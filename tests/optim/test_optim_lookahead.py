@@ -294,15 +294,15 @@ def test_a_state_without_slow_weights(kind: Any, options: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"lookahead": 0}, "lookahead must be None or a number of steps from 1 on, not 0"),
-        ({"lookahead": 2.5}, r"lookahead must be None or a number of steps .* not 2.5"),
-        ({"lookahead": True}, r"lookahead must be None or a number of steps .* not True"),
-        ({"lookahead": "5"}, r"lookahead must be None or a number of steps .* not '5'"),
+        ({"lookahead": 0}, "lookahead must be None or a positive number of steps, not 0"),
+        ({"lookahead": 2.5}, r"lookahead must be None or a positive number of steps, not 2.5"),
+        ({"lookahead": True}, r"lookahead must be None or a positive number of steps, not True"),
+        ({"lookahead": "5"}, r"lookahead must be None or a positive number of steps, not '5'"),
         ({"lookahead": 5, "lookahead_alpha": 0}, r"lookahead_alpha must be in \(0, 1\], not 0"),
         ({"lookahead": 5, "lookahead_alpha": 1.5}, r"lookahead_alpha must be in \(0, 1\]"),
         ({"lookahead": 5, "lookahead_alpha": float("nan")}, "lookahead_alpha is nan"),
         ({"lookahead": 5, "lookahead_alpha": "x"}, "lookahead_alpha must be a number"),
-        ({"lookahead_alpha": 0.25}, "lookahead_alpha=0.25 is of no use without lookahead"),
+        ({"lookahead_alpha": 0.25}, "lookahead_alpha=0.25 needs lookahead"),
     ],
 )
 @pytest.mark.parametrize("kind", [optim.SGD, tensorflow.Adam])

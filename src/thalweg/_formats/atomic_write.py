@@ -80,11 +80,11 @@ def replace_together(
     Args:
         files: Paths, with the bytes and their number. Each is requested after the previous one is
             written.
-        progress: As in `replace`; for the first file only.
+        progress: Called with the bytes written of the first file so far, and with their total.
 
     Raises:
         CheckpointWriteError: A system call failed; the message describes the remaining files.
-        InvalidArgumentError: As in `replace`.
+        InvalidArgumentError: A path is not a file, or there are not as many bytes as stated.
     """
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
@@ -279,7 +279,7 @@ class _Commit:
             syscalls.sync(descriptor)
 
     def _write_part(self, descriptor: int, chunk: Buffer) -> None:
-        """Write bytes, report progress, and start writeback after every `_BURST` bytes."""
+        """Write a chunk, report progress, and start writeback after every `_BURST` bytes."""
         remaining = memoryview(chunk)
         remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
         while remaining:

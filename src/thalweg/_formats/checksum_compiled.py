@@ -30,7 +30,7 @@ _UNROLLED = 8  # words of 8 bytes per iteration
 def by_instruction() -> Function | None:
     """Return the checksum function with SSE 4.2's or ARM's instruction; None if there is none."""
     kind = _crc_instructions()
-    return None if kind is None else _compile_module(_module_of_instructions(*kind))
+    return None if kind is None else _compile_module(_build_instruction_module(*kind))
 
 
 def by_slices(table: list[int]) -> Function | None:
@@ -42,11 +42,11 @@ def by_slices(table: list[int]) -> Function | None:
     tables = [table]
     for _ in range(7):
         tables.append([table[entry & 0xFF] ^ (entry >> 8) for entry in tables[-1]])
-    return _compile_module(_of_tables([entry for row in tables for entry in row]))
+    return _compile_module(_build_table_module([entry for row in tables for entry in row]))
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled function of a module; None if LLVM fails or the result is wrong."""
+    """Return the compiled checksum function of a module; None if LLVM fails or the sums differ."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -62,7 +62,7 @@ def _compile_module(module: object) -> Function | None:
 
 
 def _crc_instructions() -> tuple[str, str] | None:
-    """Return LLVM's names of the instructions for 8 bytes and for 1; None if there are none."""
+    """Return LLVM's names of the CRC32C instructions for 8 bytes and for 1; None without them."""
     from llvmlite import binding
 
     machine = platform.machine().lower()
@@ -83,16 +83,23 @@ def _crc_instructions() -> tuple[str, str] | None:
 Step = Callable[[Any, Any, Any], Any]  # builder, address and checksum to the next checksum
 
 
-def _module_of_instructions(words: str, single: str) -> object:
-    """Return the LLVM module of the function with these instructions."""
+def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> object:
+    """Return an LLVM module with the checksum function, written with the processor's instructions.
+
+    Args:
+        word_intrinsic: LLVM's name of the instruction for 8 bytes.
+        byte_intrinsic: LLVM's name of the instruction for 1 byte.
+    """
     from llvmlite import ir
 
     i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-    is_arm = "aarch64" in words
+    is_arm = "aarch64" in word_intrinsic
     state = i32 if is_arm else i64
     module = ir.Module(_NAME)
-    of_words = ir.Function(module, ir.FunctionType(state, [state, i64]), words)
-    of_byte = ir.Function(module, ir.FunctionType(i32, [i32, i32 if is_arm else i8]), single)
+    of_words = ir.Function(module, ir.FunctionType(state, [state, i64]), word_intrinsic)
+    of_byte = ir.Function(
+        module, ir.FunctionType(i32, [i32, i32 if is_arm else i8]), byte_intrinsic
+    )
 
     def by_words(builder: Any, address: Any, crc: Any) -> Any:
         for number in range(_UNROLLED):
@@ -106,8 +113,8 @@ def _module_of_instructions(words: str, single: str) -> object:
     return _write_function(module, state, 8 * _UNROLLED, by_words, by_byte)
 
 
-def _of_tables(tables: list[int]) -> object:
-    """Return the LLVM module of the function with eight concatenated tables."""
+def _build_table_module(tables: list[int]) -> object:
+    """Return an LLVM module with the checksum function, which uses eight tables of 256 numbers."""
     from llvmlite import ir
 
     i8, i32 = ir.IntType(8), ir.IntType(32)
@@ -148,13 +155,13 @@ def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object
 def _write_function(
     module: object, state: object, size_of_words: int, by_words: Step, by_byte: Step
 ) -> object:
-    """Write a function of an address, a size and a checksum.
+    """Write the checksum function, of an address, a size and an initial checksum; return `module`.
 
     Args:
         module: The LLVM module to write to.
         state: The type of the checksum between steps.
         size_of_words: The number of bytes of a `by_words` step.
-        by_words: Writes a step over so many bytes.
+        by_words: Writes a step over `size_of_words` bytes.
         by_byte: Writes a step over one byte.
     """
     from llvmlite import ir
@@ -196,8 +203,12 @@ def _write_function(
 _libraries: list[object] = []
 
 
-def _link_function(text: str) -> int:
-    """Return the address of the function, compiled for this processor."""
+def _link_function(llvm_ir: str) -> int:
+    """Compile LLVM IR for this processor, and return the address of its checksum function.
+
+    The code is never freed. If llvmlite fails, ImportError, RuntimeError or AttributeError is
+    raised.
+    """
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -210,7 +221,7 @@ def _link_function(text: str) -> int:
         cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True
     )
     linker = binding.create_lljit_compiler(machine, suppress_errors=True)
-    builder = binding.JITLibraryBuilder().add_ir(text).export_symbol(_NAME)
+    builder = binding.JITLibraryBuilder().add_ir(llvm_ir).export_symbol(_NAME)
     library = builder.link(linker, _NAME)
     _libraries.append((linker, library))
     return library[_NAME]

@@ -172,7 +172,7 @@ def reader_of(kind: object) -> str:
     """Return a description of the reader for a thalweg file.
 
     Args:
-        kind: The "kind" of its document.
+        kind: The "kind" in the document of the file.
     """
     readers = {
         TRAINING: "thalweg.checkpoint.restore reads it",

@@ -47,11 +47,11 @@ class TensorHeader:
     """Description of a tensor in a file.
 
     Attributes:
-        dtype: As in `StoredTensor`.
-        shape: As in `StoredTensor`.
-        checksum: The CRC32C of its bytes.
-        begin: The offset of its bytes in the file.
-        bytes: Their number.
+        dtype: The dtype in safetensors' terms, as in `StoredTensor`.
+        shape: The shape.
+        checksum: The CRC32C of the tensor's bytes.
+        begin: The offset of the tensor's bytes in the file.
+        bytes: The number of the tensor's bytes.
     """
 
     dtype: str
@@ -81,7 +81,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
 
     Args:
         path: The file, for messages.
-        length: Its first 8 bytes.
+        length: The first 8 bytes of the file.
         text: The header.
         size: The file's size.
 
@@ -233,7 +233,7 @@ def _differences(headers: dict[str, TensorHeader], manifest: dict[str, object]) 
         elif not _is_entry(encoded):
             yield f"{name[:200]!r} has an entry in the manifest that is not one of a tensor"
         else:
-            expected = kept_as(encoded[0], encoded[1])
+            expected = safetensors_form(encoded[0], encoded[1])
             actual = headers[name].dtype, list(headers[name].shape)
             if expected != actual:
                 yield f"{name[:200]!r} is {actual!r:.200} in the header, not {expected!r:.200}"
@@ -248,8 +248,8 @@ def _is_entry(encoded: object) -> TypeGuard[tuple[str, list[int], int]]:
     return isinstance(dtype, str) and dtype in ITEM_BYTES and is_shape(shape) and is_checksum
 
 
-def kept_as(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
-    """Return dtype and shape as safetensors has them: complex numbers are pairs of floats."""
+def safetensors_form(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
+    """Return dtype and shape in a safetensors header: complex numbers become pairs of floats."""
     if dtype in _PAIRS:
         return _PAIRS[dtype], [*shape, 2]
     return dtype, list(shape)

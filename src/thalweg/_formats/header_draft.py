@@ -66,7 +66,7 @@ class Draft:
         offset = 0
         for name in self.order:
             tensor = self._tensors[name]
-            dtype, shape = header.kept_as(tensor.dtype, tensor.shape)
+            dtype, shape = header.safetensors_form(tensor.dtype, tensor.shape)
             end = offset + tensor.data.nbytes
             entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
             offset = end
@@ -83,7 +83,7 @@ def _check_tensor(name: str, tensor: StoredTensor) -> None:
         raise InvalidArgumentError(f"No tensor can be called {name[:200]!r}.")
     if tensor.dtype not in ITEM_BYTES:
         raise InvalidArgumentError(f"{name[:200]!r}: {tensor.dtype!r} is no dtype of a file.")
-    if not header.is_shape(header.kept_as(tensor.dtype, tensor.shape)[1]):
+    if not header.is_shape(header.safetensors_form(tensor.dtype, tensor.shape)[1]):
         raise InvalidArgumentError(f"{name[:200]!r}: {tensor.shape!r:.200} is no shape of a file.")
     size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
     if tensor.data.nbytes != size or tensor.data.ndim != 1 or tensor.data.itemsize != 1:

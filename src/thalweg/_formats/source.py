@@ -144,7 +144,7 @@ class FilePart:
             raise self.source.data_loss_error(self.offset - len(signature), text)
 
     def take_version(self, supported: tuple[int, ...], label: str) -> int:
-        """Take a version byte; raise `UnsupportedCheckpointError` if it is not supported."""
+        """Return the next byte; raise `UnsupportedCheckpointError` unless it is in `supported`."""
         version = self.take_number(1)
         if version not in supported:
             text = f"version {version} of {label} is not read"

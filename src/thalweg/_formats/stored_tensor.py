@@ -103,7 +103,7 @@ class TensorInfo:
 
     Attributes:
         name: The name.
-        dtype: As in `StoredTensor`; TensorFlow's own name for other types, such as "string".
+        dtype: The dtype as in `StoredTensor`; TensorFlow's name for other types, such as "string".
         shape: The shape.
         bytes: The number of bytes in the file.
     """

@@ -24,7 +24,7 @@ def name_of(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete the temporary files of this path that no process writes any more."""
+    """Delete the temporary files of `target` that no process writes any more."""
     if os.name != "posix":
         return
     folder, name = os.path.split(target)

@@ -83,7 +83,12 @@ def list_file(path: Path, progress: Progress | None = None) -> Listing:
 
 
 def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Return the optimizer of a foreign file as a document and text, or {} and an error text."""
+    """Return the step and optimizer of a TensorFlow or Keras file.
+
+    Returns:
+        A document with "step" and "optimizer", as far as they are known, and lines of text for the
+        user. If the file cannot be read: {} and the error.
+    """
     try:
         outline = load_outline(path)
     except ThalwegError as error:
@@ -128,18 +133,19 @@ def differences(
     rules: object = None,
     progress: Callable[[Path], Progress | None] = _report_nothing,
 ) -> list[str]:
-    """Return lines about the differences between the tensors of two files, compared bit by bit.
+    """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
-    A thalweg file equals a TensorFlow or Keras file if `convert` makes the former from the latter.
+    If just one is a thalweg file, the tensors are compared as `convert` writes them. If neither
+    file can be converted, the only line has the reason.
 
     Args:
         path_a, path_b: The files, of any format.
-        rules: Optional. The rules that were given to `convert`; a file that `convert` made has
-            them.
+        rules: Optional. The rules that `convert` was called with; files that `convert` wrote
+            contain their rules.
         progress: Returns, for a path, the function called with the bytes read and their total.
 
     Raises:
-        ThalwegError: See `read_tensors`.
+        ThalwegError: A file cannot be read; see `read_tensors`.
     """
     writers = [locate_checkpoint(path).check_readable().writer for path in (path_a, path_b)]
     if (writers[0] == "thalweg") != (writers[1] == "thalweg"):
@@ -167,11 +173,11 @@ def compare_tensors(
     path_b: Path,
     tensors_b: Mapping[str, StoredTensor],
 ) -> list[str]:
-    """Return lines about the differences between tensors of two files, compared bit by bit.
+    """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
     Args:
-        path_a, path_b: The files, of any format, for the lines.
-        tensors_a, tensors_b: Their tensors; see `read_tensors`.
+        path_a, path_b: The paths of the files, which the lines name.
+        tensors_a, tensors_b: The tensors of the files, by name; see `read_tensors`.
     """
     file_a, file_b = os.fspath(path_a), os.fspath(path_b)
     lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
@@ -205,7 +211,7 @@ def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo
 
 
 def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
-    """Return one line about the difference between two tensors, or an empty list."""
+    """Return a list of one line on how two tensors called `name` differ; [] if bits are equal."""
     if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
         kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
         return [f"{name!r} is {' and '.join(kinds)}"]

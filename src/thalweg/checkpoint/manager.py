@@ -64,21 +64,21 @@ def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path 
 
 
 class CheckpointManager:
-    """Numbered checkpoints in a folder, of which the last ones, some old ones and the best stay.
+    """Directory of numbered checkpoints: the last ones, some older ones and the best are retained.
 
-    What is kept is decided anew from the files that are there, so a training that is started again
-    goes on as if it had not stopped. The last ones are those that were saved last, whatever their
-    numbers: a training that went back to an earlier step goes on from there.
+    Each save decides from the existing files which ones to delete, so a restarted training goes on
+    as if it had not stopped. The last checkpoints are those saved last, whatever their numbers: a
+    training that went back to an earlier step continues from that step.
 
     Args:
-        directory: The folder; made if it is not there.
-        keep: How many of the last ones stay; None keeps all.
-        keep_every: Optional. Seconds: of the others one stays in each such span of time.
-        best: Optional. The name of a metric: the checkpoint with its best value stays.
-        mode: Whether the best value is the lowest, "min", or the highest, "max".
-        name: What the names of the files begin with: "checkpoint-12.safetensors".
-        asynchronous: Whether a thread writes, while the training goes on.
-        clock: Gives the time in seconds since 1970.
+        directory: The directory; created if it does not exist.
+        keep: The number of last checkpoints to retain; None retains all.
+        keep_every: Optional. A time in seconds: one older checkpoint is retained per such span.
+        best: Optional. The name of a metric: the checkpoint with its best value is retained.
+        mode: "min" if the lowest value is the best, "max" if the highest is.
+        name: The beginning of the files' names: "checkpoint" in "checkpoint-12.safetensors".
+        asynchronous: Whether a thread writes the files while the training goes on.
+        clock: Returns the time in seconds since 1970.
 
     Raises:
         InvalidArgumentError: A number is below 1, or `mode` is neither.
@@ -139,13 +139,14 @@ class CheckpointManager:
         extra: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Save a training under a number, and remove old checkpoints; see `checkpoint.save`.
+        """Save a training under a number, and delete the checkpoints that are not retained.
 
         If slots are sharded over ranks, all ranks call this method, and rank 0 writes.
 
         Args:
             step: The number, 0 or more.
-            metrics: Optional. Numbers by name, the one called `best` among them.
+            optimizer, variables, module, extra: The training, as for `thalweg.checkpoint.save`.
+            metrics: Optional. Numbers by name, the metric called `best` among them.
 
         Returns:
             The file. If a thread writes the file, it is complete after `wait` or the next `save`,
@@ -179,7 +180,7 @@ class CheckpointManager:
         return path
 
     def _time_after_all(self) -> float:
-        """Return the time, or just after the newest file: clocks may go back or differ."""
+        """Return the present time, but later than that of any checkpoint: clocks may go back."""
         present, newest = self._clock(), self.checkpoints()[-1:]
         return max([present, *(math.nextafter(kept.time, math.inf) for kept in newest)])
 
@@ -221,20 +222,27 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
-        """Continue from a checkpoint, the latest by default; see `thalweg.checkpoint.restore`.
+        """Restore a training from the checkpoint `step`, or from the one saved last.
 
         Args:
-            step: Optional. The number of the checkpoint.
-            optimizer, variables, module: As there.
-            check_arguments, convert: As there.
-            progress: As there.
+            step: Optional. The number of the checkpoint. A save in progress is completed first.
+            optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
+                describes one. False ignores the file's optimizer.
+            variables, module: The variables and the module that were saved, with the same names.
+                `variables=False` without a module restores no variables.
+            check_arguments: Whether the arguments of `optimizer` must equal the saved ones.
+            convert: Whether state of `thalweg.optim` is converted to the form that `optimizer` has.
+            progress: Optional. Called with the bytes read and their total.
+
+        Returns:
+            The optimizer, `extra`, the metrics, the step, and names of everything not restored.
 
         Raises:
             InvalidArgumentError: `step` is not an integer from 0 on.
             MissingFileError: There is no checkpoint, or none with this number.
-            ThalwegError: The checkpoint cannot be restored. No older one replaces a damaged one:
-                without `step`, a damaged file raises if its number or the time of its last change
-                may be the latest; a file of a newer version always raises.
+            ThalwegError: The checkpoint cannot be restored; see `thalweg.checkpoint.restore`.
+                Without `step`, a damaged file raises if its number or modification time is the
+                latest, and a file of a newer format version always raises.
         """
         self.wait()
         numbers = _files_by_step(self.directory, self._name)
@@ -258,8 +266,10 @@ class CheckpointManager:
     ) -> Restored | None:
         """Continue from the latest checkpoint; return None and change nothing if there is none.
 
+        The arguments are those of `restore`.
+
         Returns:
-            The contents of the checkpoint, as from `restore`, or None.
+            The results of `restore`, or None.
 
         Raises:
             ThalwegError: The latest checkpoint cannot be restored; see `restore`.
@@ -285,7 +295,10 @@ class CheckpointManager:
         return restore(path, **options)
 
     def _newest_readable(self) -> Path | None:
-        """Return the latest checkpoint, or None; raise if an unreadable file may be newer."""
+        """Return the path of the latest checkpoint, or None if the directory has none.
+
+        Raises the error of an unreadable file that may be newer; warns of other unreadable files.
+        """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
         for file in unreadable:
@@ -330,7 +343,11 @@ class CheckpointManager:
         return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
     def _remove_old(self) -> None:
-        """Delete the checkpoints that neither `keep`, `keep_every` nor `best` retains."""
+        """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
+
+        A file that cannot be deleted causes a CheckpointWarning. Nothing is deleted if `keep` is
+        None, or if another process writes the files.
+        """
         if self._keep is None or not self._can_remove:
             return
         checkpoints = self.checkpoints()
@@ -378,7 +395,7 @@ def _list_checkpoints(directory: Path, name: str) -> list[Kept]:
 
 
 def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_UnreadableFile]]:
-    """Return the readable checkpoints of a directory in the order of saving, and the unreadable."""
+    """Return readable checkpoints of a directory in the order of saving, and unreadable files."""
     checkpoints, unreadable = list[Kept](), list[_UnreadableFile]()
     for step, path in _files_by_step(directory, name).items():
         try:

@@ -37,11 +37,16 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
 
     Args:
         optimizer: The optimizer.
-        variables: Variables by their names in a file.
+        variables: Variables by their names in a file, with which arguments that are variables are
+            encoded.
 
     Returns:
-        "class": the registered name, or "mine:" and the name of a user's class; "arguments": by
-        name, all that affect the numbers of a step.
+        "class": the registered name, or "mine:" and the name of a user's class; "arguments": all
+        arguments that affect the result of a step, by name. Functions, rules and classes of the
+        user are represented by their names.
+
+    Raises:
+        InvalidTypeError: An argument has a type that cannot be encoded.
     """
     return _ConfigEncoder(
         {id(variable): name for name, variable in variables.items()}
@@ -74,7 +79,11 @@ def describe_differences(
 
 
 def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
-    """Return one line for each difference of two JSON values; `name` is the path to the value."""
+    """Return lines on how two JSON values differ; `name` is the path to the value.
+
+    Objects with the same keys are compared key by key, where keys that begin with "$" are not part
+    of the path. Two other values, such as lists, give one line, or none if they are equal.
+    """
     if current_value == saved_value:
         return []
     current_dict, saved_dict = as_object(current_value), as_object(saved_value)
@@ -98,7 +107,8 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
 
     Raises:
         InvalidConfigError: The class does not accept the arguments.
-        NotFoundError: A part is of the user's code or needs parameters; the message names it.
+        NotFoundError: The class or an argument is the user's code, or the class needs parameters;
+            the message names it.
     """
     if config["class"].startswith(OF_TORCH):
         raise NotFoundError(

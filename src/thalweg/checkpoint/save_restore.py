@@ -102,8 +102,8 @@ class Restored:
     Attributes:
         optimizer: The optimizer, given or new; None if the file has none, or it was not restored.
         extra: The value saved as `extra`, or None.
-        metrics: The metrics that a `CheckpointManager` was given.
-        step: The step that a `CheckpointManager` was given, or None.
+        metrics: The metrics passed to `CheckpointManager.save`; {} without any.
+        step: The number passed to `CheckpointManager.save`, or None.
         left: Names of the file's variables, and "optimizer", that were not restored.
     """
 
@@ -370,7 +370,10 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the loadings of an optimizer's state and rates; `exit_stack` gets their context."""
+    """Return the loadings that set an optimizer's state and learning rates.
+
+    The context of the loadings, which holds the optimizer's lock, is entered in `exit_stack`.
+    """
     try:
         saved_state = _read_by_name(reader, document, "state")
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
@@ -427,10 +430,10 @@ def _match_optimizer(
 
 
 def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return a part of a document as a dictionary of decoded values by name.
+    """Return the decoded section of a document, which must be a dictionary with strings as keys.
 
     Raises:
-        InvalidConfigError: The part decodes to something else.
+        InvalidConfigError: The section decodes to another type.
     """
     decoded = reader(document[section])
     if not isinstance(decoded, dict) or not all(type(name) is str for name in as_object(decoded)):

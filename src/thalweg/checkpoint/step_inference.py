@@ -102,6 +102,9 @@ def beta_of(power: Any, steps: int) -> Any:
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
     """Return the steps and betas that the powers of an optimizer imply.
 
+    The count is None if no step count explains the powers, or several do; the notes have the
+    reason.
+
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
         counters: Step counts from other variables of the file, by name.

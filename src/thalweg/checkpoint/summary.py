@@ -53,7 +53,7 @@ def step_of(path: str | os.PathLike[str], description: Description) -> int | Non
 
 
 def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[str]) -> int | None:
-    """Return the first of the counters that has an integer dtype, or None."""
+    """Return the first integer among the tensors called `counters`, or None if there is none."""
     for name in counters:
         if name in stored_tensors and stored_tensors[name].dtype in _INTEGER_DTYPES:
             return int(stored_tensors[name].tensor())

@@ -68,7 +68,11 @@ class TorchOptimizerAdapter:
 
     @property
     def title(self) -> str:
-        """Class name with its package; a drop-in class has the name of torch's class."""
+        """Name of the optimizer's class in checkpoints, such as "torch.optim.Adam".
+
+        A class of `thalweg.optim` that replaces one of torch has the name of torch's class; a class
+        of the user is "mine:" and its name without a package.
+        """
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
             return f"mine:{cls.__name__}"
@@ -145,7 +149,7 @@ class TorchOptimizerAdapter:
         with self._locked(), writable():
             errors, warnings, missing = list[str](), list[str](), list[str]()
             param_names = self._names_by_param(names)
-            groups = self._order_groups(saved_state["groups"], param_names)
+            groups = self._reorder_params(saved_state["groups"], param_names)
             state_dict = {"state": saved_state["state"], "param_groups": groups}
             if self._is_fused:
                 state_dict, warnings = taken_apart(self.optimizer, state_dict)
@@ -163,10 +167,14 @@ class TorchOptimizerAdapter:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return dict(zip(params, names(params), strict=True))
 
-    def _order_groups(
+    def _reorder_params(
         self, saved_groups: list[Group], param_names: Mapping[Tensor, str]
     ) -> list[Group]:
-        """Return saved groups, each with its parameters in the order of the optimizer's group."""
+        """Return saved groups, each with its parameters in the order of the optimizer's group.
+
+        A group with other parameters than the optimizer's group at the same index is returned
+        unchanged; the caller validates names.
+        """
         ordered_groups: list[Group] = []
         for index, saved_group in enumerate(saved_groups):
             groups = self.optimizer.param_groups[index : index + 1]
@@ -311,8 +319,8 @@ class TorchOptimizerAdapter:
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
     """Return an optimizer of `thalweg.optim` without groups, to check states of `cls`.
 
-    It is made without `__init__`, so it has neither groups nor state. Returns None for classes that
-    `thalweg.optim` does not have, and for those of users.
+    The optimizer is made without `__init__`, so it has neither groups nor state. Returns None for
+    classes that `thalweg.optim` does not have, and for those of users.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None

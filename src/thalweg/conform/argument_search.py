@@ -1,8 +1,8 @@
-"""The arguments that are tried where two optimizers part, each alone.
+"""Argument changes to try, one at a time, for two optimizers that differ.
 
-Every boolean argument of either is turned over, but for those that choose how a step is computed
-(`side.MACHINERY`) or turn it around; an argument that both have with different values takes that
-of the other; and the values of the table below are tried for the arguments that have these names.
+Every boolean argument is inverted, except `maximize` and those that choose how a step is computed
+(`candidate.MACHINERY`). An argument of both takes the value of the other optimizer. Arguments named
+in `VALUES` take the values of that table.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "trust_coefficient": (0.001, 1.0),
     "weight_lr_power": (0.0, 2.0),
 }
-# Given to both at once: says that they part in what these add.
+# Set on both sides at once: agreement shows that the optimizers differ in this term.
 BOTH: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
 def list_trials(theirs: Candidate, ours: Candidate) -> Iterator[tuple[str, Candidate, Candidate]]:
-    """Yield the name of each change, and both sides with it."""
-    mine, own = theirs.known_values(), ours.known_values()
-    for name, value in _list_changes(mine, own):
+    """Yield the description of each change, and both candidates with the change applied."""
+    their_values, our_values = theirs.known_values(), ours.known_values()
+    for name, value in _list_changes(their_values, our_values):
         yield f"theirs {name}={value!r}", theirs.with_arguments(**{name: value}), ours
-    for name, value in _list_changes(own, mine):
+    for name, value in _list_changes(our_values, their_values):
         yield f"ours {name}={value!r}", theirs, ours.with_arguments(**{name: value})
 
     for name, values in BOTH.items():
         for value in values:
-            if mine.get(name, value) != value and own.get(name, value) != value:
+            if their_values.get(name, value) != value and our_values.get(name, value) != value:
                 yield (f"both {name}={value!r}", theirs.with_arguments(**{name: value}),
                        ours.with_arguments(**{name: value}))  # fmt: skip
 
 
-def _list_changes(own: dict[str, object], other: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """What is tried of one side: name and value, each once."""
-    for name, value in own.items():
+def _list_changes(
+    arguments: dict[str, object], counterpart: dict[str, Any]
+) -> Iterator[tuple[str, object]]:
+    """Yield distinct changes (name, value) of the arguments of one candidate."""
+    for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":
             continue
-        further = [not value] if isinstance(value, bool) else list(VALUES.get(name, ()))
-        if name in other and not isinstance(value, bool):
-            further.insert(0, other[name])
-        told: list[Any] = [value]
-        for each in further:
-            if not any(each is known or each == known for known in told):
-                told.append(each)
-                yield name, each
+        trials = [not value] if isinstance(value, bool) else list(VALUES.get(name, ()))
+        if name in counterpart and not isinstance(value, bool):
+            trials.insert(0, counterpart[name])
+        known_values: list[Any] = [value]
+        for trial in trials:
+            if not any(trial is known or trial == known for known in known_values):
+                known_values.append(trial)
+                yield name, trial

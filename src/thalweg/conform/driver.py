@@ -1,4 +1,4 @@
-"""An optimizer of torch's kind, driven over fixed gradients."""
+"""Execution of a torch-style optimizer on fixed gradients."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from thalweg.conform.inputs import MATRICES, SHAPES, Shapes, gradients_of, param
 
 
 class Model(torch.nn.Module):
-    """A module of given parameters, for what is made of a model."""
+    """Module with copies of parameters, for constructors that require a model."""
 
     def __init__(self, params: list[Tensor]) -> None:
         super().__init__()
-        for place, param in enumerate(params):
-            self.register_parameter(f"p{place}", torch.nn.Parameter(param.detach()))
+        for index, param in enumerate(params):
+            self.register_parameter(f"p{index}", torch.nn.Parameter(param.detach()))
 
 
-# What a constructor may want: its parameters in a list, in groups, or as a model has them.
+# First arguments of constructors, with their description for messages.
 KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 
 @dataclass(frozen=True)
 class StepProtocol:
-    """Way in which an optimizer is driven.
+    """Protocol for constructing and stepping an optimizer.
 
     Attributes:
-        kind: The argument of its constructor: "list", "groups" or "model".
+        kind: The first argument of the constructor: "list", "groups" or "model".
         shapes: The shapes of the parameters.
-        closure: Whether its step needs a closure.
+        closure: True if `step` needs a closure.
     """
 
     kind: str = "list"
@@ -47,10 +47,10 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return ways to drive each side over the same parameters: all of them, or else matrices alone.
+    """Return a protocol for each side, with the same shapes: all, or else only matrices.
 
     Raises:
-        ConformError: An argument is missing, or there is no such way; says what went wrong.
+        ConformError: An argument is missing, or no protocol works; has the causes.
     """
     first: ConformError | None = None
     for shapes in (SHAPES, MATRICES):
@@ -62,61 +62,65 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
+    """Return the first protocol with which the side takes a step; raise ConformError if none."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
-    causes: dict[str, str] = {}  # of each, what was said first
+    # The first message of each cause.
+    causes: dict[str, str] = {}
     for kind in kinds:
         for closure in (False, True):
-            way = StepProtocol(kind, shapes, closure)
+            protocol = StepProtocol(kind, shapes, closure)
             try:
-                drive(side, way, 1)
+                drive(side, protocol, 1)
             except ConformError as error:
                 if not closure and (kind != "model" or side.wants_model()):
                     causes.setdefault(str(error.__cause__), str(error))
             else:
-                return way
+                return protocol
     raise ConformError(" ".join(causes.values()))
 
 
-def drive(side: Candidate, way: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
+def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
     """Return the parameters before the first step and after each.
 
     Args:
-        side: What makes the optimizer.
-        way: How it is made and called.
-        steps: How many it takes.
-        seed: Where torch's random numbers begin; they go on as before afterwards.
+        side: The constructor of the optimizer and its arguments.
+        protocol: The protocol of construction and steps.
+        steps: The number of steps.
+        seed: The seed of torch's generator, whose state is restored afterwards.
 
     Raises:
-        ConformError: It cannot be made, or a step fails.
+        ConformError: The constructor or a step fails.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages, which nobody asked for here
+        # Warnings of other packages do not concern the comparison.
+        warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        return _drive(side, way, steps)
+        return _drive(side, protocol, steps)
 
 
-def _drive(side: Candidate, way: StepProtocol, steps: int) -> list[list[Tensor]]:
-    params = params_of(way.shapes)
-    handed: Any = params
-    if way.kind == "groups":
-        handed = [{"params": params, **side.group}]
-    if way.kind == "model":
-        handed = Model(params)
-        params = list(handed.parameters())
+def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Tensor]]:
+    params = params_of(protocol.shapes)
+    argument: Any = params
+    if protocol.kind == "groups":
+        argument = [{"params": params, **side.group}]
+    if protocol.kind == "model":
+        argument = Model(params)
+        params = list(argument.parameters())
     try:
-        made = side.make(handed, **side.arguments)
-        begin = getattr(made, "train", None)
-        if callable(begin):  # as schedule-free optimizers want to be told
-            begin()
+        optimizer = side.make(argument, **side.arguments)
+        set_training = getattr(optimizer, "train", None)
+        # Schedule-free optimizers raise in `step` unless they are in training mode.
+        if callable(set_training):
+            set_training()
     except (Exception, SystemExit) as error:
-        what = f"{side.name} cannot be made of {KINDS[way.kind]}"
-        raise ConformError(f"{what}: {_describe(error)}.") from error
-    if not callable(getattr(made, "step", None)):
-        raise ConformError(f"{side.name} makes a {type(made).__name__}, which has no step.")
-    found = [[param.detach().clone() for param in params]]
+        text = f"{side.name} cannot be made of {KINDS[protocol.kind]}"
+        raise ConformError(f"{text}: {_describe(error)}.") from error
+    if not callable(getattr(optimizer, "step", None)):
+        raise ConformError(f"{side.name} makes a {type(optimizer).__name__}, which has no step.")
+    snapshots = [[param.detach().clone() for param in params]]
     for step in range(steps):
-        grads = gradients_of(step, way.shapes)
+        grads = gradients_of(step, protocol.shapes)
 
         def loss(grads: list[Tensor] = grads) -> Tensor:
             _set_gradients(params, grads)
@@ -125,18 +129,19 @@ def _drive(side: Candidate, way: StepProtocol, steps: int) -> list[list[Tensor]]
 
         _set_gradients(params, grads)
         try:
-            made.step(loss) if way.closure else made.step()
+            optimizer.step(loss) if protocol.closure else optimizer.step()
         except (Exception, SystemExit) as error:
             raise ConformError(
                 f"{side.name} fails in step {step + 1}: {_describe(error)}."
             ) from error
-        found.append([param.detach().clone() for param in params])
-    return found
+        snapshots.append([param.detach().clone() for param in params])
+    return snapshots
 
 
 def _set_gradients(params: list[Tensor], grads: list[Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
-        param.grad = grad.clone()  # some write into what they are given
+        # A copy, since some optimizers write into gradients.
+        param.grad = grad.clone()
 
 
 def _describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""An optimizer class of any package, by `PACKAGE:CLASS`; the package is imported, that is run."""
+"""Import of optimizer classes of other packages by `PACKAGE:CLASS`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """Return the class that `PACKAGE:CLASS` or `file.py:CLASS` names; what was left out to import
-    it.
+    """Return the candidate for `PACKAGE:CLASS` or `file.py:CLASS`, and a note on its import.
 
-    A package of optimizers whose parents need what is not installed is imported without them: see
-    `_import_alone`, which is for a process of its own.
+    If the parent package needs a module that is not installed, the package is imported without the
+    parent by `_import_alone`, which changes `sys.modules`; the note is empty otherwise.
 
     Raises:
-        ConformError: There is no such module, it fails while it is imported, or it has no class of
-            that name which takes steps.
+        ConformError: The import fails, or the module has no optimizer class of that name.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file
@@ -33,30 +31,36 @@ def load_class(name: str) -> tuple[Candidate, str]:
             return _as_optimizer(load_file(name), name), ""
         except (EntryError, RaceError) as error:
             raise ConformError(str(error)) from error
-    package, colon, cls = name.partition(":")
-    if not (package and colon and cls):
+    package, colon, class_name = name.partition(":")
+    if not (package and colon and class_name):
         raise ConformError(f"'{name}' is not PACKAGE:CLASS, such as torch.optim:Adam.")
-    module, left_out = _import_module(package)
-    found: Any = getattr(module, cls, None)
-    if found is None:
+    module, note = _import_module(package)
+    candidate: Any = getattr(module, class_name, None)
+    if candidate is None:
         raise ConformError(
-            f"'{package}' has no '{cls}'. {did_you_mean(cls, _list_classes(module))}".rstrip()
+            f"'{package}' has no '{class_name}'."
+            f" {did_you_mean(class_name, _list_classes(module))}".rstrip()
         )
-    return _as_optimizer(found, name), left_out
+    return _as_optimizer(candidate, name), note
 
 
 def _import_module(package: str) -> tuple[ModuleType, str]:
+    """Return the module, imported without its parent if necessary, and a note on that.
+
+    Raises:
+        ConformError: The import fails.
+    """
     try:
         return importlib.import_module(package), ""
     except ModuleNotFoundError as error:
         missing = error.name or ""
     except (Exception, SystemExit) as error:
         raise ConformError(_describe_failure(package, error)) from error
-    told = f"'{package}' needs '{missing}', which is not installed"
+    text = f"'{package}' needs '{missing}', which is not installed"
     top = package.partition(".")[0]
     if top != package and not _is_within(missing, package):
         try:
-            return _import_alone(package, top), f"imported without {top} itself, for {told}"
+            return _import_alone(package, top), f"imported without {top} itself, for {text}"
         except ModuleNotFoundError as error:
             if error.name != missing:
                 missing = error.name or ""
@@ -64,7 +68,7 @@ def _import_module(package: str) -> tuple[ModuleType, str]:
             raise ConformError(_describe_failure(package, error)) from error
     if _is_within(missing, package):
         raise ConformError(f"there is no module '{missing}' here.")
-    raise ConformError(f"{told}.")
+    raise ConformError(f"{text}.")
 
 
 def _is_within(missing: str, package: str) -> bool:
@@ -75,17 +79,21 @@ def _describe_failure(package: str, error: BaseException) -> str:
     return f"'{package}' failed while it was imported: {type(error).__name__}: {error}"
 
 
-# What modules take from siblings that an import without their parents lacks.
+# Names that a module imports from siblings, replaced by None in an import without the parent.
 _SIBLINGS = {"timm.optim": {"timm.models": ("group_parameters",)}}
 
 
 def _import_alone(package: str, top: str) -> ModuleType:
-    """The module, with empty ones in place of its parent, which stay: it may import more later."""
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_within(top, name)}
+    """Return the module, imported with an empty parent that remains in `sys.modules`.
+
+    The empty parent remains for later imports of the module; after an error it is removed.
+    """
+    names = [name for name in sys.modules if _is_within(top, name)]
+    saved_modules = {name: sys.modules.pop(name) for name in names}
     spec = importlib.util.find_spec(top)
-    bare = ModuleType(top)
-    bare.__path__ = list((spec and spec.submodule_search_locations) or [])
-    sys.modules[top] = bare
+    parent = ModuleType(top)
+    parent.__path__ = list((spec and spec.submodule_search_locations) or [])
+    sys.modules[top] = parent
     for sibling, names in _SIBLINGS.get(package, {}).items():
         sys.modules[sibling] = ModuleType(sibling)
         vars(sys.modules[sibling]).update(dict.fromkeys(names))
@@ -94,17 +102,17 @@ def _import_alone(package: str, top: str) -> ModuleType:
     except BaseException:
         for name in [name for name in sys.modules if _is_within(top, name)]:
             del sys.modules[name]
-        sys.modules.update(before)
+        sys.modules.update(saved_modules)
         raise
 
 
-def _as_optimizer(thing: object, name: str) -> Candidate:
-    title = name.rpartition(":")[2]
-    if not inspect.isclass(thing):
-        raise ConformError(f"'{name}' is {_with_article(type(thing).__name__)}, not a class.")
-    if not callable(getattr(thing, "step", None)):
-        raise ConformError(f"'{name}' is no optimizer class: it has no step.")
-    return Candidate(thing, title)
+def _as_optimizer(candidate: object, name: str) -> Candidate:
+    class_name = name.rpartition(":")[2]
+    if not inspect.isclass(candidate):
+        raise ConformError(f"'{name}' is {_with_article(type(candidate).__name__)}, not a class.")
+    if not callable(getattr(candidate, "step", None)):
+        raise ConformError(f"'{name}' is not an optimizer class: it has no step.")
+    return Candidate(candidate, class_name)
 
 
 def _with_article(word: str) -> str:
@@ -112,4 +120,4 @@ def _with_article(word: str) -> str:
 
 
 def _list_classes(module: ModuleType) -> list[str]:
-    return [name for name, each in vars(module).items() if inspect.isclass(each)]
+    return [name for name, attribute in vars(module).items() if inspect.isclass(attribute)]

@@ -1,6 +1,6 @@
-"""Diagnostics of optimizers whose constructors are TensorFlow's, which have no such option.
+"""Diagnostics of Keras and TensorFlow 1 optimizers, which have no constructor option for them.
 
-A measured step is taken the careful way, as the first one is. All others are taken as ever.
+A measured step takes the slow path, as the first step does; all others may be replayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thalweg._core.plan_cache import PlanCache
 from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._engines.protocol import StepRequest
 from thalweg.diagnostics.config import Diagnostics, SinkLike
-from thalweg.diagnostics.recorder import TableRecorder, apart
+from thalweg.diagnostics.recorder import TableRecorder, make_distinct
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError, NumericsWarning, warn
@@ -28,21 +28,21 @@ from thalweg.variable import titles_of
 
 
 def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Diagnostics:
-    """Measure steps of an optimizer of Keras or of TensorFlow 1 from now on.
+    """Start to measure steps of a Keras or TensorFlow 1 optimizer.
 
     Args:
-        optimizer: The optimizer, one that wraps it, one of `thalweg.integrations.keras3`, or what
-            `optimize_loss` returned.
-        every, sinks: As those of `Diagnostics`.
+        optimizer: The optimizer, a wrapper of it, an optimizer of `thalweg.integrations.keras3`,
+            or the train operation that `optimize_loss` returned.
+        every, sinks: As for `Diagnostics`.
 
     Returns:
-        What has the tables, and takes losses.
+        The `Diagnostics`, with the tables and `log_loss`.
 
     Raises:
-        InvalidTypeError: It is no such optimizer.
-        FailedPreconditionError: Its steps are measured already.
-        NotImplementedError: Its variables are updated one by one, by functions of a subclass, or
-            such functions were called when a graph was built.
+        InvalidTypeError: `optimizer` is not such an optimizer.
+        FailedPreconditionError: The optimizer is measured already.
+        NotImplementedError: Functions of a subclass update the variables one by one, or were
+            called when a graph was built.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -53,54 +53,54 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
         >>> recorder.table["w:0"].gradient_norm
         5.0
     """
-    own, asked = _find_optimizer(optimizer), Diagnostics(every, sinks)
-    with own._locked():
-        if own._recorder is not None:
+    innermost, config = _find_optimizer(optimizer), Diagnostics(every, sinks)
+    with innermost._locked():
+        if innermost._recorder is not None:
             raise FailedPreconditionError(
-                f"{_title(own)} is measured already: detach(optimizer) first, or add sinks"
+                f"{_title(innermost)} is measured already: detach(optimizer) first, or add sinks"
                 " with to(optimizer, sink)."
             )
-        if own._one_by_one():
+        if innermost._one_by_one():
             raise NotImplementedError(
-                f"diagnostics of {_title(own)} are not defined: its variables are updated one by"
-                " one, by functions such as `_resource_apply_dense`, which nobody can look into."
+                f"diagnostics of {_title(innermost)} are not defined: functions such as"
+                " `_resource_apply_dense` update its variables one by one."
             )
-        if any(map(is_symbolic, own._slots.owners())) and own._is_recorded():
-            raise _of_graph(own)
-        vars(own)["_recorder"] = Attached(own, asked)
-    return asked
+        if any(map(is_symbolic, innermost._slots.owners())) and innermost._is_recorded():
+            raise _graph_error(innermost)
+        vars(innermost)["_recorder"] = Attached(innermost, config)
+    return config
 
 
 def detach(optimizer: Any) -> None:
-    """Measure steps of an optimizer no more; tables on their way reach the sinks first.
+    """Stop to measure steps of an optimizer; send the pending table to the sinks first.
 
     Args:
-        optimizer: As that of `attach`.
+        optimizer: As for `attach`.
 
     Raises:
-        InvalidTypeError, FailedPreconditionError: It was not given to `attach`.
+        InvalidTypeError, FailedPreconditionError: The optimizer is not measured by `attach`.
     """
-    own = _find_optimizer(optimizer)
-    with own._locked():
-        if own._recorder is None:
-            raise FailedPreconditionError(f"{_title(own)} is not measured.")
-        own._recorder.settle()
-        vars(own).pop("_recorder").asked.leave()
+    innermost = _find_optimizer(optimizer)
+    with innermost._locked():
+        if innermost._recorder is None:
+            raise FailedPreconditionError(f"{_title(innermost)} is not measured.")
+        innermost._recorder.settle()
+        vars(innermost).pop("_recorder").config.detach()
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
     """Add sinks to an optimizer whose steps are measured.
 
     Args:
-        optimizer: One of `thalweg.optim` that was made with `diagnostics=`, or as that of `attach`.
-        *sinks: As those of `Diagnostics`.
+        optimizer: An optimizer of `thalweg.optim` with `diagnostics=`, or as for `attach`.
+        *sinks: As for `Diagnostics`.
 
     Returns:
-        What has the sinks, for `log_loss`.
+        The `Diagnostics` of the optimizer.
 
     Raises:
-        FailedPreconditionError: Its steps are not measured.
-        InvalidTypeError: A sink is none.
+        FailedPreconditionError: The optimizer is not measured.
+        InvalidTypeError: A sink is invalid.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         recorder, missing = getattr(getattr(optimizer, "_own", None), "diagnosing", None), _MAKE
@@ -108,9 +108,9 @@ def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
         recorder, missing = _find_optimizer(optimizer)._recorder, "diagnostics.attach(optimizer)"
     if recorder is None:
         raise FailedPreconditionError(f"{_title(optimizer)} is not measured: {missing}.")
-    for each in sinks:
-        recorder.asked.add(each)
-    return recorder.asked
+    for sink in sinks:
+        recorder.config.add(sink)
+    return recorder.config
 
 
 _MAKE = "make it with diagnostics=10"
@@ -120,8 +120,8 @@ def _title(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _of_graph(optimizer: object) -> NotImplementedError:
-    """The error of an optimizer whose hooks are called once, as a graph is built."""
+def _graph_error(optimizer: object) -> NotImplementedError:
+    """Return the error for an optimizer whose hooks are called once, when a graph is built."""
     return NotImplementedError(
         f"diagnostics of {_title(optimizer)} are not defined in a graph, which calls functions of a"
         " subclass once, when it is built. Set HOOKS_AT_EACH_RUN = True in the class, or"
@@ -129,84 +129,86 @@ def _of_graph(optimizer: object) -> NotImplementedError:
     )
 
 
-def _find_optimizer(given: Any) -> Any:
-    """What takes the steps.
+def _find_optimizer(optimizer: Any) -> Any:
+    """Return the innermost slot optimizer of an optimizer, wrapper or train operation.
 
     Raises:
-        InvalidTypeError: It is nothing whose steps are measured so.
+        InvalidTypeError: `optimizer` contains no slot optimizer.
     """
-    found = given
-    for name in ("op", "optimizer", "wrapped"):  # of a train operation, of one of Keras 3
-        found = found if isinstance(found, SlotOptimizer) else getattr(found, name, found)
-    if isinstance(found, SlotOptimizer):
-        return found._innermost()
+    candidate = optimizer
+    # `op` leads from a train operation, and `wrapped` from an optimizer of Keras 3.
+    for name in ("op", "optimizer", "wrapped"):
+        if not isinstance(candidate, SlotOptimizer):
+            candidate = getattr(candidate, name, candidate)
+    if isinstance(candidate, SlotOptimizer):
+        return candidate._innermost()
     hint = f" Steps of thalweg.optim's are measured if you {_MAKE}."
     raise InvalidTypeError(
-        f"optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not {show_value(given)}."
-        f"{hint if isinstance(given, torch.optim.Optimizer) else ''}"
+        "optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not"
+        f" {show_value(optimizer)}.{hint if isinstance(optimizer, torch.optim.Optimizer) else ''}"
     )
 
 
 class _Watch(StepWatch):
-    """What is measured in a step over variables; those of 16 bits stand for their masters."""
+    """Measurements of a step that list low-precision copies in place of their masters."""
 
-    def owners_of(self, hooks: Any, asked: StepRequest) -> list[Tensor]:
-        copies = asked.copies or [None] * len(asked.variables)
-        pairs = zip(asked.variables, copies, strict=True)
+    def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
+        copies = request.copies or [None] * len(request.variables)
+        pairs = zip(request.variables, copies, strict=True)
         return [var if copy is None else copy for var, copy in pairs]
 
 
 class Attached(TableRecorder):
     """Recorder of an optimizer while its steps are measured.
 
-    A table has all variables that were in a measured step, by their names.
+    A table has all variables of all measured steps, by name.
 
     Args:
         optimizer: The optimizer.
-        asked: The result of `attach`.
+        config: The interval and the sinks.
     """
 
-    def __init__(self, optimizer: SlotOptimizer, asked: Diagnostics) -> None:
-        super().__init__(optimizer, asked)
+    def __init__(self, optimizer: SlotOptimizer, config: Diagnostics) -> None:
+        super().__init__(optimizer, config)
         self._count = 0
-        # By name: whoever swaps a variable for another minds references, weak ones, too.
+        # By name, since references, even weak ones, prevent that variables are swapped.
         self._sizes: dict[str, int] = {}
 
     def next_step(self) -> int:
-        counted = self._optimizer._steps_taken()
-        if counted is not None:
-            self._count = counted
+        count = self._optimizer._steps_taken()
+        if count is not None:
+            self._count = count
         return self._count + 1
 
     def add_taken(self, steps: int) -> None:
-        """Count steps that were taken."""
+        """Add a number of steps to the count."""
         self._count += steps
 
     def known_parameters(self) -> Parameters:
         names, sizes = list(self._sizes), list(self._sizes.values())
-        return Parameters(self.asked.every, names, sizes, [0] * len(names))
+        return Parameters(self.config.every, names, sizes, [0] * len(names))
 
     def _rows(self, watch: _Watch) -> tuple[Parameters, Mapping[int, int]]:
         variables = distinct(watch.params)
-        names = apart(titles_of(variables))
+        names = make_distinct(titles_of(variables))
         self._sizes |= {name: var.numel() for name, var in zip(names, variables, strict=True)}
-        places = {name: row for row, name in enumerate(self._sizes)}
-        rows = {id(var): places[name] for name, var in zip(names, variables, strict=True)}
+        row_of = {name: row for row, name in enumerate(self._sizes)}
+        rows = {id(var): row_of[name] for name, var in zip(names, variables, strict=True)}
         return self.known_parameters(), rows
 
     def refuse_graph(self) -> NoReturn:
-        """Refuse a graph in which no step can be measured.
+        """Raise for a graph in which steps cannot be measured.
 
         Raises:
-            NotImplementedError: In any case.
+            NotImplementedError: Always.
         """
-        raise _of_graph(self._optimizer)
+        raise _graph_error(self._optimizer)
 
     def refuse_ranks(self) -> NoReturn:
-        """Refuse a step in which each rank has a part of the variables.
+        """Raise for a step with variables that are distributed over ranks.
 
         Raises:
-            NotImplementedError: In any case.
+            NotImplementedError: Always.
         """
         raise NotImplementedError(
             f"diagnostics of {_title(self._optimizer)} are not defined where ranks have parts of"
@@ -214,26 +216,26 @@ class Attached(TableRecorder):
         )
 
     def between(self, step: Any) -> Between:
-        """Return the object that takes, in one call, steps that are not measured."""
+        """Return a wrapper of a replayed step that replays only steps that are not measured."""
         return Between(step, self)
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """Return a context manager for a block in which a step is taken carefully.
+        """Return a context manager that counts and, if due, measures a step of the slow path.
 
         Raises:
-            NotImplementedError: Ranks have parts of its variables.
+            NotImplementedError: Variables are distributed over ranks.
         """
         if hooks.sharing is not None:
             self.refuse_ranks()
         step = self.next_step()
-        watch = hooks.watch = _Watch() if step % self.asked.every == 0 else None
+        watch = hooks.watch = _Watch() if step % self.config.every == 0 else None
         try:
             yield
         finally:
-            is_taken = bool(hooks.begun) and hooks.begun[0].startswith(TAKEN)
-            self.add_taken(is_taken)
-        if watch is None or not is_taken:
+            is_committed = bool(hooks.begun) and hooks.begun[0].startswith(TAKEN)
+            self.add_taken(is_committed)
+        if watch is None or not is_committed:
             return
         if watch.is_begun:
             self.record(watch, step, hooks.taken)
@@ -246,10 +248,10 @@ class Attached(TableRecorder):
 
 
 class Between:
-    """A step in one call, unless it is to be measured; see `SteadyApply`."""
+    """Replayed step that is replayed only if it is not measured; see `ReplayedStep`."""
 
     is_due = False
-    # Users' functions may be called.
+    # The step may call functions of the user.
     calls = True
 
     def __init__(self, step: Any, recorder: Attached) -> None:
@@ -257,27 +259,27 @@ class Between:
 
     @property
     def taken(self) -> int:
-        """Number of steps that it has taken."""
+        """Number of replayed steps."""
         return self._step.taken
 
     @property
     def read(self) -> Any:
-        """Results of users' functions for a step not taken after they were called, or None."""
+        """Results of the user's functions if the step was then not replayed; else None."""
         return getattr(self._step, "read", None)
 
     def is_over(self, pairs: list[Any]) -> bool:
-        """Return True if the next step is not measured and may be taken over these pairs."""
+        """Return True if the next step is not measured and can be replayed for these pairs."""
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
-    def take(self, optimizer: Any, kept: PlanCache, given: Any) -> bool:
-        """Take it, if it is not to be measured and everything is as it was."""
+    def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
+        """Replay the step unless it is due or a guard fails; return True if it was replayed."""
         if optimizer._recorder is not self._recorder:
-            kept.replay = None
+            plan_cache.replay = None
             return False
         if self._recorder.is_due():
             return False
-        before = self._step.taken
+        previous_count = self._step.taken
         try:
-            return self._step.take(optimizer, kept, given)
+            return self._step.take(optimizer, plan_cache, inputs)
         finally:
-            self._recorder.add_taken(self._step.taken - before)
+            self._recorder.add_taken(self._step.taken - previous_count)

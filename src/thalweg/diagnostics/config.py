@@ -1,4 +1,4 @@
-"""`Diagnostics`: which steps are measured, and which sinks get the tables."""
+"""Configuration of measured steps and sinks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SinkLike = Sink | Callable[[Table], object]
 
 
 class StepSource(Protocol):
-    """Interface of the recorder of an optimizer's steps."""
+    """Interface of recorders of an optimizer's steps."""
 
     def next_step(self) -> int:
         """Return the number of the step to come."""
         ...
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or of the first one to come."""
+        """Return the parameters of the last table, or of the first table."""
         ...
 
     def settle(self) -> None:
-        """Send on what was measured."""
+        """Send the pending table to the sinks."""
         ...
 
     def table(self) -> Table | None:
@@ -46,16 +46,16 @@ class StepSource(Protocol):
 
 
 class Diagnostics:
-    """Interval at which `optimizer.diagnostics` is measured again, and receivers of its tables.
+    """Interval of measured steps, and sinks of their tables.
 
     Args:
-        every: The number of steps between two measured ones: 10 for every tenth.
+        every: The number of steps from one measured step to the next.
         sinks: Each is a `JsonLines`, a `TensorBoard`, or a function that is called with the table.
-            One that fails is named in a warning, once, and the training goes on.
+            A sink that fails causes one warning, and the training continues.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: `every` is not an integer from 1 on, or a sink is
-        not one.
+        InvalidTypeError, InvalidArgumentError: `every` is not a positive integer, or a sink is
+            invalid.
 
     Example:
         >>> import torch
@@ -72,8 +72,8 @@ class Diagnostics:
     """
 
     def __init__(self, every: int = 1, sinks: Iterable[SinkLike] = ()) -> None:
-        given: Any = every
-        if type(given) is not int:
+        interval: Any = every
+        if type(interval) is not int:
             raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
         if every < 1:
             raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
@@ -83,16 +83,18 @@ class Diagnostics:
         self.sinks: list[SinkLike] = []
         self._failed: set[int] = set()
         self._source: StepSource | None = None
-        self._kept: Table | None = None  # the last, of an optimizer that was left
-        self._loss: tuple[int, float] | None = None  # of a step that is to be measured, its number
-        for each in sinks:
-            self.add(each)
+        # Last table of a detached optimizer.
+        self._last_table: Table | None = None
+        # Step number and loss of the next measured step.
+        self._loss: tuple[int, float] | None = None
+        for sink in sinks:
+            self.add(sink)
 
     def add(self, sink: SinkLike) -> None:
         """Add a sink.
 
         Raises:
-            InvalidTypeError: It is none.
+            InvalidTypeError: `sink` is neither a `Sink` nor callable.
         """
         if not isinstance(sink, Sink) and not callable(sink):
             raise InvalidTypeError(
@@ -103,26 +105,23 @@ class Diagnostics:
 
     @property
     def table(self) -> Table | None:
-        """The table of the last measured step; None before the first.
-
-        A device that has measured it is waited for here.
-        """
-        return self._kept if self._source is None else self._source.table()
+        """Table of the last measured step; None before the first. Synchronizes with the device."""
+        return self._last_table if self._source is None else self._source.table()
 
     def log_loss(self, loss: Any, after: bool = False) -> None:
-        """Send the sinks the loss of the step to come: call it before `step`.
+        """Send the loss of the next step to the sinks; call this method before `step`.
 
-        In a measured step it is a part of the record, else it stands alone. `step(closure)`
-        does so with the loss that the closure returns.
+        The loss becomes a part of the record of a measured step, else a record without columns.
+        `step(closure)` logs the loss that the closure returns.
 
         Args:
-            loss: A number, or a tensor of one, for which a device is waited for.
-            after: Whether it is the loss of the step that was just taken, as `minimize` and
-                sessions give it; it stands alone.
+            loss: A number, or a tensor with one element, which synchronizes with its device.
+            after: True if the loss is that of the latest step, as from `minimize` and sessions;
+                its record has no columns.
 
         Raises:
-            FailedPreconditionError: No optimizer was made with this object.
-            InvalidTypeError: It is no number.
+            FailedPreconditionError: This object does not belong to an optimizer.
+            InvalidTypeError: `loss` is not a number.
         """
         if self._source is None:
             raise FailedPreconditionError("These diagnostics are of no optimizer yet: make it.")
@@ -132,7 +131,7 @@ class Diagnostics:
             raise InvalidTypeError(f"loss must be a number, not {show_value(loss)}.") from error
         if not self.sinks:
             return
-        # A table that a device has comes before: lines of a file go up by their steps.
+        # Sends the pending table first, so that the lines of a file are sorted by step.
         self._source.settle()
         step = self._source.next_step() - after
         if step % self.every == 0 and not after:
@@ -141,25 +140,25 @@ class Diagnostics:
             self._send("loss", self._source.known_parameters(), step, number)
 
     def take_loss(self, step: int) -> float | None:
-        """Return the loss of a step, if that was logged; once."""
+        """Remove and return the logged loss of a step; None if there is none."""
         logged, self._loss = self._loss, None
         return logged[1] if logged is not None and logged[0] == step else None
 
     def send(self, table: Table, loss: float | None) -> None:
-        """Give the sinks a table, with the loss of its step if there was one."""
+        """Send a table and the loss of its step to the sinks."""
         self._send("table", table, loss)
 
     def close(self) -> None:
-        """Write out what waits, such as a table that a device has, and close files of events."""
+        """Send the pending table and close all sinks."""
         if self._source is not None:
             self._source.settle()
         self._send("close")
 
-    def belong_to(self, source: StepSource) -> None:
-        """Be those of an optimizer from now on.
+    def attach_to(self, source: StepSource) -> None:
+        """Attach to the recorder of an optimizer.
 
         Raises:
-            FailedPreconditionError: They are another one's, which is there still.
+            FailedPreconditionError: Another optimizer that is still alive uses this object.
         """
         if self._source is not None:
             if not self._source.is_gone():
@@ -167,42 +166,46 @@ class Diagnostics:
                     "These diagnostics are another optimizer's: give each optimizer its own."
                 )
             self._source.settle()
-        self._kept, self._source = None, source
+        self._last_table, self._source = None, source
 
-    def leave(self) -> None:
-        """Be those of no optimizer; the last table stays."""
-        self._kept, self._source = self.table, None
+    def detach(self) -> None:
+        """Detach from the optimizer, and keep its last table."""
+        self._last_table, self._source = self.table, None
 
-    def _send(self, what: str, *given: Any) -> None:
-        for sink in tuple(self.sinks):  # one may take itself out
+    def _send(self, method: str, *args: Any) -> None:
+        """Call a method of all sinks; a function is called with tables only."""
+        # Iterates over a copy: a sink may remove itself.
+        for sink in tuple(self.sinks):
             try:
                 if isinstance(sink, Sink):
-                    getattr(sink, what)(*given)
-                elif what == "table":
-                    sink(given[0])
+                    getattr(sink, method)(*args)
+                elif method == "table":
+                    sink(args[0])
             except Exception as error:
-                self._say(sink, error)
+                self._warn_once(sink, error)
 
-    def _say(self, sink: SinkLike, error: Exception) -> None:
+    def _warn_once(self, sink: SinkLike, error: Exception) -> None:
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))
         warn(
-            f"The diagnostics sink {_title(sink)} failed, which is said once:"
+            f"The diagnostics sink {_format_sink(sink)} failed, which is said once:"
             f" {type(error).__name__}: {error}. The training goes on.",
             NumericsWarning,
         )
 
     def __reduce__(self) -> Any:
-        return Diagnostics, (self.every,)  # a copy writes to no file of the original
+        # A copy must not write to files of the original.
+        return Diagnostics, (self.every,)
 
     def __repr__(self) -> str:
-        sinks = f", sinks=[{', '.join(map(_title, self.sinks))}]" if self.sinks else ""
+        sinks = f", sinks=[{', '.join(map(_format_sink, self.sinks))}]" if self.sinks else ""
         return f"Diagnostics(every={self.every}{sinks})"
 
 
-def _title(sink: SinkLike) -> str:
+def _format_sink(sink: SinkLike) -> str:
     try:
         return getattr(sink, "__qualname__", None) or repr(sink)
-    except Exception:  # of the user's own
+    # A user's `__repr__` may raise any exception.
+    except Exception:
         return f"of {type(sink).__name__}"

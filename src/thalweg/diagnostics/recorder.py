@@ -1,4 +1,4 @@
-"""Base class of the recorders of optimizers whose steps are measured."""
+"""Base class of recorders of measured steps."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from thalweg.errors import FailedPreconditionError, NumericsWarning, warn
 
 
 class TableRecorder(ABC):
-    """The last table of an optimizer, and the sinks that get it.
+    """Recorder of the tables of one optimizer, which sends them to sinks.
 
     Args:
-        optimizer: The optimizer.
-        asked: In which steps, and where to.
+        optimizer: The optimizer, held by a weak reference.
+        config: The interval and the sinks.
     """
 
-    def __init__(self, optimizer: Any, asked: Diagnostics) -> None:
-        self.asked = asked
+    def __init__(self, optimizer: Any, config: Diagnostics) -> None:
+        self.config = config
         self._ref: Any = ref(optimizer)
-        self._last: Table | None = None
-        # What makes the table of a step that a device may still measure, and the loss of that step.
+        self._last_table: Table | None = None
+        # Constructor of the table of a step that a device may still measure, and the step's loss.
         self._pending: tuple[Callable[[], Table | None], float | None] | None = None
-        asked.belong_to(self)
+        config.attach_to(self)
 
     @property
     def _optimizer(self) -> Any:
-        found = self._ref()
-        if found is None:
+        optimizer = self._ref()
+        if optimizer is None:
             raise FailedPreconditionError("The optimizer of these diagnostics is gone.")
-        return found
+        return optimizer
 
     def is_gone(self) -> bool:
         """Return True if the optimizer has been freed."""
@@ -49,60 +49,63 @@ class TableRecorder(ABC):
 
     @abstractmethod
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or of the first one to come."""
+        """Return the parameters of the last table, or of the first table."""
 
     @abstractmethod
     def _rows(self, watch: Any) -> tuple[Parameters, Mapping[int, int]]:
-        """What the table of a step is of, and the rows of its parameters by their `id`."""
+        """Return the parameters of the table, and its row numbers by `id` of the parameter."""
 
     def is_due(self) -> bool:
         """Return True if the next step is measured."""
-        return self.next_step() % self.asked.every == 0
+        return self.next_step() % self.config.every == 0
 
-    def record(self, watch: StepWatch, step: int, taken: Tensor | None) -> None:
-        """Record a step that was measured and taken; warns if measuring cannot be finished.
+    def record(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> None:
+        """Record a measured step after its commit; warn if the measurement cannot be finished.
 
         Args:
-            watch: What was measured.
+            watch: The measurements.
             step: The number of the step.
-            taken: Whether it was taken, if a device has decided.
+            device_flag: True on a device if it applied the step; None if the host decided.
         """
         try:
-            # First what other ranks wait for, whatever becomes of the table of the step before.
-            make = self._finished(watch, step, taken)
+            # Finishes first, since other ranks wait for it even if the previous table fails.
+            make = self._finish(watch, step, device_flag)
             self.settle()
-            self._pending = make, self.asked.take_loss(step)
+            self._pending = make, self.config.take_loss(step)
             if not watch.is_there:
                 self.settle()
-        except Exception as error:  # such as of memory that runs out
+        except Exception as error:
+            # The parameters are written: an error here, such as of memory, must not stop training.
             warn(
                 f"Step {step} was taken, and could not be measured to its end:"
                 f" {type(error).__name__}: {error}. There is no table of it.",
                 NumericsWarning,
             )
 
-    def _finished(self, watch: StepWatch, step: int, taken: Tensor | None) -> Callable[[], Any]:
-        """What makes a table of all that is measured, which may be on its way from a device."""
-        given, (parameters, rows) = watch.finish(), self._rows(watch)
-        decided = None if taken is None else fetched(taken)
-        return lambda: table_of(given, rows, parameters, step, decided)
+    def _finish(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> Callable[[], Any]:
+        """Return a function that returns the table, and waits for pending device transfers."""
+        measurements, (parameters, rows) = watch.finish(), self._rows(watch)
+        fetch_flag = None if device_flag is None else fetched(device_flag)
+        return lambda: table_of(measurements, rows, parameters, step, fetch_flag)
 
     def settle(self) -> None:
-        """Make the table of what was measured, for which a device is waited for, and send it on."""
+        """Build the pending table, if any, and send it to the sinks. May wait for a device."""
         if self._pending is not None:
             (make, loss), self._pending = self._pending, None
             table = make()
             if table is not None:
-                self._last = table
-                self.asked.send(table, loss)
+                self._last_table = table
+                self.config.send(table, loss)
 
     def table(self) -> Table | None:
         """Return the table of the last measured step; None before the first."""
         self.settle()
-        return self._last
+        return self._last_table
 
 
-def apart(names: Sequence[str]) -> list[str]:
-    """Names, each with its index where several parameters have it: two models in one optimizer."""
+def make_distinct(names: Sequence[str]) -> list[str]:
+    """Return the names with the index appended to repeated ones, as of two models."""
     counts = Counter(names)
-    return [n if counts[n] == 1 else f"{n} (index {k})" for k, n in enumerate(names)]
+    return [
+        name if counts[name] == 1 else f"{name} (index {index})" for index, name in enumerate(names)
+    ]

@@ -1,4 +1,4 @@
-"""Measurements of a step, and the table that is made of them."""
+"""Measurements of a step, and their conversion to a table."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from thalweg._engines.cpu.diagnostics import DiagnosedUpdate
 
 
-Fetch = Callable[[], Any]  # gives what a device may have
+# Function that returns a value and may wait for a device.
+Fetch = Callable[[], Any]
 
 
 class _Share(NamedTuple):
-    """What is measured of variables of one rule.
+    """Pending measurements of variables of one rule.
 
     Attributes:
         params: The parameters.
-        finish: Gives (parameters, measured) float64, in NumPy or on a device, and which of them
-            were measured; the step is written by then.
-        clip: Gives what clipping multiplied the gradients by.
+        finish: Called after the writes; returns reductions of shape (parameters, `MEASURED`) in
+            float64, in NumPy or on a device, and flags of the measured ones.
+        clip: Returns the factor with which clipping multiplied the gradients.
     """
 
     params: list[Tensor]
@@ -48,129 +49,139 @@ class MeasuredVariables(NamedTuple):
 
     Attributes:
         params: The parameters.
-        numbers: Returns (parameters, measured) float64, and may wait for a device.
-        known: Which of them were measured.
+        numbers: Returns reductions of shape (parameters, `MEASURED`) in float64.
+        flags: Flags of the reductions that were measured.
         clip: Returns the factor with which clipping multiplied the gradients.
     """
 
     params: list[Tensor]
     numbers: Fetch
-    known: Flags
+    flags: Flags
     clip: Fetch
 
 
 class StepWatch:
-    """Measurements of the step under way."""
+    """Measurements of the current step."""
 
     def __init__(self) -> None:
         self._shares: list[_Share] = []
-        self.params: list[Tensor] = []  # in the order of the step
-        self._sharing: Any = None  # how ranks have parts of them
+        self.params: list[Tensor] = []
+        # Distribution of the parameters over ranks.
+        self._sharing: Any = None
 
     @property
     def is_begun(self) -> bool:
-        """True if anything is measured."""
+        """True if any variable is measured."""
         return bool(self._shares)
 
     @property
     def is_there(self) -> bool:
-        """True if the numbers are on a device."""
-        return any(not param.is_cpu for each in self._shares for param in each.params)
+        """True if a parameter is on a device other than the CPU."""
+        return any(not param.is_cpu for share in self._shares for param in share.params)
 
-    def owners_of(self, hooks: Any, asked: StepRequest) -> list[Tensor]:
-        """Return the parameters that a table is to have in place of a step's variables."""
-        return hooks.owners_of(asked.variables)
+    def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
+        """Return the parameters that the table lists for the variables of a request."""
+        return hooks.owners_of(request.variables)
 
     def begin(
         self,
         hooks: Any,
-        asked: StepRequest,
-        ready: StepPlan,
+        request: StepRequest,
+        plan: StepPlan,
         columns: Columns,
-        how: GradientTransforms,
-        known: GradientStats | None,
+        transforms: GradientTransforms,
+        stats: GradientStats | None,
         rounds: Iterator[WriteRound],
     ) -> Iterator[WriteRound]:
-        """Measure what is there before the writes of a rule; nothing is written yet.
+        """Measure the variables of one rule before its writes.
 
         Args:
-            hooks: What says which parameter a variable stands for.
-            asked: What the rule updates.
-            ready: The same, ready to be taken.
-            columns: The scalars.
-            how: What happens to the gradients.
-            known: What is known of them, if something does.
-            rounds: The writes.
+            hooks: The adapter of the front end, which maps variables to parameters.
+            request: The variables, gradients and slots of the rule.
+            plan: The plan of the request.
+            columns: The scalars of the step.
+            transforms: The transforms of the gradients.
+            stats: The statistics of the gradients; None if not computed.
+            rounds: The writes of the rule.
 
         Returns:
-            The writes, which measure what they write, where there are kernels for that.
+            The writes; those of CPU kernels are replaced by kernels that also measure.
         """
-        stages, owners = before_norms(how), self.owners_of(hooks, asked)
+        stages, owners = before_norms(transforms), self.owners_of(hooks, request)
         self.params += owners
         if hooks.sharing is not None:
-            self._sharing, asked = hooks.sharing, hooks.sharing.share_out(asked)
-        clip = 1.0 if known is None else known.clip_scale
+            self._sharing, request = hooks.sharing, hooks.sharing.share_out(request)
+        clip = 1.0 if stats is None else stats.clip_scale
         fetch = _fetch(clip)
-        left = list(range(len(owners)))
-        if isinstance(ready, DensePlan) and all(isinstance(x, CpuGroup) for x in ready.groups):
-            diagnosed = _updates_of(ready, asked, stages)
-            for own in diagnosed.values():
-                params = [owners[index] for index in own.members]
-                self._shares.append(_Share(params, own.combine, fetch))
-            told = {index for own in diagnosed.values() for index in own.members}
-            left = [index for index in left if index not in told]
-            writers = [diagnosed.get(id(group), group) for group in ready.groups]
+        remaining = list(range(len(owners)))
+        if isinstance(plan, DensePlan) and all(isinstance(x, CpuGroup) for x in plan.groups):
+            diagnosed = _updates_of(plan, request, stages)
+            for update in diagnosed.values():
+                params = [owners[index] for index in update.members]
+                self._shares.append(_Share(params, update.combine, fetch))
+            fused_indices = {index for update in diagnosed.values() for index in update.members}
+            remaining = [index for index in remaining if index not in fused_indices]
+            writers = [diagnosed.get(id(group), group) for group in plan.groups]
             if diagnosed:
-                calls = [call for each in writers for call in each.make_calls(columns)]
-                rounds = iter([WriteRound(range(len(owners)), [*calls, ready.mark_written])])
-        if left:
-            parts = [VariableDiagnostics(asked, index, columns, stages) for index in left]
-            params = [owners[index] for index in left]
-            self._shares.append(_Share(params, partial(_of_variables, parts), fetch))
+                calls = [call for writer in writers for call in writer.make_calls(columns)]
+                rounds = iter([WriteRound(range(len(owners)), [*calls, plan.mark_written])])
+        if remaining:
+            measurements = [
+                VariableDiagnostics(request, index, columns, stages) for index in remaining
+            ]
+            params = [owners[index] for index in remaining]
+            self._shares.append(_Share(params, partial(_combine_all, measurements), fetch))
         return rounds
 
     def finish(self) -> list[MeasuredVariables]:
-        """Return the measurements after the step has been written.
+        """Return the measurements after the writes of the step.
 
-        Where ranks have parts of a parameter, all of them call this, and add up their numbers.
+        If parameters are distributed, all ranks must call this method, since it reduces over them.
         """
         if self._sharing is not None and any_on_mesh(self.params):
-            found = self._finish_with_ranks()
+            reductions = self._finish_with_ranks()
         else:
-            found = [each.finish() for each in self._shares]
+            reductions = [share.finish() for share in self._shares]
         return [
-            MeasuredVariables(each.params, _fetch(numbers), known, each.clip)
-            for each, (numbers, known) in zip(self._shares, found, strict=True)
+            MeasuredVariables(share.params, _fetch(numbers), flags, share.clip)
+            for share, (numbers, flags) in zip(self._shares, reductions, strict=True)
         ]
 
     def _finish_with_ranks(self) -> list[tuple[Any, Flags]]:
+        """Return the reductions of all shares over all ranks, and their flags."""
         try:
-            parts = [(each.params, *each.finish()) for each in self._shares]
+            local_parts = [(share.params, *share.finish()) for share in self._shares]
         except Exception:
-            self._sharing.diagnostics_of_whole(self.params, [])  # for which the others wait
+            # The other ranks wait for this reduction.
+            self._sharing.diagnostics_of_whole(self.params, [])
             raise
-        whole = self._sharing.diagnostics_of_whole(self.params, parts)
-        return [(numbers, known) for _, numbers, known in whole]
+        totals = self._sharing.diagnostics_of_whole(self.params, local_parts)
+        return [(numbers, flags) for _, numbers, flags in totals]
 
 
-# Of plans that other steps repeat; each lives as long as its plan.
-_kept: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpdate]]] = WeakKeyDictionary()
+# Measuring updates by plan, for later steps with the same plan.
+_update_cache: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpdate]]] = (
+    WeakKeyDictionary()
+)
 
 
-def _updates_of(plan: DensePlan, asked: StepRequest, stages: Stages) -> dict[int, DiagnosedUpdate]:
-    """The updates that measure what they write, by `id` of the groups whose place they take."""
+def _updates_of(
+    plan: DensePlan, request: StepRequest, stages: Stages
+) -> dict[int, DiagnosedUpdate]:
+    """Return the measuring updates of a plan, by `id` of the groups that they replace."""
     with importing:
         from thalweg._engines.cpu.diagnostics import diagnosed_updates
-    kept = _kept.get(plan)
-    if kept is None or kept[0] != stages:
-        kept = _kept[plan] = stages, diagnosed_updates(plan.groups, asked, stages)
-    return kept[1]
+    cached = _update_cache.get(plan)
+    if cached is None or cached[0] != stages:
+        cached = _update_cache[plan] = stages, diagnosed_updates(plan.groups, request, stages)
+    return cached[1]
 
 
-def _of_variables(parts: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:
-    found = [each.finish() for each in parts]
-    known = np.array([[name in own for name in MEASURED] for own in found])
-    return combined(found, [each.size for each in parts]), known
+def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:
+    """Return the reductions of all variables and their flags."""
+    reductions = [measurement.finish() for measurement in measurements]
+    flags = np.array([[name in values for name in MEASURED] for values in reductions])
+    return combined(reductions, [measurement.size for measurement in measurements]), flags
 
 
 def _fetch(value: Any) -> Fetch:
@@ -182,34 +193,43 @@ def _same(value: Any) -> Any:
 
 
 def fetched(tensor: Tensor) -> Callable[[], Any]:
-    """Begin to copy a tensor to the host, and return a function that waits and returns a NumPy
-    array.
-    """
-    (own,), wait = brought([tensor])
+    """Start a copy to the host, and return a function that waits and returns a NumPy array."""
+    (array,), wait = brought([tensor])
 
     def read() -> Any:
         wait()
-        return own
+        return array
 
     return read
 
 
 def table_of(
-    given: Sequence[MeasuredVariables],
+    measurements: Sequence[MeasuredVariables],
     rows: Mapping[int, int],
     parameters: Parameters,
     step: int,
-    decided: Callable[[], Any] | None,
+    fetch_flag: Callable[[], Any] | None,
 ) -> Table | None:
-    """Return the table; None if a device left the step out."""
-    if decided is not None and not decided():
+    """Return the table of a step; None if a device skipped the step.
+
+    Args:
+        measurements: The measurements of all rules.
+        rows: The row of each parameter, by its `id`.
+        parameters: The parameters of the table.
+        step: The number of the step.
+        fetch_flag: Returns True if a device applied the step; None if the host decided.
+    """
+    if fetch_flag is not None and not fetch_flag():
         return None
     count = len(parameters.names)
-    found, known = np.full((count, len(MEASURED)), np.nan), np.zeros((count, len(MEASURED)), bool)
+    reductions = np.full((count, len(MEASURED)), np.nan)
+    flags = np.zeros((count, len(MEASURED)), bool)
     clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
-    for share in given:
-        own = [rows[id(param)] for param in share.params]
-        found[own], known[own], clip[own] = share.numbers(), share.known, share.clip()
-        sizes[own] *= [1 + param.is_complex() for param in share.params]  # two numbers each
-    columns = columns_of(found, sizes, clip)
-    return Table(parameters, step, columns, flags_of(known))
+    for share in measurements:
+        indices = [rows[id(param)] for param in share.params]
+        reductions[indices], flags[indices] = share.numbers(), share.flags
+        clip[indices] = share.clip()
+        # A complex element has two numbers.
+        sizes[indices] *= [1 + param.is_complex() for param in share.params]
+    columns = columns_of(reductions, sizes, clip)
+    return Table(parameters, step, columns, flags_of(flags))

@@ -1,1 +1,1 @@
-"""What is done around the update of any rule: one option, or one mechanism, in each file."""
+"""Options around the update of any rule: one option or mechanism per file."""

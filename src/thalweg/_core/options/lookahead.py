@@ -63,7 +63,7 @@ class Lookahead(Option):
         if interval is not None:
             if isinstance(interval, bool) or not isinstance(interval, Integral) or interval < 1:
                 raise InvalidArgumentError(
-                    "lookahead must be None or a number of steps from 1 on, not"
+                    "lookahead must be None or a positive number of steps, not"
                     f" {show_value(interval)}."
                 )
             object.__setattr__(self, "lookahead", int(interval))
@@ -73,7 +73,7 @@ class Lookahead(Option):
             )
         object.__setattr__(self, "lookahead_alpha", alpha)
         if interval is None and alpha != type(self).lookahead_alpha:
-            raise InvalidArgumentError(f"lookahead_alpha={alpha} is of no use without lookahead.")
+            raise InvalidArgumentError(f"lookahead_alpha={alpha} needs lookahead: set it, too.")
 
     def rule(self, rule: Rule) -> Rule:
         return with_slow_weights(rule)

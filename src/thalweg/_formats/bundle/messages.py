@@ -35,8 +35,8 @@ class BundleHeader:
     Attributes:
         shards: The number of data files.
         endianness: 0 for little-endian, 1 for big-endian.
-        oldest: The oldest version of readers that may read it.
-        rejected: Versions of readers that must not.
+        oldest: The oldest version of readers that may read the bundle.
+        rejected: Versions of readers that must not read the bundle.
     """
 
     shards: int
@@ -45,7 +45,7 @@ class BundleHeader:
     rejected: tuple[int, ...] = ()
 
     def encode_message(self) -> bytes:
-        """Return the serialized message."""
+        """Return the header as a serialized BundleHeaderProto."""
         versions = number_field(1, 1) + number_field(2, self.oldest)
         return (
             number_field(1, self.shards)
@@ -64,8 +64,8 @@ class BundleEntry:
         shard: The number of the data file.
         offset: The offset in the file.
         size: The number of bytes.
-        checksum: Their CRC32C, masked.
-        slices: The slices that it is stored in, each with its own entry; none if stored in one
+        checksum: The masked CRC32C of the bytes.
+        slices: The slices that the tensor is stored in, each with an entry; none if stored in one
             piece.
     """
 
@@ -78,7 +78,7 @@ class BundleEntry:
     slices: tuple[Slice, ...] = ()
 
     def encode_message(self) -> bytes:
-        """Return the serialized message."""
+        """Return the entry as a serialized BundleEntryProto."""
         place = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
         )
@@ -92,7 +92,7 @@ def parse_header(serialized: bytes) -> BundleHeader:
     """Return the header of a bundle.
 
     Raises:
-        CorruptFileError: The bytes are not such a message.
+        CorruptFileError: The bytes are not a BundleHeaderProto.
     """
     message = ProtoMessage(serialized, {1: VARINT, 2: VARINT, 3: BYTES})
     versions = message.data(3)
@@ -109,7 +109,7 @@ def parse_entry(serialized: bytes) -> BundleEntry:
     """Return the entry of a tensor.
 
     Raises:
-        CorruptFileError: The bytes are not such a message.
+        CorruptFileError: The bytes are not a BundleEntryProto.
     """
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     message = ProtoMessage(serialized, kinds)
@@ -147,7 +147,7 @@ def slice_of(serialized: bytes) -> Slice:
     """Return the extents in a TensorSlice.
 
     Raises:
-        CorruptFileError: The bytes are not such a message.
+        CorruptFileError: The bytes are not a TensorSliceProto.
     """
     extents: list[tuple[int, int | None]] = []
     for element in ProtoMessage(serialized, {1: BYTES}).every(1):

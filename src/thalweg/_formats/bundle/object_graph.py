@@ -82,7 +82,7 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
     """Return the graph in a message.
 
     Raises:
-        CorruptFileError: The bytes are not such a message, or refer to missing nodes.
+        CorruptFileError: The bytes are not an object graph, or refer to missing nodes.
     """
     messages = ProtoMessage(serialized, {1: BYTES}).every(1)
     if not messages:
@@ -98,7 +98,10 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph without values whose keys are not kept, and without their slots."""
+    """Return a graph without the values whose keys `should_keep` rejects.
+
+    Slots are removed if their own value, or that of their variable, is.
+    """
     nodes = [
         replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
         for node in graph.nodes

@@ -20,7 +20,7 @@ _WORD = 1 << 64
 
 
 def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
-    """Return a number and the offset behind it.
+    """Return a number and the offset after the number.
 
     Args:
         encoded: The bytes.

@@ -55,7 +55,7 @@ def read(
         except MissingFileError:
             suffixes = v1_format.suffixes_of(folder)
             if not suffixes:
-                _refuse_foreign(path)
+                _raise_for_file(path)
                 raise
             return v1_format.read(folder, suffixes, names, progress)
         requested = {
@@ -78,7 +78,7 @@ def describe(prefix: Path) -> list[TensorInfo]:
     """Return the tensors of a checkpoint by name; only the index is read.
 
     Args:
-        prefix: As in `read`.
+        prefix: The path for TensorFlow, or the name of its index or of a data file.
 
     Raises:
         MissingFileError: The index does not exist.
@@ -93,7 +93,7 @@ def describe(prefix: Path) -> list[TensorInfo]:
         except MissingFileError:
             suffixes = v1_format.suffixes_of(folder)
             if not suffixes:
-                _refuse_foreign(path)
+                _raise_for_file(path)
                 raise
             return v1_format.describe(folder, suffixes)
     return [
@@ -111,7 +111,7 @@ def is_bundle(prefix: Path) -> bool:
         return False
 
 
-def _refuse_foreign(path: str) -> None:
+def _raise_for_file(path: str) -> None:
     """Raise an error that names the format if the prefix itself is a file."""
     if os.path.isfile(path):
         with atomic_write.open_for_reading(path) as stream:

@@ -32,12 +32,12 @@ def key_of(name: str, extents: Slice) -> bytes:
 
 
 def _encode_text(encoded: bytes) -> bytes:
-    """Return UTF-8 bytes, which have no 255, with an end that no other text begins with."""
+    """Return UTF-8 bytes with an end mark, so that no encoded text is the beginning of another."""
     return encoded.replace(b"\0", b"\0\xff") + b"\0\1"
 
 
 def _encode_count(count: int) -> bytes:
-    """Return an unsigned number as the number of its bytes and these, big-endian."""
+    """Return an unsigned number as a byte with its length, and then its bytes, big-endian."""
     size = (count.bit_length() + 7) // 8
     return bytes([size]) + count.to_bytes(size, "big")
 
@@ -51,7 +51,7 @@ def _encode_signed(number: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Return the box of a slice in a tensor of some shape.
+    """Return the origin and the lengths of a slice in a tensor with this shape.
 
     Raises:
         CorruptFileError: The slice is not inside the shape.
@@ -115,12 +115,14 @@ def join_parts(
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor from those of its slices.
+    """Return the bytes of a tensor, as a one-dimensional array, from those of its slices.
+
+    The slices are not validated: elements that no slice covers are arbitrary; see `check_tiling`.
 
     Args:
         parts: For each slice its origin, its shape, and its bytes; requested one at a time.
         shape: The shape of the tensor.
-        width: The bytes of an element.
+        width: The number of bytes of an element.
     """
     import numpy as np
 

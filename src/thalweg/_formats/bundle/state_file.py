@@ -33,8 +33,8 @@ class CheckpointState:
     """List of the checkpoints of a directory.
 
     Attributes:
-        model_checkpoint_path: The prefix of the last one; "" if none is named.
-        all_model_checkpoint_paths: The prefixes of all existing ones, the oldest first.
+        model_checkpoint_path: The prefix of the last checkpoint; "" if none is named.
+        all_model_checkpoint_paths: The prefixes of all existing checkpoints, the oldest first.
         all_model_checkpoint_timestamps: The time of each save, in seconds since 1970.
         last_preserved_timestamp: The time of the last save that is never deleted.
     """
@@ -78,7 +78,7 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
 
 
 def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: str = NAME) -> None:
-    """Write the state file, with paths relative to the directory, so that it can be moved.
+    """Write the state file, with paths relative to `folder`, so that `folder` can be moved.
 
     Args:
         folder: The directory of the checkpoints.

@@ -32,7 +32,7 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
             f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
         )
     stored_checksum = unmask_checksum(int.from_bytes(content[offset:begin], "little"))
-    calculated = _of_lengths(lengths)
+    calculated = _checksum_of_lengths(lengths)
     if stored_checksum != calculated:
         raise checksum_flaw(stored_checksum, calculated)
     strings: list[bytes] = []
@@ -46,12 +46,12 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
 def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
     """Return a tensor's bytes, and their checksum."""
     lengths = [len(string) for string in strings]
-    checksum = _of_lengths(lengths)
+    checksum = _checksum_of_lengths(lengths)
     tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)
     return b"".join(map(encode_varint, lengths)) + tail, crc32c(tail, checksum)
 
 
-def _of_lengths(lengths: Sequence[int]) -> int:
+def _checksum_of_lengths(lengths: Sequence[int]) -> int:
     """Return the checksum of lengths, each of four bytes, or of eight if necessary."""
     widths = [4 if length < _MAX_SHORT else 8 for length in lengths]
     return crc32c(b"".join(n.to_bytes(width, "little") for n, width in zip(lengths, widths)))

@@ -40,7 +40,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
 
     Args:
         read: Reads the file.
-        size: Its size in bytes.
+        size: The size of the file in bytes.
 
     Raises:
         CorruptFileError: The table is damaged or compressed.
@@ -189,7 +189,7 @@ class _Block:
     """Block under construction.
 
     Args:
-        interval: One key in so many is complete.
+        interval: Of so many keys, the first is stored complete, the others without a shared prefix.
     """
 
     def __init__(self, interval: int) -> None:
@@ -227,7 +227,7 @@ class _Block:
 
 
 def _append_block(output: bytearray, block: _Block) -> bytes:
-    """Append a block to a file, and return its encoded location."""
+    """Append the bytes of a block to `output`; return their encoded offset and length."""
     handle = encode_varint(len(output)) + encode_varint(block.size)
     output += block.finish_block()
     return handle

@@ -43,10 +43,10 @@ _WORD = 1 << 64
 
 
 def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor.
+    """Return the bytes of the tensor in a TensorProto.
 
     Args:
-        serialized: The message.
+        serialized: The serialized TensorProto.
         dtype: The number of the dtype.
         count: The number of elements.
 
@@ -70,7 +70,7 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
 
 
 def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
-    """Return the strings of a tensor; see `tensor_bytes`."""
+    """Return the strings of the tensor in a TensorProto; see `tensor_bytes`."""
     payloads = [payload for number, _, payload in iterate_fields(serialized) if number == _STRINGS]
     strings = [payload for payload in payloads if isinstance(payload, bytes)]
     if len(strings) != count or len(payloads) != count:

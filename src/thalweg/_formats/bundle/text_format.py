@@ -35,7 +35,7 @@ _DIGITS = 400
 
 
 def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
-    """Yield names with their values; a list has any number of values.
+    """Yield the name of each field and its values, several if the text has a list.
 
     Raises:
         CorruptFileError: The text has another syntax.
@@ -62,7 +62,7 @@ def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
 
 
 def quote_text(text: str) -> str:
-    """Return text as a string of this format, in ASCII."""
+    """Return text as a quoted string of the text format, in ASCII with escape sequences."""
     letters = (
         _ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")

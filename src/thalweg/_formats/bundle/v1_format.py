@@ -125,7 +125,7 @@ def read(
 
 
 def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
-    """Return the tensors of a checkpoint of this format by name; see `read`."""
+    """Return the descriptions of all tensors of a first-format checkpoint, by name; see `read`."""
     return [
         TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.bytes)
         for name, tensor in sorted(_describe_files(folder, suffixes)[0].items())
@@ -152,7 +152,11 @@ def _open_file(folder: Folder, suffix: str) -> Generator[File]:
 
 
 def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
-    """Return all tensors of all files, and the total size of the files."""
+    """Return the tensors that all files of a checkpoint describe, by name, and the files' size.
+
+    Raises:
+        CorruptFileError: A file has no description, or a tensor has impossible slices.
+    """
     tensors: dict[str, _Tensor] = {}
     total = 0
     for suffix in suffixes:

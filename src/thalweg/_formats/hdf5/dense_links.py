@@ -21,7 +21,7 @@ def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iter
 
     Args:
         source: The file.
-        heap, tree: Their addresses.
+        heap, tree: The addresses of the heap and the tree.
         kind: The kind of the tree.
     """
     holder = _Heap(source, heap)

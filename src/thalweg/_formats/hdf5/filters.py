@@ -17,7 +17,7 @@ _TITLES = {3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 307: "bzip2"
 
 
 def filter_pipeline(payload: FilePart) -> list[int]:
-    """Return the numbers of the filters, in the order in which they were applied.
+    """Return the numbers of the filters in a message, in the order in which they were applied.
 
     Raises:
         UnsupportedCheckpointError: A filter is not supported.

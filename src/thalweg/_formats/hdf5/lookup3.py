@@ -34,7 +34,7 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(part: FilePart, label: str) -> None:
-    """Take the checksum of all bytes before it.
+    """Read the next four bytes as the checksum of all bytes before them.
 
     Raises:
         DataLossError: The checksum differs.

@@ -42,7 +42,7 @@ class Elements:
 
 
 def parse_shape(payload: FilePart) -> tuple[int, ...] | None:
-    """Return the shape in a message; None if there are no elements, not even one."""
+    """Return the shape in a dataspace message; None if there are no elements, not even one."""
     version = payload.take_version((1, 2), "shapes")
     rank, flags = payload.take_number(1), payload.take_number(1)
     kind = payload.take_number(1) if version == 2 else 1
@@ -59,7 +59,7 @@ def parse_shape(payload: FilePart) -> tuple[int, ...] | None:
 
 
 def parse_elements(payload: FilePart) -> Elements:
-    """Return the type in a message.
+    """Return the type in a datatype message.
 
     Raises:
         UnsafeCheckpointError: The elements are references.

@@ -36,7 +36,12 @@ Place = tuple[int | None, str]  # number of a layer in the model, if known, and 
 def read_archive(
     source: SourceFile,
 ) -> tuple[OptimizerDescription, Arrays, Arrays, dict[str, Place]]:
-    """Return class and configuration, and the results of `read_weights`, of a `.keras` file."""
+    """Return the contents of a `.keras` file.
+
+    Returns:
+        The optimizer's class and configuration, the optimizer's arrays by name, the model's arrays,
+        and the places of the model's arrays.
+    """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
         if name not in members:
@@ -67,7 +72,7 @@ def _missing_member_error(source: SourceFile, name: str, members: Iterable[str])
 def read_weights(
     source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """Return the optimizer's arrays, the model's, and the places of these.
+    """Return the optimizer's arrays and the model's by name, and the places of the model's.
 
     Args:
         source: The file.

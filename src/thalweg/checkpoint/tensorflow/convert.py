@@ -131,7 +131,7 @@ def compare_converted(
     Args:
         tf_path: A file of TensorFlow or Keras.
         path: A thalweg file.
-        rules: Optional. The rules that were given to `convert`; a converted file has them.
+        rules: Optional. The rules that `convert` was called with; a converted file contains them.
         progress: Called with the bytes read and their total.
 
     Returns:
@@ -181,7 +181,7 @@ def _step_counter(checkpoint: TensorFlowCheckpoint) -> Variable | None:
 
 
 def _rule_result(entry: Any) -> str | tuple[str, str] | None:
-    """Return the result of a rule function for an entry of a converted file's names."""
+    """Convert an entry of the names in a converted file to the result of a rule function."""
     match entry:
         case [str() as target, None]:
             return target
@@ -199,7 +199,7 @@ def _import(
     counter: Variable | None,
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
-    """Return a TensorFlow file as a snapshot, and the names of entries that it does not have."""
+    """Return a snapshot of the contents of a TensorFlow file, and names of omitted entries."""
     if checkpoint.mixed is not None and checkpoint.mixed.masters:
         raise UnsupportedCheckpointError(
             f"{checkpoint.path} has float32 masters, which belong to a step of optimize_loss: make"
@@ -243,7 +243,7 @@ def _import(
 def _carried_averages(
     checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place]
 ) -> dict[str, StoredTensor]:
-    """Return the moving averages that are converted, by variable."""
+    """Return the moving averages that are converted, by the TensorFlow names of their variables."""
     return {
         name: tensor
         for name, tensor in checkpoint.averages.items()
@@ -279,9 +279,9 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
-    """Return whether tensors of an optimizer are converted, by their `id`.
+    """Return by the `id` of each tensor of an optimizer whether the tensor is converted.
 
-    Its scalars are: they are arguments of the new optimizer, or follow from them.
+    Scalars always are: they are arguments of the new optimizer, or follow from them.
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -296,7 +296,11 @@ def _carried_of_optimizer(
 
 
 def _find_places(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
-    """Return the destinations of variables that rules do not omit; raise if no rule matches."""
+    """Return the destinations of variables by TensorFlow's names, without omitted variables.
+
+    Raises:
+        CheckpointMismatchError: No rule matches a variable, or its axes do not fit.
+    """
     places: dict[str, Place] = {}
     missing: list[str] = []
     for name, tensor in checkpoint.variables.items():
@@ -329,7 +333,11 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the arguments of `save` for a thalweg file, and the names of omitted entries."""
+    """Return arguments for `save` from a thalweg file, and the names of omitted entries.
+
+    The arguments are all except `prefix` and `progress`, by name. The optimizer and the variables
+    are new objects with the contents of the file.
+    """
     variables, has_place = _empty_from_file(path)
     choice: Any = None if has_place else False
     training = save_restore.restore(path, variables=variables, optimizer=choice, progress=progress)

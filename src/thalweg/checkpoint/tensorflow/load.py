@@ -62,9 +62,10 @@ def load(
 
 
 def load_outline(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
-    """Read a checkpoint as `load` does, but in TensorFlow checkpoints only the values of scalars.
+    """Read a checkpoint as `load` does, but of TensorFlow checkpoints only the values of scalars.
 
-    Tensors whose dtype is not supported, such as strings, are omitted.
+    All other tensors of TensorFlow checkpoints have a dtype and a shape, but no bytes. Tensors
+    whose dtype is not supported, such as strings, are omitted.
     """
     location = locate_checkpoint(path).check_readable()
     if location.writer != "tensorflow":

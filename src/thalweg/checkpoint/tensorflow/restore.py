@@ -90,16 +90,17 @@ def restore(
         global_step: Optional. A variable that is set to the file's step count.
         **hyperparameters: Arguments of the new optimizer that the file does not have, such as
             `learning_rate`. A number that differs from the file's raises; a schedule or a callable
-            replaces it. And `loss_scale`, a `DynamicLossScale` of `thalweg.v1.train.experimental`
-            that is set to the one of the file.
+            replaces it. `loss_scale` may be a `DynamicLossScale` of
+            `thalweg.v1.train.experimental`, which is set to the loss scale of the file.
 
     Returns:
-        The optimizer. If the file has none: the given one, unchanged, or None; but a `.keras` file,
-        or a `.h5` file that describes an optimizer, raises if none is given.
+        The given or the new optimizer. If the file has no optimizer, a given one is unchanged, and
+        by default the result is None. With `optimizer=False`, the result is None.
 
     Raises:
         CheckpointMismatchError: Names, shapes, dtypes or values do not match; lists up to ten
-            differences. Nothing was loaded.
+            differences. Or `optimizer` is None, and a `.keras` file, or a `.h5` file that
+            describes an optimizer, has no optimizer state. Nothing was loaded.
         OptionError: A required hyperparameter is not in the file.
         InvalidConfigError: A rule is invalid.
         InvalidArgumentError: The file has several optimizers, and `which` is not given.

@@ -66,7 +66,10 @@ def tensors_of(
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
-    """Return the tensors that `save` writes, by name, and the object graph or None."""
+    """Return the tensors that `save` writes, by name, and the object graph; None for "tf1".
+
+    Arguments and errors are those of `save`. The tensors are copies.
+    """
     contents = copy_contents(
         optimizer, TargetTensors.of(variables), Rules.of(rules), kind, global_step, averages
     )

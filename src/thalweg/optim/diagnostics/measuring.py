@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg._base.locks import importing
 from thalweg._core.param_groups import names_in, states_of
 from thalweg.diagnostics.config import Diagnostics
-from thalweg.diagnostics.recorder import TableRecorder, apart
+from thalweg.diagnostics.recorder import TableRecorder, make_distinct
 from thalweg.diagnostics.step_watch import StepWatch
 from thalweg.diagnostics.table import Parameters
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
@@ -81,17 +81,17 @@ class Diagnosing(TableRecorder):
                 f"parameter {at}" if name is None else name
                 for at, name in enumerate(names_in(groups, params))
             ]
-            self._named, self._names = named, apart(titles)
+            self._named, self._names = named, make_distinct(titles)
         places = [place for place, group in enumerate(groups) for _ in group["params"]]
         sizes = [param.numel() for param in params]
-        self._known = Parameters(self.asked.every, self._names, sizes, places)
+        self._known = Parameters(self.config.every, self._names, sizes, places)
         return self._known
 
     def note_loss(self, loss: object) -> None:
         """Send the sinks what a closure returned, if it is a number."""
-        if self.asked.sinks:
+        if self.config.sinks:
             with suppress(InvalidTypeError):
-                self.asked.log_loss(loss)
+                self.config.log_loss(loss)
 
     def step_between(self) -> type[ReplayedStep]:
         """Return the class that takes, in one call, the steps that are not measured."""
@@ -107,7 +107,7 @@ class Diagnosing(TableRecorder):
                 "No replay of a captured CUDA graph measures its step: leave out diagnostics=."
             )
         own, step = optimizer._own, self.next_step()
-        is_due, before = step % self.asked.every == 0, own.total
+        is_due, before = step % self.config.every == 0, own.total
         own.watch = watch = StepWatch() if is_due else None
         try:
             yield

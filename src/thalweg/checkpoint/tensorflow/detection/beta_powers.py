@@ -23,7 +23,12 @@ Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: 
 def split_powers(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[Sets, dict[str, StoredTensor]]:
-    """Return the powers of each optimizer by their short names, and all other tensors."""
+    """Split tensors into beta powers and others.
+
+    Returns:
+        The powers of each optimizer by their names without scope and number, such as "beta1_power";
+        the key of each optimizer is the scope and the number. And the other tensors by name.
+    """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
     for name, tensor in stored_tensors.items():
@@ -67,11 +72,14 @@ def with_powers(
 def with_steps(
     detected: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
 ) -> FoundOptimizer:
-    """Return an optimizer with its step count, and betas that follow from the powers.
+    """Return a copy of an optimizer with powers, and the step count and betas inferred from them.
+
+    The powers are added to the scalars and to the evidence. If no step count explains them, or
+    several do, `steps` is None, `notes` has the reason, and `unclear` the names of the betas.
 
     Args:
         detected: The optimizer.
-        powers: Its powers by name.
+        powers: The powers of the optimizer by name, such as "beta1_power".
         counters: Step counts from other variables, by name.
     """
     values = {name.removesuffix("_power"): power.array()[()] for name, power in powers.items()}

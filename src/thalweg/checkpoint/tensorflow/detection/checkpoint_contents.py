@@ -39,8 +39,8 @@ class FoundOptimizer:
         refused: Options that this library does not have, as text.
         title: The name argument of the optimizer; "" if the file does not have it.
         unclear: Hyperparameters for which several values fit the file; they must be given.
-        lost: Reasons why slots cannot be assigned to variables; if any, it cannot continue.
-        loss_scale: State of a dynamic loss scale around it: "current_loss_scale" and "good_steps";
+        lost: Reasons why slots cannot be assigned to variables; if any, restoring raises.
+        loss_scale: State of the optimizer's loss scale: "current_loss_scale" and "good_steps";
             {} if there is none.
     """
 

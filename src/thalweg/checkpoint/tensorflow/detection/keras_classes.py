@@ -26,6 +26,6 @@ def keras_class(name: str | None) -> str | None:
 
 
 def base_class_name(cls: type[object]) -> str:
-    """Return the name of the first class of Keras among a class and its bases, else its own."""
+    """Return the name of the first Keras class among a class and its bases, else of the class."""
     names = [base.__name__ for base in cls.__mro__]
     return next((name for name in names if name in _NAMES), cls.__name__)

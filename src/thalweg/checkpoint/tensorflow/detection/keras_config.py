@@ -33,7 +33,7 @@ _UNSUPPORTED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumu
 
 
 def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
-    """Return arguments for the class of a family.
+    """Return constructor arguments for the class of a family from the configuration in a file.
 
     Raises:
         InvalidConfigError: The configuration has an invalid schedule.
@@ -80,7 +80,7 @@ def refused_of(file: KerasFile) -> tuple[str, ...]:
 
 
 def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
-    """Return Nadam's "momentum_cache" after some steps, recomputed from its configuration.
+    """Return Nadam's "momentum_cache" after `steps` steps, recomputed from its configuration.
 
     Keras 2.11 to 2.15 does not save it, and begins at 1 again after loading; the uninterrupted
     training goes on with the value returned here. The result is empty if beta_1 is not a number.

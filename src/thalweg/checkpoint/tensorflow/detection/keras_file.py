@@ -84,7 +84,7 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file with the optimizer inside one that scales the loss; others unchanged."""
+    """Return the file with the optimizer inside a loss-scaling one; other files unchanged."""
     if file.class_name not in (None, *SCALING):
         return file
     arrays = {name: array for name, array in file.optimizer.items() if _INNER in name}
@@ -99,7 +99,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
 
 
 def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
-    """Return the state of the loss scale around the optimizer; {} if there is none."""
+    """Return the state of the loss scale that contains the optimizer; {} if there is none."""
     outer = [array for name, array in file.optimizer.items() if _INNER not in name]
     if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
         return {}
@@ -108,7 +108,10 @@ def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
 
 
 def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
-    """Sort arrays with the names of OptimizerV2, "Adam/dense/kernel/m"; None for other names."""
+    """Return the optimizer of arrays named as in OptimizerV2, "Adam/dense/kernel/m".
+
+    Returns None unless the first array is the step count, such as "Adam/iter".
+    """
     first = next(iter(file.optimizer))
     scope, _, last_part = first.rpartition("/")
     if last_part != "iter":
@@ -133,7 +136,10 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
 
 
 def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
-    """Sort the arrays of Keras 2.11 to 2.15, "Adam/m/dense/kernel"; None if any name differs."""
+    """Return the optimizer of arrays named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
+
+    Returns None if a name has another form, or the optimizer's class does not have these slots.
+    """
     scope = f"{(file.config or {}).get('name')}/"
     kinds = SLOT_KINDS.get(file.class_name or "", {})
     scalars: dict[str, StoredTensor] = {}
@@ -154,7 +160,7 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 
 
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
-    """Sort arrays by their order: iterations, learning rate, slots."""
+    """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots."""
     scalars, arrays = _split_scalars(file)
     rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
     for rate, values in _possible_splits(file, arrays):  # noqa: B007
@@ -171,7 +177,7 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Return the scalars at known positions, and all other arrays."""
+    """Split an optimizer's arrays into "iter" and "momentum_cache" by name, and all others."""
     values = list(file.optimizer.values())
     scalars: dict[str, StoredTensor] = {}
     if values and values[0].dtype in INTEGERS and not values[0].shape:
@@ -186,9 +192,9 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 def _fitting_families(
     file: KerasFile, values: Sequence[StoredTensor]
 ) -> list[tuple[Family, Slots]]:
-    """Return the families that the arrays may be of, each with its slots.
+    """Return each family whose slots the arrays may be, with these slots.
 
-    Slots of options around the update are left out.
+    Slots of options around the update, such as averages, are left out.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
@@ -205,7 +211,11 @@ def _fitting_families(
 def _possible_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Return possible pairs of learning rate and other arrays, the likeliest first."""
+    """Return the possible splits of arrays into learning rate and slots, the likeliest first.
+
+    Each split is a list with the learning rate, empty if the file has none, and a list of the
+    remaining arrays.
+    """
     rate, values = arrays[:1], arrays[1:]
     if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
         rate, values = [], arrays
@@ -228,7 +238,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return whether the file's description allows this kind of optimizer."""
+    """Return whether the file's description allows an optimizer of this family."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -248,7 +258,7 @@ def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
 def _slots_of(
     family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
-    """Return the slots of an optimizer of this family; None if the arrays do not fit.
+    """Return the slots by variable and kind if arrays fit a family; else None.
 
     Args:
         family: The family.
@@ -295,7 +305,16 @@ def _found_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the detected optimizer; its family is known if just one is possible."""
+    """Return the detected optimizer; its family is set only if `families` has just one.
+
+    Args:
+        file: The file.
+        families: The families that the arrays fit.
+        slots: Slots by variable and kind.
+        scalars: The optimizer's scalars by name. "iter" is also the step count; "learning_rate"
+            becomes a hyperparameter instead.
+        name: The name of the optimizer in the file.
+    """
     family = families[0] if len(families) == 1 else None
     steps = count_of(scalars.get("iter"))
     if family is not None and "momentum_cache" in family.powers:

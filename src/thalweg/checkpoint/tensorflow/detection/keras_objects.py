@@ -48,11 +48,11 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class ListedVariables:
-    """The variables of such an optimizer.
+    """Variables of a Keras optimizer since 2.11.
 
     Attributes:
-        place: Its path in the object graph.
-        slots: Pairs of full name and tensor of all that are not scalars, in order.
+        place: The path of the optimizer in the object graph.
+        slots: Pairs of full name and tensor of all variables that are not scalars, in order.
         children: Scalars by attribute.
         title: The name of the step counter without "/iteration".
         lists: The lists of slots by attribute.
@@ -70,7 +70,7 @@ class ListedVariables:
 def sort_numbered(
     listing: ListedVariables, owners: Sequence[Owner], class_name: str = ""
 ) -> FoundOptimizer:
-    """Return the optimizer with these variables.
+    """Return the optimizer to which the listed variables belong.
 
     Args:
         listing: The variables of the optimizer.
@@ -109,12 +109,17 @@ def sort_numbered(
     )
 
 
-# Titles of the optimizer, slots by variable and kind, and problems.
+# Class names or titles of the optimizer, slots by variable and kind, and problems.
 Sorted = tuple[set[str], Slots, list[str]]
 
 
 def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_name: str) -> Sorted:
-    """Sort slots of Keras 3, which has one list of slots per kind."""
+    """Sort the slots of a Keras 3 optimizer, which has one list of slots per kind.
+
+    Returns:
+        The class name in a set, the slots, and no problem. If the lists do not fit a class: the
+        title in a set, no slots, and a problem as text, or none for a class known as unsupported.
+    """
     title = re.sub(r"_\d+$", "", listing.title.rpartition("/")[2])
     if _plain_title(title) in UNSUPPORTED:
         return {title}, {}, []
@@ -139,7 +144,11 @@ def _plain_title(title: str) -> str:
 
 
 def _sort_by_names(listing: ListedVariables, owners: Sequence[Owner]) -> Sorted:
-    """Sort slots whose names end in those of their variables."""
+    """Sort slots whose names end in those of their variables, "Adam/m/layer1/kernel".
+
+    Returns:
+        The first parts of the names, the slots, and texts about slots without a clear variable.
+    """
     slots: Slots = {}
     titles: set[str] = set()
     kinds: dict[str, list[tuple[str, StoredTensor]]] = {}
@@ -160,7 +169,7 @@ def _sort_by_names(listing: ListedVariables, owners: Sequence[Owner]) -> Sorted:
 
 
 def _family_titled(titles: set[str], slots: Slots) -> Family | None:
-    """Return the family with this title and these slots, or None."""
+    """Return the family whose class is the only title and that has exactly these slots, or None."""
     kinds = {kind for by_kind in slots.values() for kind in by_kind}
     matching = [family for family in with_slots(kinds, KERAS) if {family.cls} == titles]
     return matching[0] if len(matching) == 1 else None

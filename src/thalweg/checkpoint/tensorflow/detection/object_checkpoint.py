@@ -44,7 +44,7 @@ _KERAS_SCALARS = ("learning_rate", "decay", "momentum_cache", "iter")
 def sorted_objects(
     path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph, class_name: str = ""
 ) -> TensorFlowCheckpoint:
-    """Return the sorted checkpoint of these tensors.
+    """Sort the tensors of an object checkpoint into variables, optimizers and counters.
 
     Args:
         path: The path of the file.
@@ -75,7 +75,7 @@ def sorted_objects(
         optimizers=tuple(_with_hyperparameters(detected, counts) for detected in optimizers),
         counters=counters,
         unknown={name: tensor for name, tensor in stored_tensors.items() if name not in known_keys},
-        other_names=view.other_names(set(variables)),
+        other_names=view.unique_full_names(set(variables)),
         source=dict(stored_tensors),
         graph=graph,
     )
@@ -86,7 +86,7 @@ class _GraphView:
 
     Attributes:
         keys: For each node that is a variable, the key of its value.
-        claimed: The nodes that belong to optimizers.
+        claimed: The nodes assigned to optimizers so far; methods that sort an optimizer add to it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class _GraphView:
         return self._nodes[index]
 
     def _shortest_paths(self) -> dict[int, str]:
-        """Return the shortest path from the root to each reachable node; fill `_orders`."""
+        """Return the shortest path from the root to each reachable node; fill `self._orders`."""
         places = {0: ""} if self._nodes else {}
         pending = list(places)
         for index in pending:
@@ -153,15 +153,18 @@ class _GraphView:
         names = [saved.full_name for saved in attributes if saved.name == ATTRIBUTE]
         return names[0].removesuffix(":0") if names else ""
 
-    def other_names(self, variables: set[str]) -> dict[str, str]:
-        """Return the full names of variables, if they are unique."""
+    def unique_full_names(self, variables: set[str]) -> dict[str, str]:
+        """Return full names of variables by their names in the checkpoint.
+
+        Variables without a full name, or with the same one as another variable, are left out.
+        """
         pairs = [(self.name(node), self.full_name(node)) for node in self.keys]
         full_names = {name: full for name, full in pairs if name in variables and full}
         counts = Counter(full_names.values())
         return {name: full for name, full in full_names.items() if counts[full] == 1}
 
     def optimizer_nodes(self) -> list[int]:
-        """Return the nodes that have slots or the attributes of an optimizer."""
+        """Return the nodes with slots or attributes of an optimizer, except loss-scale wrappers."""
         return [
             index
             for index in self._places
@@ -170,10 +173,11 @@ class _GraphView:
         ]
 
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
-        """Return the state of loss scales by the node of the optimizer inside; add to `claimed`.
+        """Return the state of each loss scale by the node of the optimizer that uses the scale.
 
-        A scale is an attribute beside the optimizer (`tf.train.experimental`, TensorFlow 2.2),
-        among the optimizer's variables (later versions), or contains the optimizer (Keras 3).
+        The nodes of the variables of loss scales are added to `self.claimed`. A scale is an
+        attribute beside the optimizer (`tf.train.experimental`, TensorFlow 2.2), among the
+        optimizer's variables (later versions), or contains the optimizer (Keras 3).
         """
         scales: dict[int, dict[str, StoredTensor]] = {}
         for index in self._places:
@@ -198,7 +202,7 @@ class _GraphView:
         return scales
 
     def sort_optimizer(self, index: int) -> FoundOptimizer:
-        """Return the optimizer of a node; add its variables to `claimed`."""
+        """Return the optimizer of a node; add the nodes of its variables to `self.claimed`."""
         node = self._node_at(index)
         if set(MARKS) <= node.children.keys():
             return self._sort_numbered(index)
@@ -220,7 +224,7 @@ class _GraphView:
         return _identify_optimizer(self._places[index], kinds, slots, scalars, titles)
 
     def _sort_numbered(self, index: int) -> FoundOptimizer:
-        """Return an optimizer of Keras 2.11 or later."""
+        """Return an optimizer of Keras 2.11 or later; add its variables to `self.claimed`."""
         node = self._node_at(index)
         variables = {name: child for name, child in node.children.items() if child in self.keys}
         slots = self._variables_in(node.children["_variables"])
@@ -249,12 +253,12 @@ class _GraphView:
         )
 
     def _list_items(self, index: int) -> list[int]:
-        """Return the elements of a list in order."""
+        """Return the nodes of the elements of a list, given by its node, in order."""
         children = self._node_at(index).children
         return [children[name] for name in sorted(children, key=_numbered_name)]
 
     def _variables_in(self, index: int) -> list[int]:
-        """Return the elements of a list that are variables."""
+        """Return the nodes of the elements of a list that are variables, in order."""
         return [node for node in self._list_items(index) if node in self.keys]
 
     def _owner_of(self, index: int) -> Owner:

@@ -39,7 +39,7 @@ _MAX_SCOPES = 100  # scopes of a name
 def sorted_names(
     path: str, stored_tensors: Mapping[str, StoredTensor], families: Sequence[Family] = ()
 ) -> TensorFlowCheckpoint:
-    """Return the sorted checkpoint of these tensors.
+    """Sort the tensors of a name-based checkpoint into variables, optimizers and counters.
 
     Args:
         path: The path of the file.
@@ -82,7 +82,11 @@ def _with_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Return the optimizers with the loss scale around the only one, and the scale's tensors."""
+    """Assign the file's loss scale to the optimizer if there is just one.
+
+    Returns:
+        The optimizers, and the tensors of the scale by name; {} if no optimizer has a scale.
+    """
     scale = scale_in(stored_tensors)
     if scale and not optimizers:
         # An optimizer without slots shows only by the scale of its loss, if its class is known.
@@ -97,7 +101,7 @@ def _with_loss_scale(
 def _optimizers_in(
     groups: Mapping[str, Slots], families: Sequence[Family], slots_by_part: Slots, path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers with these slots: first those of given families, then by names."""
+    """Return the optimizers of all slots: first those of given families, then by slot names."""
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
@@ -112,7 +116,12 @@ def _optimizers_in(
 def _slots_beside(
     owners: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
-    """Return the slots of each variable, by the last part of their names.
+    """Return the slots of each variable, by the last part of the slots' names, such as "Adam_1".
+
+    Args:
+        owners: The variable of each slot, by the slot's name.
+        stored_tensors: The tensors by name.
+        path: The file, for errors.
 
     Raises:
         UnsupportedCheckpointError: Two slots of a variable have the same last part.
@@ -132,7 +141,7 @@ def _slots_beside(
 
 
 def _by_stem(slots_by_part: Slots) -> dict[str, Slots]:
-    """Return slots grouped by the last part of their names without its number."""
+    """Group slots by the last part of their names without its number: "Adam_1" is under "Adam"."""
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, parts in slots_by_part.items():
         for part, tensor in parts.items():
@@ -219,7 +228,11 @@ def _is_alike(tensor: StoredTensor, variable: StoredTensor) -> bool:
 def _optimizers_named(
     stem: str, slots: Slots, families: Sequence[Family], path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers of this name with these slots."""
+    """Return the optimizers whose slots are named after `stem`.
+
+    If none or several of `families` fit the number of slots, the result is one optimizer without
+    a family.
+    """
     slot_count = max(len(parts) for parts in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
     nonempty = [family for family in families if family.slots]

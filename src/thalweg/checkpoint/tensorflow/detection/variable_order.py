@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """Return the variables that have slots of these shapes, or None if that is ambiguous.
+    """Return the variables with slots of these shapes, in this order; None if that is ambiguous.
 
     A `.h5` file lists the model's variables in its order, and a `.keras` file its layers. The
     contents of a layer, and the layers of a class of your own, have the names of attributes there,
@@ -51,7 +51,7 @@ def _is_ordered(places: Sequence[Place]) -> bool:
 
 
 def _may_follow(place: Place, next_place: Place) -> bool:
-    """Return whether a place may come directly before another one in the model."""
+    """Return whether the place `next_place` may come directly after `place` in the model."""
     if place[0] != next_place[0]:  # layers of the model, as they are listed
         return place[0] is not None and next_place[0] is not None
     parts, next_parts = place[1].split("/"), next_place[1].split("/")
@@ -69,7 +69,17 @@ def _layer_class(group: str) -> str:
 def _order_by_blocks(
     variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
 ) -> list[str] | None:
-    """Return the variables in the order of the shapes, block by block if layers have numbers."""
+    """Return the variables in an order in which their shapes equal `slot_shapes`, or None.
+
+    If all variables have a layer number, the variables of each number stay together, and these
+    blocks stay in their given order. Within a block, variables keep their order if it is certain;
+    else just one order of whole layers must fit. All variables must have a slot.
+
+    Args:
+        variable_shapes: The shapes of the variables by name, in the order of the file.
+        slot_shapes: The shapes of the slots, in the order of the optimizer.
+        places: For each variable the number of its layer, or None, and its group.
+    """
     numbers = [places[name][0] for name in variable_shapes]
     blocks: dict[int | None, list[str]] = {}
     for name, number in zip(variable_shapes, numbers, strict=True):
@@ -89,7 +99,10 @@ def _order_by_blocks(
 def _order_by_layers(
     variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
 ) -> list[str] | None:
-    """Return the variables in the order of the shapes, if just one order of whole layers fits."""
+    """Return the variables in the one order of whole layers whose shapes equal `slot_shapes`.
+
+    Layers of one class keep their order. Returns None if no order fits, or several do.
+    """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
         layers.setdefault(places[name][1], []).append(name)
@@ -100,7 +113,7 @@ def _order_by_layers(
     ways: dict[tuple[int, ...], list[list[str]]] = {}
 
     def find_orders(positions: tuple[int, ...], offset: int) -> list[list[str]]:
-        """Return up to two orders of the remaining layers."""
+        """Return up to two orders of the layers from `positions` on, from slot `offset` on."""
         if positions not in ways and len(ways) < _MAX_PREFIXES:
             ways[positions] = [[]] * (offset == len(slot_shapes))
             for index, queue in enumerate(queues):
@@ -152,7 +165,7 @@ class Owner:
     """A variable of an object checkpoint that may have slots.
 
     Attributes:
-        name: The name there.
+        name: The name in the checkpoint.
         full_name: The name in the program, which may not be unique.
         value: The tensor.
         order: For each edge from the root, the kind of child and its number: "layer-1" comes after

@@ -23,7 +23,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 def loading_keras(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
-    """Return the loading that sets slots, counters and hyperparameters.
+    """Return a context manager whose `Loading` sets slots, counters and hyperparameters.
 
     Args:
         optimizer: The optimizer.

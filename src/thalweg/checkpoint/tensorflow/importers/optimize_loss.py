@@ -43,19 +43,21 @@ def inner_of(opt: Any) -> Any:
 def loading_training(
     opt: Any, mapped: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return the loading that sets masters, slots, powers, the loss scale and the step count.
+    """Return a context manager whose `Loading` sets the state of an OpenSeq2Seq training.
 
-    Sums of gradients are set to 0, as OpenSeq2Seq also begins a new sum after loading.
+    The state is masters, slots, powers, the loss scale and the step count. Accumulated gradients
+    are set to 0, as OpenSeq2Seq also begins a new sum after loading.
 
     Args:
-        opt: The step of training, or the optimizer of masters.
-        mapped: The file.
+        opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
+            which has no step count and no accumulated gradients.
+        mapped: The tensors of the file, assigned to variables.
         slots: For each variable its slots by kind.
         scalars: The powers by name.
 
     Raises:
         CheckpointMismatchError: The training has other parts.
-        FailedPreconditionError: The variables of the step are not known yet.
+        FailedPreconditionError: The step has no variables before its first call.
     """
     mixed = mapped.file.mixed or MixedPrecision()
     variables = _trained_variables(opt, [var for var, _ in slots])
@@ -80,6 +82,9 @@ def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
     """Return slots with NovoGrad's averages, which are numbered in the order of the variables.
 
     If the file has no averages, they are 0, as in a new training.
+
+    Raises:
+        CheckpointMismatchError: The file has not as many averages as there are variables.
     """
     averages = checkpoint.mixed.averages if checkpoint.mixed else []
     values = [average.tensor() for average in averages] or [
@@ -95,7 +100,7 @@ def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
 
 
 def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
-    """Return the variables that are trained.
+    """Return the trained variables of a step, or `variables` for a mixed-precision wrapper.
 
     Raises:
         FailedPreconditionError: The step has no variables before its first call.
@@ -111,7 +116,7 @@ def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
-    """Return the step count of the file, and 0 as the number of micro-batches."""
+    """Return the file's step count and, for a step of micro-batches, 0 as their number; by key."""
     steps = mapped.file.steps_of(())
     counts: dict[str, Tensor] = {}
     if steps is not None:
@@ -124,7 +129,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return a sum of zeros for each variable if the step accumulates gradients."""
+    """Return a sum of zeros per variable, by key; {} if the step does not accumulate gradients."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._mixed is not None

@@ -25,7 +25,7 @@ Slots = Sequence[tuple[Tensor, Mapping[str, Tensor]]]
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return the loading that sets slots and powers.
+    """Return a context manager whose `Loading` sets the slots and powers of an optimizer.
 
     Args:
         optimizer: The optimizer.

@@ -1,4 +1,4 @@
-"""Rules that say which parameter a variable of TensorFlow becomes, and how its axes are turned.
+"""Rules that map variables of TensorFlow to parameters, and permute their axes.
 
 A rules file has a line for each kind of variable::
 
@@ -63,7 +63,7 @@ class Line:
     title: str
 
     def forward(self, name: str) -> Place | None:
-        """Return the destination of a variable; None if the rule does not match."""
+        """Return the destination of the variable `name`; None if the rule does not match."""
         parts = _match_wildcards(self.pattern, name, "/")
         if parts is None:
             return None
@@ -95,7 +95,7 @@ class Rules:
     Attributes:
         lines: The rules, in order.
         function: Returns, for a variable's name, the name of its parameter, a pair of that and its
-            axes as in a rules file, or None.
+            axes as in a rules file, or None to omit the variable.
         keep_names: Whether all names stay as they are.
     """
 
@@ -126,7 +126,13 @@ class Rules:
         )
 
     def place(self, name: str) -> Place | None:
-        """Return the destination of a variable; None if no rule matches."""
+        """Return the destination of a variable; None if no rule matches.
+
+        An omitted variable has a destination whose target is None.
+
+        Raises:
+            InvalidConfigError: The rule function returned an invalid value.
+        """
         if self.keep_names:
             return Place(name)
         if self.function is not None:
@@ -219,7 +225,15 @@ def _parse_line(pattern: str, right: str, location: str) -> Line:
 
 
 def _parse_axes(words: list[str], location: str) -> Axes | None:
-    """Return the axes of a rule; None for no words; raise InvalidConfigError for unknown ones."""
+    """Return the order of axes in the last words of a rule; None if there are no words.
+
+    Args:
+        words: A kind of layer, such as ["dense"] or ["conv2d"], or ["transpose", "1", "0"].
+        location: The position of the rule, for errors.
+
+    Raises:
+        InvalidConfigError: The words are anything else.
+    """
     if not words:
         return None
     if len(words) == 1 and words[0] in AXES:
@@ -239,8 +253,10 @@ def _parse_axes(words: list[str], location: str) -> Axes | None:
 
 
 def _check_returned(name: str, returned: object) -> Place | None:
-    """Return the destination that a rule function returned; raise InvalidConfigError for other
-    types.
+    """Return the destination that a rule function returned for a name; None omits the variable.
+
+    Raises:
+        InvalidConfigError: The function returned another type or unknown axes.
     """
     location = f"the rule for {name!r}"
     if returned is None:
@@ -260,9 +276,7 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the parts of a name that match the wildcards of a pattern; None if the name
-    differs.
-    """
+    """Return the parts of a name that match a pattern's wildcards; None if they do not match."""
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"

@@ -26,11 +26,14 @@ Parts = tuple[str, ...]
 
 
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
-    """Return destinations of variables that share a name, or an unambiguous ending of it, with a
-    target.
+    """Return the destination of each variable that matches just one target by its name.
+
+    An equal name is preferred; else a name and a target match if one of them ends with the other,
+    compared by parts, with the last part also in torch's terms ("weight" for "gamma"). Variables
+    that match the same target have no destination.
 
     Args:
-        names: The names of each variable.
+        names: The names of each variable, by the variable's key.
         targets: The names of the targets.
     """
     targets_by_name: dict[Parts, list[str]] = defaultdict(list)
