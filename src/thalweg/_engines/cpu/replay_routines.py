@@ -25,12 +25,12 @@ from thalweg._engines.cpu.codegen import compiler_digest
 _MAIN = """
 
 def LOOK_NAME(owner, arguments, count):
-    block, given = int64_pointer(word(owner + IN_BYTES)), int64_pointer(arguments)
-    pairs = given[0]
+    block, words = int64_pointer(word(owner + IN_BYTES)), int64_pointer(arguments)
+    pairs = words[0]
     if pairs == block[NONE_OBJECT]:
         pairs = 0
-    taken = call(block[PY_LONG_AS_LONG], given[1])
-    result = step(block, pairs, taken, call(block[PY_LONG_AS_LONG], given[2]))
+    taken = call(block[PY_LONG_AS_LONG], words[1])
+    result = step(block, pairs, taken, call(block[PY_LONG_AS_LONG], words[2]))
     return call(block[PY_LONG_FROM_LONG], result)
 """
 # The offset of the contents of a bytes object.
@@ -39,7 +39,7 @@ _FASTCALL = 0x80  # METH_FASTCALL
 _MAIN_OF_PARTS = """
 
 def LOOK_NAME(argument):
-    look_at_parts(int64_pointer(address_of(argument)))
+    check_parts(int64_pointer(address_of(argument)))
 """
 _MAIN_OF_NORM = """
 
