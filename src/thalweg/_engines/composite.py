@@ -132,7 +132,7 @@ class CompositeStep:
             found[own] = part.max_abs()
         return found
 
-    def max_abs_on_device(self, wanted: Tensor) -> None:
+    def max_abs_on_device(self, is_checked: Tensor) -> None:
         """See `Ready`."""
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:

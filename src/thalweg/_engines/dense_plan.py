@@ -91,11 +91,11 @@ class Group(Protocol):
         """Largest magnitude of each member's gradient."""
         ...
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """As `max_abs`, on the members' device, 0 where not wanted; None on the host.
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
+        """Return `max_abs` on the members' device; None if that is the host.
 
         Args:
-            wanted: Whether they are wanted, a bool of shape () there.
+            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0.
         """
         ...
 
@@ -399,9 +399,9 @@ class DensePlan:
             result[group.members] = group.max_abs()
         return result
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `Ready`."""
-        return self._there(self.groups, lambda group: group.max_abs_on_device(wanted))
+        return self._there(self.groups, lambda group: group.max_abs_on_device(is_checked))
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """What updates everything, as functions in C."""

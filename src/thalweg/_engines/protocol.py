@@ -207,12 +207,12 @@ class StepPlan(Protocol):
         """The largest magnitude of each gradient as it came, NaN if it holds one; float64."""
         ...
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
-        """As `max_abs`, of shape (n,) on the device of all variables; see `sums_on_device`.
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
+        """Return `max_abs` as a tensor of shape (n,) on the device of all variables, or None.
 
         Args:
-            wanted: Whether they are wanted, a bool of shape () there; else they are 0, and no
-                gradient is read.
+            is_checked: A bool tensor of shape () on the device. If it is False, the results are 0,
+                and no gradient is read.
         """
         ...
 

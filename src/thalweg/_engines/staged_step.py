@@ -510,9 +510,9 @@ class StagedStep:
         """See `StepPlan`."""
         return self._last.max_abs()
 
-    def max_abs_on_device(self, wanted: Tensor) -> Tensor | None:
+    def max_abs_on_device(self, is_checked: Tensor) -> Tensor | None:
         """See `StepPlan`."""
-        return self._last.max_abs_on_device(wanted)
+        return self._last.max_abs_on_device(is_checked)
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
