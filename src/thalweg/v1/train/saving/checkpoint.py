@@ -29,9 +29,9 @@ from thalweg.v1.train.saving.objects.members import (
     describe_members,
     graphs_of,
     held_by,
+    hold_steps,
     is_variable,
     members_of,
-    hold_steps,
     optimizers_in,
 )
 from thalweg.v1.train.saving.objects.restoration import Restoration
