@@ -26,6 +26,7 @@ from tensorflow_test_doubles import (
     FakeSummaryWriter,
     add_doubles,
     create_identity_with_grad_check_fn,
+    latest_summaries,
 )
 
 import thalweg.tf as tf
@@ -208,6 +209,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "tensorflow.contrib.testing.python.framework.fake_summary_writer": {
         "FakeSummaryWriter": FakeSummaryWriter,
     },
+    "tensorflow.contrib.testing.python.framework.util_test": {"latest_summaries": latest_summaries},
     "tensorflow.python.distribute.combinations": COMBINATIONS,
     "tensorflow.python.framework.test_combinations": COMBINATIONS,
     "tensorflow.python.training.tracking.tracking": {"AutoTrackable": tf.train.Checkpoint},
@@ -260,6 +262,8 @@ class PrivateModule(ModuleType):
                 self.places.append(private_modules._attribute_at(place))
         if name.endswith(("legacy.optimizer_v2", "optimizer_v2.optimizer_v2")):
             self.OptimizerV2 = tf.keras.optimizers.Optimizer
+        if name == "tf_keras.optimizers.legacy.adam":  # the same numbers, without a fused kernel
+            self.NonFusedAdam = tf.keras.optimizers.legacy.Adam
         self.places += [private_modules._attribute_at(place) for place in PLACES] + [tf]
 
     def __getattr__(self, name: str) -> Any:
@@ -286,6 +290,8 @@ class Finder(MetaPathFinder, Loader):
         is_python = fullname.startswith("tensorflow.python")
         is_keras = fullname.startswith("tensorflow.python.keras") or fullname == "tensorflow.python"
         is_here = fullname in MODULES or fullname.startswith(packages)
+        if not fullname.rpartition(".")[2].islower():  # a class that the module lacks
+            return None
         if is_here or is_keras or (is_python and not private_modules.has(fullname)):
             return ModuleSpec(fullname, self, is_package=True)
         return None
