@@ -194,9 +194,9 @@ def write_string_to_file(filename: str, file_content: str) -> None:
 
 def add_doubles() -> None:
     """Add the stand-ins to private modules of TensorFlow, and replace loggers and clocks."""
-    for module in (basic_session_run_hooks, checkpoint_manager, checkpoint_saver_hook):
-        vars(module)["_LOG"] = TestedLogger()
-    vars(step_counter_hook)["_LOG"] = StepLogger()
+    hooks = (basic_session_run_hooks, checkpoint_manager, checkpoint_saver_hook, step_counter_hook)
+    for module in hooks:
+        vars(module)["_LOG"] = StepLogger() if module is step_counter_hook else TestedLogger()
     for module in (checkpoint_manager, retention, saver):
         vars(module)["time"] = TestedTime()
     private_modules._OWN |= {

@@ -109,8 +109,7 @@ def generate(cases: list[dict[str, Any]]) -> Callable[[Any], Any]:
         def run_case(self: Any, *args: Any, mode: str = "", **options: Any) -> None:
             options = {name: options[name] for name in options if takes_all or name in accepted}
             contexts = {"graph": _graph.Graph().as_default(), "eager": eagerly()}
-            plain = contextlib.nullcontext()
-            with contexts.get(mode, plain), self.session() if mode == "graph" else plain:
+            with contexts.get(mode, contextlib.nullcontext()):
                 test(self, *args, **options)
 
         named = [{"testcase_name": f"_{index}", **case} for index, case in enumerate(cases)]
@@ -190,6 +189,7 @@ TEST_UTIL: dict[str, object] = {
     "TensorFlowTestCase": tf.test.TestCase,
     "device": lambda *args, **options: contextlib.nullcontext(),
     "use_gpu": lambda *args, **options: contextlib.nullcontext(),
+    "IsBuiltWithNvcc": return_false,
     "is_gpu_available": return_false,
     "get_small_sequential_mlp": get_small_sequential_mlp,
     "get_test_data": get_test_data,
@@ -243,7 +243,10 @@ PLACES = [
 FIRST_PLACES = {
     "*keras*.loss_scale_optimizer": "keras.mixed_precision",
     "*.learning_rate_schedule": "keras.optimizers.schedules",
+    "tensorflow.python.util.compat": "compat",
     "tf_keras": "keras",
+    "tf_keras.callbacks": "keras.callbacks",
+    "tf_keras.losses": "keras.losses",
     "tf_keras.optimizers.legacy*": "keras.optimizers.legacy",
     "tf_keras.optimizers.schedules*": "keras.optimizers.schedules",
 }
@@ -261,7 +264,9 @@ class PrivateModule(ModuleType):
             if fnmatch(name, pattern):
                 self.places.append(private_modules._attribute_at(place))
         if name.endswith(("legacy.optimizer_v2", "optimizer_v2.optimizer_v2")):
-            self.OptimizerV2 = tf.keras.optimizers.Optimizer
+            self.places.append(
+                private_modules.module("tensorflow.python.keras.optimizer_v2.optimizer_v2")
+            )
         if name == "tf_keras.optimizers.legacy.adam":  # the same numbers, without a fused kernel
             self.NonFusedAdam = tf.keras.optimizers.legacy.Adam
         self.places += [private_modules._attribute_at(place) for place in PLACES] + [tf]

@@ -47,14 +47,14 @@ class EagerValues:
 
 
 def as_session(sess: object, eager: EagerValues | None = None) -> Session | EagerValues:
-    """Return a session, or the values of eager variables if there are any and `sess` is None.
+    """Return a session, or the values of eager variables, which need no session.
 
     Raises:
         InvalidTypeError: `sess` is something else.
     """
     if isinstance(sess, Session):
         return sess
-    if sess is None and eager is not None:
+    if eager is not None:
         return eager
     hint = ""
     if hasattr(sess, "run") and hasattr(sess, "should_stop"):
