@@ -32,6 +32,7 @@ from tensorflow_test_doubles import (
 import thalweg.tf as tf
 from thalweg import _graph
 from thalweg._base.execution_context import eagerly, executing_eagerly
+from thalweg._formats.bundle import CheckpointState
 from thalweg.tf import private_modules
 
 
@@ -212,6 +213,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "tensorflow.contrib.testing.python.framework.util_test": {"latest_summaries": latest_summaries},
     "tensorflow.python.distribute.combinations": COMBINATIONS,
     "tensorflow.python.framework.test_combinations": COMBINATIONS,
+    "tensorflow.python.training.checkpoint_state_pb2": {"CheckpointState": CheckpointState},
     "tensorflow.python.training.tracking.tracking": {"AutoTrackable": tf.train.Checkpoint},
     "tensorflow.python.framework.test_util": TEST_UTIL,
     "tensorflow.python.keras.combinations": COMBINATIONS,
