@@ -89,6 +89,15 @@ def make_decorator(wrap: Callable[[Any], Any]) -> Callable[..., Any]:
     return decorate
 
 
+def evaluate(self: Any, tensors: object) -> Any:
+    """Return the values of tensors of the default graph, which the default session may lack."""
+    session = _graph.get_default_session()
+    if session is None or session.graph is _graph.get_default_graph():
+        return type(self).evaluate(self, tensors)
+    with self.cached_session() as session:
+        return session.run(tensors)
+
+
 def combine(**options: Any) -> list[dict[str, Any]]:
     """Return all combinations of the values of `options`."""
     values = [value if isinstance(value, list) else [value] for value in options.values()]
@@ -110,7 +119,10 @@ def generate(cases: list[dict[str, Any]]) -> Callable[[Any], Any]:
         def run_case(self: Any, *args: Any, mode: str = "", **options: Any) -> None:
             options = {name: options[name] for name in options if takes_all or name in accepted}
             contexts = {"graph": _graph.Graph().as_default(), "eager": eagerly()}
-            with contexts.get(mode, contextlib.nullcontext()):
+            plain = contextlib.nullcontext()
+            # In a graph, Keras has a session of its own.
+            with contexts.get(mode, plain), self.session() if mode == "graph" else plain:
+                self.evaluate = functools.partial(evaluate, self)
                 test(self, *args, **options)
 
         named = [{"testcase_name": f"_{index}", **case} for index, case in enumerate(cases)]
@@ -247,6 +259,7 @@ FIRST_PLACES = {
     "*.learning_rate_schedule": "keras.optimizers.schedules",
     "tensorflow.python.util.compat": "compat",
     "tf_keras": "keras",
+    "tf_keras.backend": "keras.backend",
     "tf_keras.callbacks": "keras.callbacks",
     "tf_keras.losses": "keras.losses",
     "tf_keras.optimizers.legacy*": "keras.optimizers.legacy",
