@@ -45,7 +45,7 @@ OUTSIDE = {
 
 
 def state() -> Any:
-    return *switched(), HYPERS._given, HYPERS._known
+    return *switched(), HYPERS._results, HYPERS._overrides
 
 
 def interrupted(number: int, work: Callable[[], Any]) -> bool:

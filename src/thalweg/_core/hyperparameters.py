@@ -1,4 +1,4 @@
-"""Hyperparameters as TensorFlow keeps them: numbers that become variables, callables, schedules."""
+"""Hyperparameters of TensorFlow's optimizers: numbers, variables, callables and schedules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
-    """Whether the value is a plain real number of Python or NumPy."""
+    """Return whether a value is a real number of Python or NumPy."""
     return isinstance(value, int | float | np.integer | np.floating)
 
 
@@ -39,29 +39,32 @@ def _is_numpy_scalar(value: object) -> TypeGuard[np.generic[Any]]:
 
 
 def is_function(value: object) -> bool:
-    """Whether the value is a callable or a schedule, and not a number that can be called."""
+    """Return whether a value is a callable or a schedule, but neither a tensor nor a module."""
     return callable(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
 
 
 def is_on(value: object) -> bool:
-    """Whether a momentum makes a slot: a number above 0, or any tensor or callable."""
+    """Return whether a momentum needs a slot: a number above 0, or any tensor or callable."""
     if _is_array(value):
         value = value[()]
     return bool(value > 0) if is_number(value) else True
 
 
 def as_number(name: str, value: object) -> Any:
-    """A plain number, also from a 0-d tensor or array; a NumPy scalar of one of float64.
+    """Return the number in a value: a number, or a tensor or array of shape ().
+
+    A float64 tensor or array gives a NumPy scalar, others a Python number.
 
     Raises:
-        InvalidTypeError: It is no real number; names the argument.
-        InvalidArgumentError: It is NaN.
-        LayoutError: It is a tensor whose storage was cut.
+        InvalidTypeError: The value is not a real number. The message contains the name.
+        InvalidArgumentError: The value is NaN.
+        LayoutError: The value is a tensor whose storage was cut.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
         if isinstance(value, torch.Tensor):
             check_number(value, name)
-        is_double = scalar_type(value) is np.float64  # a Python float would become float32
+        # TensorFlow converts a Python float to float32, but not a NumPy float64.
+        is_double = scalar_type(value) is np.float64
         value = np.float64(value.item()) if is_double else value.item()
     if not is_number(value):
         raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.{hint(value)}")
@@ -72,11 +75,7 @@ def as_number(name: str, value: object) -> Any:
 
 
 def check_size(name: str, value: object) -> None:
-    """Refuse a whole number that no float can hold.
-
-    Raises:
-        InvalidArgumentError: Names it.
-    """
+    """Raise InvalidArgumentError for an integer beyond the range of float64."""
     if isinstance(value, int):
         try:
             float(value)
@@ -85,17 +84,18 @@ def check_size(name: str, value: object) -> None:
 
 
 def as_hyper(value: Any, dtype: ScalarType) -> Any:
-    """A hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
+    """Return a hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
 
-    Its kernels take a number below the normal ones of its own type, or of `dtype`, for 0: a Python
-    float is float32 on its way to float64.
+    TensorFlow's kernels flush a number to 0 that is denormal in its own dtype or in `dtype`. A
+    Python float is float32 before it becomes float64.
     """
-    made = as_scalar(value, dtype)
-    if type(value) is float and value >= _TINY:  # most are
-        return made
-    if -_TINY < made < _TINY and made:
-        return _flush_denormal(made, scalar_type(value), dtype)
-    return made
+    scalar = as_scalar(value, dtype)
+    # The usual case first: no denormal is possible.
+    if type(value) is float and value >= _TINY:
+        return scalar
+    if -_TINY < scalar < _TINY and scalar:
+        return _flush_denormal(scalar, scalar_type(value), dtype)
+    return scalar
 
 
 def as_read(tensor: torch.Tensor, number: Any, dtype: ScalarType) -> Any:
@@ -106,19 +106,19 @@ def as_read(tensor: torch.Tensor, number: Any, dtype: ScalarType) -> Any:
 
 
 def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> object:
-    """A small number of the type `source`, or 0 where denormals are flushed and it is one."""
+    """Return a number of type `source` as `dtype`; 0 if it is a denormal to flush."""
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
     flushes = current().denormals == "flush" and abs(number) < limit
     return dtype(math.copysign(0.0, number) if flushes else number)
 
 
 def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
-    """As `as_hyper`.
+    """Return a value as a scalar of `dtype`, like `as_hyper`, but validate it.
 
     Raises:
-        InvalidTypeError: It is no number; names it.
-        InvalidArgumentError: It is a whole number that no float can hold.
-        LayoutError: It is a tensor whose storage was cut.
+        InvalidTypeError: The value is not a number. The message contains the name.
+        InvalidArgumentError: The value is an integer beyond the range of float64.
+        LayoutError: The value is a tensor whose storage was cut.
     """
     if isinstance(value, torch.Tensor) and not value.dim():
         check_number(value, name)
@@ -133,11 +133,7 @@ def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
 
 
 def check_fraction(name: str, value: object) -> None:
-    """Refuse a number outside [0, 1].
-
-    Raises:
-        ValueError: It is outside; names it.
-    """
+    """Raise ValueError for a number outside [0, 1]; ignore tensors, callables and schedules."""
     if is_number(value) and not 0 <= value <= 1:
         raise ValueError(
             f"`{name}` must be between [0, 1]. Received: {name}={value} (of type {type(value)})."
@@ -145,10 +141,11 @@ def check_fraction(name: str, value: object) -> None:
 
 
 def check_value(name: str, value: object) -> Any:
-    """The value, if a hyperparameter can be it; a number of an array of shape ().
+    """Validate the value of a hyperparameter; return it, or the number in an array of shape ().
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: It cannot; names the hyperparameter.
+        InvalidTypeError, InvalidArgumentError: A hyperparameter cannot have this value. The message
+            contains the name.
     """
     if is_function(value) or is_symbolic(value):
         return value
@@ -160,19 +157,20 @@ def check_value(name: str, value: object) -> Any:
 
 
 def check_scalar(name: str, value: object, accepted: str) -> None:
-    """Refuse what is neither a real number nor a tensor of one, of this or another mode.
+    """Raise unless a value is a real number, or a tensor of shape () of eager mode or of a graph.
 
     Args:
         name: The hyperparameter.
-        value: What was given.
-        accepted: What it must be, for the message, after "must be a".
+        value: The value.
+        accepted: A description of accepted values, after "must be a" in the message.
 
     Raises:
-        InvalidTypeError: It is no number, is complex, or has no value.
-        InvalidArgumentError: It has a shape, is NaN, or a whole number that no float can hold.
-        LayoutError: It is a tensor whose storage was cut.
+        InvalidTypeError: The value is not a number, is complex, or is on the meta device.
+        InvalidArgumentError: The value has dimensions, is NaN, or is an integer beyond the range of
+            float64.
+        LayoutError: The value is a tensor whose storage was cut.
     """
-    # An unknown shape of a graph's tensor is false, as that of a scalar.
+    # The unknown shape of a graph's tensor is false, like that of a scalar.
     if shape := getattr(value, "shape", None):
         raise InvalidArgumentError(f"{name} must be a scalar, not of shape {tuple(shape)}.")
     if is_symbolic(value):
@@ -195,7 +193,7 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
 
 
 def _check_variable(name: str, value: int) -> None:
-    """Refuse a whole number that the int32 variable it becomes cannot hold."""
+    """Raise InvalidArgumentError for an integer beyond the range of its int32 variable."""
     if not -(2**31) <= value < 2**31:
         raise InvalidArgumentError(
             f"{name} is a whole number, which becomes int32, and does not fit: {show_value(value)}."
@@ -204,11 +202,11 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """A way out for those who come from `torch.optim`, or from a graph."""
+    """Return advice for an error about a value from `torch.optim` code or from a graph, or ""."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
-        isinstance(each, torch.Tensor | dict) for each in cast("Sequence[Any]", value)
+        isinstance(item, torch.Tensor | dict) for item in cast("Sequence[Any]", value)
     )
     if is_list or isinstance(value, Iterator | torch.nn.Module | dict):
         return (
@@ -219,10 +217,10 @@ def hint(value: object) -> str:
 
 
 def _in_kind_of(old: object, value: int | float) -> object:
-    """A number as a hyperparameter that is `old` would keep it, exactly or rounded or truncated.
+    """Return a number converted to the type of `old`, rounded or truncated if necessary.
 
     Raises:
-        OverflowError: It is too large.
+        OverflowError: The number is too large for that type.
     """
     if _is_numpy_scalar(old):
         return old.dtype.type(value)
@@ -232,26 +230,27 @@ def _in_kind_of(old: object, value: int | float) -> object:
     return float(value)
 
 
-_PLAIN = (Variable, SessionVariable)  # whose `item` is torch's
+_PLAIN = (Variable, SessionVariable)  # classes that do not override `item`
 
 
 class Hyperparameters(Mapping[str, Any]):
     """The hyperparameters of one optimizer, by name.
 
-    A plain number is kept as given until the first use; then `create` makes it a scalar variable:
-    float32 for a Python float, int32 for an int, float64 for a numpy.float64. Tensors, variables,
-    callables and schedules stay what they are. As in a dict, values are found by name. In graph
-    mode the variable is one of the graph, of which each session has a value.
+    At first use, `create` replaces plain numbers by scalar variables: float32 for a Python float,
+    int32 for an int, float64 for a numpy.float64. In graph mode these are variables of the graph,
+    of which each session has a value. Tensors, variables, callables and schedules are not replaced.
 
     Attributes:
-        created: Whether numbers have become variables.
-        calls: Whether there is a callable or a schedule among them.
+        created: Numbers have been replaced by variables.
+        calls: A value is a callable or a schedule.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
-        self._given: dict[Any, Any] | None = None  # by callables in the step under way, if one is
-        self._known: dict[object, object] = {}  # what a run of a graph's step knows of them
+        # Results of callables and schedules in the current step; None outside of a step.
+        self._results: dict[Any, Any] | None = None
+        # Values that the run of a graph has computed for its step.
+        self._overrides: dict[object, object] = {}
         self.created = False
         self.calls = False
 
@@ -274,17 +273,17 @@ class Hyperparameters(Mapping[str, Any]):
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def raw(self, name: str) -> Any:
-        """The value as it is kept now."""
+        """Return the stored value: a number, tensor, variable, callable or schedule."""
         return self._values[name]
 
     def __enter__(self) -> None:
         """Begin a step, in which each callable and schedule is called once."""
-        self._given = {}
+        self._results = {}
 
     @property
     def is_begun(self) -> bool:
         """True from the beginning of a step to its end."""
-        return self._given is not None
+        return self._results is not None
 
     def __exit__(
         self,
@@ -292,7 +291,7 @@ class Hyperparameters(Mapping[str, Any]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._given = None
+        self._results = None
 
     def set(self, name: str, value: Any, assign: Callable[[Any, Any], None]) -> None:
         """Set or change a hyperparameter.
@@ -300,12 +299,12 @@ class Hyperparameters(Mapping[str, Any]):
         Args:
             name: The hyperparameter.
             value: A number, tensor, callable or schedule.
-            assign: Gives a variable, of eager mode or of a graph, a number.
+            assign: Assigns a number to a variable of eager mode or of a graph.
 
         Raises:
             TypeError: A callable is set over a variable.
-            InvalidTypeError: The value is none that a hyperparameter can have, a fraction is set
-                over an integer variable, or a tensor of a graph over a variable.
+            InvalidTypeError: A hyperparameter cannot have this value, a fraction is set over an
+                integer variable, or a tensor of a graph over a variable.
             InvalidArgumentError: The value is not a scalar, or NaN.
         """
         value = check_value(name, value)
@@ -337,86 +336,89 @@ class Hyperparameters(Mapping[str, Any]):
         self.calls = any(map(is_function, self._values.values()))
 
     def all_of(self, called: dict[str, object]) -> dict[str, Any]:
-        """The values as they are kept now, but for callables what those have given."""
+        """Return the stored values by name, with the results `called` in place of callables."""
         return {**self._values, **called}
 
     def called(self) -> dict[str, Any]:
-        """What the callables among them give now, checked; schedules are not asked."""
-        found: dict[str, Any] = {}
+        """Call all callables, but no schedules; return their validated results by name."""
+        results: dict[str, Any] = {}
         for name, value in self._values.items():
             if is_function(value) and not isinstance(value, LearningRateSchedule):
-                found[name] = value()
-                if not is_symbolic(found[name]):
-                    as_step_scalar(name, found[name], np.float64)
-        return found
+                results[name] = value()
+                if not is_symbolic(results[name]):
+                    as_step_scalar(name, results[name], np.float64)
+        return results
 
     def knowing(self, known: dict[object, object]) -> ContextSetting:
-        """Let steps in the `with` block take what a run of a graph has found, and call nothing.
+        """Return a block in which steps use given values, and call no callable or schedule.
 
         Args:
             known: Values by name, and those of schedules by (name, dtype).
         """
-        return self._with_value("_known", known)
+        return self._with_value("_overrides", known)
 
     def uncalled(self) -> ContextSetting:
-        """Let NaN stand for what callables would give in the `with` block, and call nothing."""
-        return self._with_value("_given", dict.fromkeys(self._values, math.nan))
+        """Return a block in which callables and schedules have the value NaN, and are not called."""
+        return self._with_value("_results", dict.fromkeys(self._values, math.nan))
 
     def _with_value(self, name: str, value: object) -> ContextSetting:
+        """Return a block in which an attribute of `self` has another value."""
         change = partial(setattr, self, name)
         return ContextSetting(
             lambda: ([partial(change, value)], [partial(change, getattr(self, name))])
         )
 
     def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
-        """Let variables that `make(name, number)` returns take the place of plain numbers.
+        """Replace plain numbers by variables, in alphabetical order, unless that was done before.
 
-        They are made in alphabetical order.
+        Args:
+            make: Returns the variable for a name and a number.
 
         Returns:
-            Those that were made, by name.
+            The new variables by name.
         """
-        made: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if not self.created:
             for name in sorted(self._values):
                 if is_number(self._values[name]):
-                    made[name] = make(name, self._values[name])
-            self._values.update(made)
+                    variables[name] = make(name, self._values[name])
+            self._values.update(variables)
             self.created = True
-        return made
+        return variables
 
     def variables(self) -> dict[str, Any]:
-        """The values that are variables, of the optimizer's own or given as such."""
-        own = (Variable, torch.nn.Parameter, SymbolicVariable)
-        return {name: each for name, each in self._values.items() if isinstance(each, own)}
+        """Return the values that are variables, by name: of `create`, or set by the user."""
+        kinds = (Variable, torch.nn.Parameter, SymbolicVariable)
+        return {name: value for name, value in self._values.items() if isinstance(value, kinds)}
 
     def now(self, name: str) -> Any:
-        """The value; of a callable what it returns. A schedule is given as it is."""
+        """Return a value, or the result if it is a callable, which a step calls once only."""
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
             return value
-        given = self._given
-        if given is None:
+        results = self._results
+        if results is None:
             return value()
-        if name not in given:
-            given[name] = value()
-        return given[name]
+        if name not in results:
+            results[name] = value()
+        return results[name]
 
     def _current_value(self, name: str) -> object:
-        value = self._known.get(name)
+        """Return the value that a graph's run has computed, or the stored value."""
+        value = self._overrides.get(name)
         return self._values[name] if value is None else value
 
     def scalar(self, name: str, dtype: ScalarType, step: torch.Tensor) -> Any:
-        """The value now as a scalar of `dtype`, converted as TensorFlow does.
+        """Return the current value as a scalar of `dtype`, converted as TensorFlow does.
 
         Args:
             name: A hyperparameter.
             dtype: numpy.float32 or numpy.float64.
-            step: What a schedule is asked for, an integer of shape ().
+            step: The step count for a schedule, an integer tensor of shape ().
 
         Raises:
-            InvalidTypeError: A callable or a schedule returned no number; names them.
-            InvalidArgumentError: It returned a whole number that no float can hold.
+            InvalidTypeError: A callable or a schedule did not return a number.
+            InvalidArgumentError: It returned an integer beyond the range of float64.
         """
         value: Any = self._current_value(name)
         if type(value) is float:
@@ -431,47 +433,48 @@ class Hyperparameters(Mapping[str, Any]):
     def _scheduled_rate(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
     ) -> object:
-        given, key = self._given, (name, dtype)
-        if key in self._known:
-            return self._known[key]
-        if given is not None and key in given:
-            return given[key]
-        value = as_hyper(schedule.value(dtype(step.item())), dtype)
-        if given is not None:
-            given[key] = value
-        return value
+        """Return the rate of a schedule as a scalar; a step calls the schedule once per dtype."""
+        results, key = self._results, (name, dtype)
+        if key in self._overrides:
+            return self._overrides[key]
+        if results is not None and key in results:
+            return results[key]
+        rate = as_hyper(schedule.value(dtype(step.item())), dtype)
+        if results is not None:
+            results[key] = rate
+        return rate
 
     def numbers(self) -> dict[str, int | float]:
-        """The values of hyperparameters that are plain numbers or variables made of them."""
-        found: dict[str, int | float] = {}
+        """Return the numbers by name: plain ones, and those of variables that `create` made."""
+        numbers: dict[str, int | float] = {}
         for name in self._values:
             value: Any = resolve(self._current_value(name))
             if isinstance(value, Variable) and self.created:
-                found[name] = value.item()
+                numbers[name] = value.item()
             elif is_number(value):
-                found[name] = value.item() if isinstance(value, np.generic) else value
-        return found
+                numbers[name] = value.item() if isinstance(value, np.generic) else value
+        return numbers
 
     def shown(self) -> dict[str, str]:
-        """What each is, in a few characters; callables and schedules are not called."""
-        found: dict[str, str] = {}
+        """Return a short description of each value by name, without calling callables."""
+        descriptions: dict[str, str] = {}
         for name, value in self._values.items():
             if is_function(value):
-                found[name] = getattr(value, "__name__", type(value).__name__)
+                descriptions[name] = getattr(value, "__name__", type(value).__name__)
             elif is_symbolic(value):
-                found[name] = value.name
+                descriptions[name] = value.name
             elif isinstance(value, torch.Tensor):
-                found[name] = str(numpy_value(value))
+                descriptions[name] = str(numpy_value(value))
             else:
-                found[name] = str(value)
-        return found
+                descriptions[name] = str(value)
+        return descriptions
 
     def setting(self, name: str, value: object) -> list[Callable[[], Any]]:
-        """Calls, in C alone, that set a number; schedules, callables and tensors stay in force.
+        """Return C calls that set a hyperparameter to a number; none for a tensor or a callable.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError: It is no real number, NaN, or one that the
-                hyperparameter cannot hold.
+            InvalidTypeError, InvalidArgumentError: The value is not a real number, is NaN, or is
+                beyond the range of the hyperparameter.
         """
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise InvalidTypeError(f"{name} must be a number.")
@@ -492,7 +495,8 @@ class Hyperparameters(Mapping[str, Any]):
         return [partial(operator.setitem, self._values, name, number)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_given": None, "_known": {}}  # a copy made in a step is in none
+        # A copy that is made within a step is not in a step.
+        return {**vars(self), "_results": None, "_overrides": {}}
 
     def __copy__(self) -> Hyperparameters:
         copied = Hyperparameters()
