@@ -358,7 +358,7 @@ class Hyperparameters(Mapping[str, Any]):
         return self._with_value("_overrides", known)
 
     def uncalled(self) -> ContextSetting:
-        """Return a block in which callables and schedules have the value NaN, and are not called."""
+        """Return a block in which callables and schedules are NaN, and are not called."""
         return self._with_value("_results", dict.fromkeys(self._values, math.nan))
 
     def _with_value(self, name: str, value: object) -> ContextSetting:
