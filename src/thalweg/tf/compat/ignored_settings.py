@@ -38,7 +38,7 @@ def device(device_name_or_function: object) -> Iterator[None]:
             or None.
 
     Raises:
-        InvalidArgumentError: It is a text that is no name of a device.
+        InvalidArgumentError: The string is not the name of a device.
     """
     name = device_name_or_function
     if isinstance(name, str) and not _DEVICE.fullmatch(f"/{name.lstrip('/')}" if name else ""):
@@ -47,7 +47,7 @@ def device(device_name_or_function: object) -> Iterator[None]:
 
 
 class _Settings(SimpleNamespace):
-    """Any settings, as attributes. All are ignored."""
+    """Arbitrary settings as attributes, all ignored."""
 
 
 class GPUOptions(_Settings):
@@ -73,14 +73,14 @@ class ConfigProto(_Settings):
     """Settings of a session: accepted and ignored."""
 
     def __init__(self, **settings: object) -> None:
-        own = {
+        defaults = {
             "gpu_options": GPUOptions(),
             "graph_options": GraphOptions(),
             "experimental": _Settings(),
             "device_count": {},
             "device_filters": [],
         }
-        super().__init__(**{**own, **settings})
+        super().__init__(**{**defaults, **settings})
 
 
 class RunOptions(_Settings):
