@@ -48,9 +48,7 @@ class KerasReplay(ReplayedApply):
         super().__init__(optimizer, plan, pairs, holds_attributes)
         self._get_attributes = attrgetter(*_ATTRIBUTES, *optimizer._exact_names())
         self._attribute_values = self._get_attributes(optimizer)
-        self._uses_library_scalars = is_ours(optimizer._rule_scalars) and is_ours(
-            optimizer._hyper_scalars
-        )
+        self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._has_known_scalars = optimizer._has_usual_scalars()
         self._dtypes = plan.ready.dtypes
         self._values = optimizer._hyper._values
@@ -58,17 +56,13 @@ class KerasReplay(ReplayedApply):
             name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
         }
         hypers = [hyper.name for hyper in self._rule.hypers]
-        self._scalar_names = {
-            optimizer.NAMES.get(hyper_name, hyper_name): hyper_name for hyper_name in hypers
-        }
+        self._scalar_names = {optimizer.NAMES.get(key, key): key for key in hypers}
         self._rate_tensor = self._tensors.get(_RATE)
         self._selection = optimizer._selection()
-        self._function_scalars: dict[Dtype, dict[str, Any]] = {}
+        self._user_scalars: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
         # Apart from users' functions, all scalars depend only on the step number.
-        self._is_foreseen = (
-            self._uses_library_scalars and self._has_known_scalars and holds_attributes
-        )
+        self._is_foreseen = self._is_standard and self._has_known_scalars and holds_attributes
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
@@ -252,11 +246,11 @@ class KerasReplay(ReplayedApply):
         """Call users' functions and store their results, which a full step reuses."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
-                self._function_scalars = {
+                self._user_scalars = {
                     dtype: {_RATE: optimizer._rate(dtype)} for dtype in self._dtypes
                 }
             else:
-                self._function_scalars = {
+                self._user_scalars = {
                     dtype: optimizer._hyper_scalars(dtype) for dtype in self._dtypes
                 }
 
@@ -264,7 +258,7 @@ class KerasReplay(ReplayedApply):
         """Take the step with the scalars read before; return 0, or the mismatch if not taken."""
         count_before = self._count.value
         step = self._start_iteration + count_before + 1
-        number = step if self._uses_library_scalars else None
+        number = step if self._is_standard else None
         try:
             values_of = self._values_of(optimizer, step - 1)
             return self._found.take(
@@ -285,16 +279,14 @@ class KerasReplay(ReplayedApply):
             count: Number of steps before this one.
         """
         if not self._has_known_scalars:
-            return (
-                optimizer._hyper_scalars if self._uses_library_scalars else optimizer._rule_scalars
-            )
+            return optimizer._hyper_scalars if self._is_standard else optimizer._rule_scalars
         if self._rates or self._functions:
             change = self._found.change
             for dtype, scalars in self._scalars.items():
                 if self._rates:
                     change(dtype, scalars, _RATE, self._rates[dtype].at(count))
                 else:
-                    for name, value in self._function_scalars[dtype].items():
+                    for name, value in self._user_scalars[dtype].items():
                         change(dtype, scalars, name, value)
         return self._scalars.__getitem__
 
@@ -351,10 +343,7 @@ class _Schedule:
         return (
             len(fields) == len(self._fields)
             and all(map(is_, fields.values(), self._fields))
-            and (
-                not self._lists
-                or all(_are_same(sequence, old_items) for sequence, old_items in self._lists)
-            )
+            and (not self._lists or all(_are_same(entries, old) for entries, old in self._lists))
         )
 
 

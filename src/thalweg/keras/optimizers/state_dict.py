@@ -135,9 +135,9 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return state_dict, var_list
 
     def _check_eager(self, variables: Sequence[object] = ()) -> None:
-        all_variables = [*self._weights, *self._own_children().values(), *variables]
+        tensors = [*self._weights, *self._own_children().values(), *variables]
         state.check_eager(
-            f"The state of {self._name}", all_variables, self._weights or executing_eagerly()
+            f"The state of {self._name}", tensors, self._weights or executing_eagerly()
         )
 
     def _state_parts(
@@ -155,23 +155,21 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             if name not in self._extra_weights():
                 self._make_extra(name, _float_type(state_dict["weights"].get(name)))
         slot_keys = _named_by(names, owners) if has_custom_names else _names_in_state(owners, slots)
-        entries, matched_slots, other_slots = self._slot_entries(slot_keys, slots)
+        entries, values, other_slots = self._slot_entries(slot_keys, slots)
         waiting = self._make_room(other_slots) if variables is None and not has_custom_names else []
         self._awaits = bool(waiting) and not owners
         return "", [
             ([self._counter_entry()], {"iterations": state_dict["iterations"]}, True),
             (self._number_entries(includes_all=True), state_dict["hyperparameters"], False),
             (self._extra_entries(), state_dict["weights"], bool(slots)),
-            (entries, matched_slots, True),
+            (entries, values, True),
             (waiting, _flatten_slots(other_slots), True),
         ]
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Reserve pending tensors for slots of unknown variables; return their entries."""
-        for title, slot_values in slots.items():
-            self._pending[title] = {
-                name: state.room_for(value) for name, value in slot_values.items()
-            }
+        for title, values in slots.items():
+            self._pending[title] = {name: state.room_for(value) for name, value in values.items()}
         return [Entry(name, room) for name, room in _flatten_slots(self._pending).items()]
 
     def _counter_entry(self) -> Entry:
@@ -199,16 +197,14 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             state), the state's values for them by name, and the state's other variables.
         """
         entries: list[Entry] = []
-        matched_slots: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         other_slots = dict(saved_slots)
         for key, title, var in slot_keys:
             if not includes_all and title not in saved_slots:
                 continue
             entries += state.of_slots(self._slots, var, key)
-            matched_slots |= {
-                f"{key}/{name}": value for name, value in other_slots.pop(title, {}).items()
-            }
-        return entries, matched_slots, other_slots
+            values |= {f"{key}/{name}": value for name, value in other_slots.pop(title, {}).items()}
+        return entries, values, other_slots
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         raise NotImplementedError
@@ -217,20 +213,20 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         """Copy pending slots of these variables into their new slots."""
         if not self._pending:
             return
-        owners, variable_ids = self._owners(), {id(var) for var in var_list}
+        owners, ids = self._owners(), {id(var) for var in var_list}
         slot_keys = _names_in_state(owners, self._pending)
-        arrived_slots = {
+        pending = {
             title: self._pending[title]
             for _, title, var in slot_keys
-            if id(var) in variable_ids and title in self._pending
+            if id(var) in ids and title in self._pending
         }
-        entries, matched_slots, _ = self._slot_entries(slot_keys, arrived_slots, includes_all=False)
-        differences = state.differences(entries, matched_slots)
+        entries, values, _ = self._slot_entries(slot_keys, pending, includes_all=False)
+        differences = state.differences(entries, values)
         if differences:
             raise state.mismatch(differences, outcome="The step was not taken.")
         if self._awaits and var_list:
             self._awaits = False
-            if not arrived_slots:
+            if not pending:
                 warn(
                     f"{self._name} loaded slots for {_list_quoted(self._pending)}, but the first"
                     f" step is over {_list_quoted(_titles_of(owners))}, whose slots begin anew."
@@ -238,10 +234,8 @@ class KerasStateDict(TrackableSlots, state.StateDict):
                     " load_state_dict.",
                     NumericsWarning,
                 )
-        pops = [partial(self._pending.pop, title) for title in arrived_slots]
-        state.restore(
-            state.Loading([(entry, matched_slots[entry.name]) for entry in entries], pops)
-        )
+        pops = [partial(self._pending.pop, title) for title in pending]
+        state.restore(state.Loading([(entry, values[entry.name]) for entry in entries], pops))
 
 
 def _check_form(state_dict: object, class_name: str) -> None:
@@ -274,8 +268,7 @@ def _find_strange_parts(state_dict: dict[str, Any]) -> list[str]:
     parts = {key: state_dict[key] for key in _SECTIONS if key in state_dict}
     if isinstance(parts.get("slots"), dict):
         parts |= {
-            f"slots of {state.shown(name)}": var_slots
-            for name, var_slots in state_dict["slots"].items()
+            f"slots of {state.shown(name)}": slots for name, slots in state_dict["slots"].items()
         }
     for title, part in parts.items():
         if not isinstance(part, dict):
@@ -293,10 +286,8 @@ def _titles_of(variables: Sequence[Tensor]) -> list[str]:
 
 def _names_in_state(owners: Sequence[Tensor], slots_by_name: Mapping[str, object]) -> list[SlotKey]:
     """Return slot keys of variables that a state names "w:0", or "w" as files do."""
-    variable_names = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
-    return [
-        (key, title if title in slots_by_name else key, var) for key, title, var in variable_names
-    ]
+    keys = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
+    return [(key, title if title in slots_by_name else key, var) for key, title, var in keys]
 
 
 def _named_by(names: Names, owners: Sequence[Tensor]) -> list[SlotKey]:
