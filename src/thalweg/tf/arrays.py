@@ -238,9 +238,9 @@ def one_hot(
     return told(encoding, kind, static_shape)
 
 
-def tensor_or_value(source: object, dtype: object = None) -> Tensor:
+def tensor_or_value(operand: object, dtype: object = None) -> Tensor:
     """Return a tensor; convert other values eagerly, not to nodes of a graph."""
-    return tensor(source) if is_tensor(source) else to_tensor(source, dtype)
+    return tensor(operand) if is_tensor(operand) else to_tensor(operand, dtype)
 
 
 @named_in_graphs(1, "name")
@@ -276,8 +276,8 @@ def rank(input: object, name: str | None = None) -> Tensor:
     return _graph.constant(len(source.shape), name=name or "Rank")
 
 
-def _rank_of(source: Tensor) -> Tensor:
-    return torch.tensor(source.dim(), dtype=torch.int32, device=torch.get_default_device())
+def _rank_of(operand: Tensor) -> Tensor:
+    return torch.tensor(operand.dim(), dtype=torch.int32, device=torch.get_default_device())
 
 
 def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
@@ -406,22 +406,22 @@ def gather(
     if gather_axis == 0 and not batch_dims:
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
-    def pick(source: Tensor, places: Tensor) -> Tensor:
+    def pick(operand: Tensor, places: Tensor) -> Tensor:
         if not batch_dims:
-            return _pick_rows(source, places, gather_axis)
-        lead, inner = source.shape[:batch_dims], gather_axis % source.dim() - batch_dims
-        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (source, places)), strict=True)
+            return _pick_rows(operand, places, gather_axis)
+        lead, inner = operand.shape[:batch_dims], gather_axis % operand.dim() - batch_dims
+        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (operand, places)), strict=True)
         return torch.stack([_pick_rows(src, rows, inner) for src, rows in pairs]).unflatten(0, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def _pick_rows(source: Tensor, places: Tensor, axis: int) -> Tensor:
-    axis, rows = axis % source.dim(), places.reshape(-1)
+def _pick_rows(operand: Tensor, places: Tensor, axis: int) -> Tensor:
+    axis, rows = axis % operand.dim(), places.reshape(-1)
     if rows.device.type == "cpu":  # elsewhere the check would wait for the device
-        IndexedSlices(rows, rows).check_range(source.shape[axis])
-    picked = source.index_select(axis, rows)
-    return picked.reshape(*source.shape[:axis], *places.shape, *source.shape[axis + 1 :])
+        IndexedSlices(rows, rows).check_range(operand.shape[axis])
+    picked = operand.index_select(axis, rows)
+    return picked.reshape(*operand.shape[:axis], *places.shape, *operand.shape[axis + 1 :])
 
 
 as_tensor = tensor  # an argument of `reshape` has this name

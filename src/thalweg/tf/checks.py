@@ -61,7 +61,9 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
     return data or (), f"{message} " if message else ""
 
 
-def _of_two(test: Callable[[Tensor, Tensor], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_two(
+    accepts: Callable[[Tensor, Tensor], object], sign: str, title: str
+) -> Callable[..., Any]:
     def check(
         x: object,
         y: object,
@@ -72,14 +74,14 @@ def _of_two(test: Callable[[Tensor, Tensor], object], sign: str, title: str) -> 
     ) -> Any:
         values, text = _data_and_message(data, message)
         text += f"Condition x {sign} y did not hold element-wise:"
-        return must_hold(test, pair(x, y), text, values, summarize, name or title)
+        return must_hold(accepts, pair(x, y), text, values, summarize, name or title)
 
     check.__name__ = check.__qualname__ = title
     check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
     return check
 
 
-def _of_one(test: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_one(accepts: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
         x: object,
         data: object = None,
@@ -89,7 +91,7 @@ def _of_one(test: Callable[[Tensor], object], sign: str, title: str) -> Callable
     ) -> Any:
         values, text = _data_and_message(data, message)
         text += f"Condition x {sign} 0 did not hold element-wise:"
-        return must_hold(test, [tensor(x)], text, values, summarize, name or title)
+        return must_hold(accepts, [tensor(x)], text, values, summarize, name or title)
 
     check.__name__ = check.__qualname__ = title
     check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
@@ -135,7 +137,7 @@ def assert_near(
 
 def _check_rank(
     x: object,
-    test: Callable[[int], bool],
+    accepts: Callable[[int], bool],
     rank_text: str,
     data: object,
     message: str | None,
@@ -146,8 +148,10 @@ def _check_rank(
     values, text = _data_and_message(data, message)
     text += f"The tensor must have {rank_text}"
     if source.shape is UNKNOWN:
-        return must_hold(lambda value: test(value.dim()), [source], f"{text}:", values, name=name)
-    if not test(len(source.shape)):
+        return must_hold(
+            lambda value: accepts(value.dim()), [source], f"{text}:", values, name=name
+        )
+    if not accepts(len(source.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(source.shape)}.")
     return None if _graph.executing_eagerly() else group(name=name)
 

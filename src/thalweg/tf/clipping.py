@@ -38,13 +38,13 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
     axes = list(axes) if isinstance(axes, tuple) else axes
 
-    def clip(source: Any, limit: Tensor) -> Tensor:
-        squares = (source * source).sum(axes, keepdim=axes is not None)
+    def clip(operand: Any, limit: Tensor) -> Tensor:
+        squares = (operand * operand).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        limit = _as_limit_of(source, limit).clamp(min=0)
+        limit = _as_limit_of(operand, limit).clamp(min=0)
         bound = torch.where(size < limit, limit, size)  # a NaN stays
-        return as_shaped(source, source * limit / torch.where(bound == 0, 1, bound))
+        return as_shaped(operand, operand * limit / torch.where(bound == 0, 1, bound))
 
     return call(clip, tensor(t), _limit_of(clip_norm), name=name or "clip_by_norm")
 

@@ -130,17 +130,21 @@ def _sizes_of_parts(total: int, num_parts: int | None, lengths: object, axis: in
 
 
 def _split_parts(
-    function: Callable[..., Any], source: Tensor, split_sizes: Any, shapes: Sequence[Any], name: str
+    function: Callable[..., Any],
+    operand: Tensor,
+    split_sizes: Any,
+    shapes: Sequence[Any],
+    name: str,
 ) -> list[Tensor]:
     """Return `function(source, split_sizes)`, in a graph as an operation with these shapes."""
-    symbols = [x for x in leaves_of((source, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
+    symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
-        return list(function(source, split_sizes))
+        return list(function(operand, split_sizes))
     if not shapes:
         raise InvalidArgumentError(f"{name} needs num: the number of parts is not known.")
-    flows = tuple(x for x in symbols if x is source and x.is_differentiable())
-    outputs = [_graph.Output(source.dtype, shape, flows) for shape in shapes]
-    return _graph.operation(function, [source, split_sizes], name, kind="pure", outputs=outputs)
+    flows = tuple(x for x in symbols if x is operand and x.is_differentiable())
+    outputs = [_graph.Output(operand.dtype, shape, flows) for shape in shapes]
+    return _graph.operation(function, [operand, split_sizes], name, kind="pure", outputs=outputs)
 
 
 def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:

@@ -203,9 +203,9 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
 def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the largest element in each window."""
 
-    def pool(source: Tensor, margins: list[tuple[int, int]]) -> Tensor:
-        source, _ = _pad_windows(source, margins, -torch.inf, symmetric=False)
-        return _LARGEST[len(kernel) - 1](source, kernel, windows.stride)
+    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+        operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
+        return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
 
     return _pool_windows(pool, data, kernel, windows)
 
@@ -213,14 +213,14 @@ def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
 def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the mean of the elements in each window, without padding."""
 
-    def pool(source: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(
             _MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride
         )
         if not any(map(any, margins)):
-            return function(source)
-        ones = torch.ones_like(source[:1, :1])
-        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (source, ones))
+            return function(operand)
+        ones = torch.ones_like(operand[:1, :1])
+        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
         return function(sums) / function(counts)
 
     return _pool_windows(pool, data, kernel, windows)

@@ -255,7 +255,7 @@ def pool(
 
 
 def _pooling_function(
-    function: Callable[..., Tensor], title: str, summary: str, count: int
+    function: Callable[..., Tensor], title: str, doc_start: str, count: int
 ) -> Callable[..., Tensor]:
     def apply(
         input: object = None,
@@ -273,7 +273,7 @@ def _pooling_function(
     images_text = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = (
-        f"The {summary} in each window {images_text}; `value` is an older name of `input`. Sizes"
+        f"The {doc_start} in each window {images_text}; `value` is an older name of `input`. Sizes"
         f" and strides are a number, {count}, or one for each dimension."
     )
     return apply

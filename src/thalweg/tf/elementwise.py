@@ -210,15 +210,15 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
     return as_shaped(t, torch.clamp(t, low, torch.maximum(low, high)))
 
 
-def as_shaped(source: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
+def as_shaped(operand: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
     """Return a clipped tensor.
 
     Raises:
         InvalidArgumentError: The bound has changed its shape.
     """
-    if clipped.shape != source.shape:
+    if clipped.shape != operand.shape:
         raise InvalidArgumentError(
-            f"Cannot clip a tensor of shape {tuple(source.shape)}: with this bound it would have"
+            f"Cannot clip a tensor of shape {tuple(operand.shape)}: with this bound it would have"
             f" shape {tuple(clipped.shape)}."
         )
     return clipped
@@ -260,7 +260,7 @@ def stop_gradient(input: object, name: str | None = None) -> Tensor:
 
 
 def _cumulative_function(
-    function: Callable[..., Any], first: int, title: str, summary: str
+    function: Callable[..., Any], first: int, title: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def apply(
         x: object,
@@ -269,19 +269,21 @@ def _cumulative_function(
         reverse: bool = False,
         name: str | None = None,
     ) -> Tensor:
-        def run(source: Tensor) -> Tensor:
-            source = source.flip(axis) if reverse else source
+        def run(operand: Tensor) -> Tensor:
+            operand = operand.flip(axis) if reverse else operand
             if exclusive:  # taking the element away again would cost what it was rounded by
-                size = source.shape[axis]
-                start = torch.full_like(source.narrow(axis, 0, min(size, 1)), first)
-                source = torch.cat([start, source.narrow(axis, 0, max(size - 1, 0))], axis)
-            totals = function(source, axis, dtype=source.dtype)
+                size = operand.shape[axis]
+                start = torch.full_like(operand.narrow(axis, 0, min(size, 1)), first)
+                operand = torch.cat([start, operand.narrow(axis, 0, max(size - 1, 0))], axis)
+            totals = function(operand, axis, dtype=operand.dtype)
             return totals.flip(axis) if reverse else totals
 
         return call(run, tensor(x), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"Running {summary} along an axis; exclusive ones leave their own element out."
+    apply.__doc__ = (
+        f"Running {doc_start} along an axis; exclusive ones leave their own element out."
+    )
     return apply
 
 

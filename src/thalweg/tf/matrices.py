@@ -26,13 +26,13 @@ __all__ = [
 
 
 def _of_one(
-    function: Callable[[Tensor], Tensor], title: str, summary: str
+    function: Callable[[Tensor], Tensor], title: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def apply(input: object, name: str | None = None) -> Tensor:
         return call(function, tensor(input), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"{summary}, of each of several."
+    apply.__doc__ = f"{doc_start}, of each of several."
     return apply
 
 

@@ -75,8 +75,8 @@ def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) ->
 def crelu(features: object, axis: int = -1, name: str | None = None) -> Tensor:
     """Return the positive parts of elements and of their negatives, joined along an axis."""
 
-    def both(source: Tensor) -> Tensor:
-        return torch.cat([torch.relu(source), torch.relu(-source)], axis)
+    def both(operand: Tensor) -> Tensor:
+        return torch.cat([torch.relu(operand), torch.relu(-operand)], axis)
 
     return call(both, tensor(features), name=name or "CRelu")
 
@@ -220,9 +220,9 @@ def l2_normalize(
     """Return the tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
-    def scale(source: Tensor) -> Tensor:
-        squares = (source * source).sum(axes, keepdim=True)
-        return source * torch.rsqrt(squares.clamp(min=epsilon))
+    def scale(operand: Tensor) -> Tensor:
+        squares = (operand * operand).sum(axes, keepdim=True)
+        return operand * torch.rsqrt(squares.clamp(min=epsilon))
 
     return call(scale, tensor(x), name=name or "l2_normalize")
 
@@ -237,15 +237,15 @@ def bias_add(
     """
     first = data_format is not None and data_format.startswith("NC")
 
-    def add(source: Tensor, vector: Tensor) -> Tensor:
-        if source.dim() < 2 or vector.shape != source.shape[1 if first else -1 :][:1]:
+    def add(operand: Tensor, bias_row: Tensor) -> Tensor:
+        if operand.dim() < 2 or bias_row.shape != operand.shape[1 if first else -1 :][:1]:
             raise InvalidArgumentError(
-                f"A bias of shape {tuple(vector.shape)} does not fit the channels of a tensor of"
-                f" shape {tuple(source.shape)}."
+                f"A bias of shape {tuple(bias_row.shape)} does not fit the channels of a tensor of"
+                f" shape {tuple(operand.shape)}."
             )
         if first:
-            vector = vector.reshape(-1, *[1] * (source.dim() - 2))
-        return source + vector
+            bias_row = bias_row.reshape(-1, *[1] * (operand.dim() - 2))
+        return operand + bias_row
 
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 

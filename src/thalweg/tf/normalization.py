@@ -34,8 +34,8 @@ def moments(
     """
     moment_axes, keep = sizes(axes), bool(keepdims or keep_dims)
 
-    def measure(source: Tensor) -> tuple[Tensor, Tensor]:
-        variance, mean = torch.var_mean(source, moment_axes, correction=0, keepdim=keep)
+    def measure(operand: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(operand, moment_axes, correction=0, keepdim=keep)
         return mean, variance
 
     return call(measure, tensor(x), name=name or "moments")

@@ -134,11 +134,11 @@ def shuffle(value: object, seed: int | None = None, name: str | None = None) -> 
     """Return the rows in random order, new in each run."""
     generator = _graph.numbers_of(seed)
 
-    def mix(source: Tensor) -> Tensor:
+    def mix(operand: Tensor) -> Tensor:
         order = torch.randperm(
-            source.shape[0], generator=generator(), dtype=torch.int64, device="cpu"
+            operand.shape[0], generator=generator(), dtype=torch.int64, device="cpu"
         )
-        return source[order.to(source.device)]
+        return operand[order.to(operand.device)]
 
     source = tensor(value)
     if not isinstance(source, _graph.SymbolicTensor):

@@ -32,10 +32,10 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
         InvalidArgumentError: Rows have fewer elements.
     """
 
-    def find(source: Tensor, k: Tensor | int) -> list[Tensor]:
+    def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:
         count = int(k)
-        _check_k(count, source.shape)
-        values, places = torch.sort(source, stable=True, dim=-1, descending=True)
+        _check_k(count, operand.shape)
+        values, places = torch.sort(operand, stable=True, dim=-1, descending=True)
         return [values[..., :count], places[..., :count].int()]
 
     rows, size = tensor(input), tensor(k) if is_tensor(k) else int(k)

@@ -35,16 +35,16 @@ __all__ = [
 Axis = int | list[int] | tuple[int, ...] | None
 
 
-def _axes_of(source: Tensor, axis: Any) -> tuple[int, ...]:
+def _axes_of(operand: Tensor, axis: Any) -> tuple[int, ...]:
     if axis is None:
-        return tuple(range(source.dim()))
+        return tuple(range(operand.dim()))
     axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
     axes = [int(entry) for entry in (axis if isinstance(axis, list | tuple) else [axis])]
-    rank = source.dim()
+    rank = operand.dim()
     wrong = [axis_number for axis_number in axes if not -rank <= axis_number < rank]
     if wrong or len({axis_number % rank for axis_number in axes}) < len(axes):
         raise InvalidArgumentError(
-            f"axis {axis} must name dimensions of a tensor of shape {tuple(source.shape)}."
+            f"axis {axis} must name dimensions of a tensor of shape {tuple(operand.shape)}."
         )
     return tuple(axes)
 
@@ -62,9 +62,9 @@ def _reduction_function(
         unreduced: Function of a tensor without axes to reduce.
     """
 
-    def reduce(source: Tensor, axis: object, keepdims: bool) -> Tensor:
-        axes = _axes_of(source, axis)
-        return function(source, axes, keepdims) if axes else unreduced(source)
+    def reduce(operand: Tensor, axis: object, keepdims: bool) -> Tensor:
+        axes = _axes_of(operand, axis)
+        return function(operand, axes, keepdims) if axes else unreduced(operand)
 
     def apply(
         input_tensor: object, axis: Axis = None, keepdims: bool = False, name: str | None = None
@@ -80,30 +80,30 @@ def _reduction_function(
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
     """Return a reduction over several axes from a function of one axis."""
 
-    def reduce(source: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        places = sorted(axis % source.dim() for axis in axes)
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        places = sorted(axis % operand.dim() for axis in axes)
         for place in reversed(places):
-            source = function(source, place, keepdims)
-        return source
+            operand = function(operand, place, keepdims)
+        return operand
 
     return reduce
 
 
-def _is_exact(source: Tensor) -> bool:
-    return not (source.is_floating_point() or source.is_complex())
+def _is_exact(operand: Tensor) -> bool:
+    return not (operand.is_floating_point() or operand.is_complex())
 
 
-def _zero_or_nan(source: Tensor) -> Tensor:
-    return source - source  # NaN stays
+def _zero_or_nan(operand: Tensor) -> Tensor:
+    return operand - operand  # NaN stays
 
 
 def _numeric_reduction(function: Callable[..., Tensor], title: str) -> Callable[..., Tensor]:
     """Return a reduction that rejects bools."""
 
-    def reduce(source: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        if source.dtype == torch.bool:
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        if operand.dtype == torch.bool:
             raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
-        return function(source, axes, keepdims)
+        return function(operand, axes, keepdims)
 
     return _reduction_function(reduce, title)
 
@@ -113,28 +113,28 @@ def _extreme_reduction(
 ) -> Callable[..., Tensor]:
     """Return a reduction to the largest or smallest element, the limit of the dtype for none."""
 
-    def reduce(source: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        if all(source.shape[axis] for axis in axes):
-            return function(source, axes, keepdims)
-        if source.is_floating_point():
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        if all(operand.shape[axis] for axis in axes):
+            return function(operand, axes, keepdims)
+        if operand.is_floating_point():
             limit: Any = -math.inf if largest else math.inf
         else:
-            limit = torch.iinfo(source.dtype).min if largest else torch.iinfo(source.dtype).max
-        return torch.full_like(source.sum(axes, keepdims, dtype=source.dtype), limit)
+            limit = torch.iinfo(operand.dtype).min if largest else torch.iinfo(operand.dtype).max
+        return torch.full_like(operand.sum(axes, keepdims, dtype=operand.dtype), limit)
 
     return _numeric_reduction(reduce, title)
 
 
-def _mean_over(source: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+def _mean_over(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     """Return the mean, for integers rounded toward 0 as TensorFlow's Mean kernel does."""
-    if not _is_exact(source):
-        return source.mean(axes, keepdims)
-    count = math.prod(source.shape[axis] for axis in axes)
+    if not _is_exact(operand):
+        return operand.mean(axes, keepdims)
+    count = math.prod(operand.shape[axis] for axis in axes)
     if not count:
         raise InvalidArgumentError(
-            f"reduce_mean of no elements has no value in {dtype_name(source.dtype)}."
+            f"reduce_mean of no elements has no value in {dtype_name(operand.dtype)}."
         )
-    total = source.sum(axes, keepdims, dtype=source.dtype)
+    total = operand.sum(axes, keepdims, dtype=operand.dtype)
     return torch.div(total, count, rounding_mode="trunc")
 
 
@@ -145,13 +145,13 @@ def _of_fractions(
 ) -> Callable[..., Tensor]:
     """Return a reduction that rejects integers, as in TensorFlow."""
 
-    def check_inexact(source: Tensor) -> Tensor:
-        if _is_exact(source):
+    def check_inexact(operand: Tensor) -> Tensor:
+        if _is_exact(operand):
             raise InvalidTypeError(
-                f"{title} takes real or complex numbers, not {dtype_name(source.dtype)}."
+                f"{title} takes real or complex numbers, not {dtype_name(operand.dtype)}."
                 " Cast the tensor."
             )
-        return source
+        return operand
 
     return _reduction_function(
         lambda x, axes, keep: function(check_inexact(x), axes, keep),
@@ -199,8 +199,8 @@ def argmin(
 def _find_index(
     function: Any, input: object, axis: int | None, output_type: Any, name: str
 ) -> Tensor:
-    def find(source: object) -> Tensor:
-        return function(source, 0 if axis is None else axis).to(as_dtype(output_type))
+    def find(operand: object) -> Tensor:
+        return function(operand, 0 if axis is None else axis).to(as_dtype(output_type))
 
     return call(find, tensor(input), name=name)
 
@@ -214,8 +214,8 @@ def count_nonzero(
 ) -> Tensor:
     """Count the elements that are not 0, along an axis, several, or all."""
 
-    def count(source: Tensor) -> Tensor:
-        return reduce_sum((source != 0).to(as_dtype(dtype)), axis, keepdims)
+    def count(operand: Tensor) -> Tensor:
+        return reduce_sum((operand != 0).to(as_dtype(dtype)), axis, keepdims)
 
     return call(count, as_tensor(input), name=name or "count_nonzero")
 
@@ -247,11 +247,11 @@ def norm(
         kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
         raise InvalidArgumentError(f"ord must be {kinds}, not {show_value(ord)}.")
 
-    def measure(source: Tensor) -> Tensor:
-        axes = _axes_of(source, axis)
+    def measure(operand: Tensor) -> Tensor:
+        axes = _axes_of(operand, axis)
         if of_matrices and not is_euclidean:
-            return torch.linalg.matrix_norm(source, ord, axes, keepdims)
-        return torch.linalg.vector_norm(source, 2 if is_euclidean else ord, axes, keepdims)
+            return torch.linalg.matrix_norm(operand, ord, axes, keepdims)
+        return torch.linalg.vector_norm(operand, 2 if is_euclidean else ord, axes, keepdims)
 
     return call(measure, as_tensor(tensor), name=name or "norm")
 

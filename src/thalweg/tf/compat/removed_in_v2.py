@@ -94,10 +94,10 @@ def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) 
             " clip_by_norm(t, clip_norm * n) takes any float."
         )
 
-    def clip(source: Tensor, limit: Tensor) -> Tensor:
-        limit = torch.as_tensor(limit, dtype=source.dtype, device=source.device)
-        inverse = (source * source).sum().rsqrt()
-        return source * limit * torch.minimum(inverse * source.numel(), 1 / limit)
+    def clip(operand: Tensor, limit: Tensor) -> Tensor:
+        limit = torch.as_tensor(limit, dtype=operand.dtype, device=operand.device)
+        inverse = (operand * operand).sum().rsqrt()
+        return operand * limit * torch.minimum(inverse * operand.numel(), 1 / limit)
 
     limit = clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
     return call(clip, source, limit, name=name or "clip_by_average_norm")

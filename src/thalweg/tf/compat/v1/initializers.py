@@ -87,12 +87,12 @@ class VarianceScaling(Initializer):
 
 
 def _variance_scaling(
-    scale: float, mode: str, distribution: str, summary: str
+    scale: float, mode: str, distribution: str, doc_start: str
 ) -> Callable[..., Any]:
     def make(seed: int | None = None, dtype: object = torch.float32) -> VarianceScaling:
         return VarianceScaling(scale, mode, distribution, seed, dtype)
 
-    make.__doc__ = f"{summary}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
+    make.__doc__ = f"{doc_start}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
     return make
 
 

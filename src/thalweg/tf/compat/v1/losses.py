@@ -182,7 +182,7 @@ def _alike_floats(**pairs: object) -> list[Tensor]:
 
 
 def _elementwise_loss(
-    function: Callable[[Tensor, Tensor], object], name: str, summary: str
+    function: Callable[[Tensor, Tensor], object], name: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def loss(
         labels: object,
@@ -196,7 +196,9 @@ def _elementwise_loss(
         return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
 
     loss.__name__ = loss.__qualname__ = name
-    loss.__doc__ = f"{summary} of labels and predictions of one shape; see `compute_weighted_loss`."
+    loss.__doc__ = (
+        f"{doc_start} of labels and predictions of one shape; see `compute_weighted_loss`."
+    )
     return loss
 
 

@@ -174,7 +174,7 @@ def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]
 def _error_metric(
     title: str,
     function: Callable[[Any], Any],
-    summary: str,
+    doc_start: str,
     result: Callable[[Any, Any], object] = quotient,
 ) -> Callable[..., Metric]:
     def metric(
@@ -195,7 +195,7 @@ def _error_metric(
         )
 
     metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"The {summary} of labels and predictions."
+    metric.__doc__ = f"The {doc_start} of labels and predictions."
     return metric
 
 
@@ -218,7 +218,7 @@ _KINDS = {
 
 
 def _confusion_metric(
-    title: str, counts: dict[str, str], result: Callable[..., object], summary: str
+    title: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
     """Return a metric from counts of true and false labels and predictions.
 
@@ -226,7 +226,7 @@ def _confusion_metric(
         title: Name of the metric.
         counts: Names of its variables, each with the entry of `_KINDS` that it counts.
         result: Returns the metric's value from the counts.
-        summary: Description of the value.
+        doc_start: Description of the value.
     """
 
     def metric(
@@ -249,7 +249,7 @@ def _confusion_metric(
         return _counting_metric(name or title, shapes, measure, parts, result, *collections)
 
     metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"{summary}; labels and predictions count as bools."
+    metric.__doc__ = f"{doc_start}; labels and predictions count as bools."
     return metric
 
 
@@ -263,10 +263,10 @@ false_negatives = _count_metric("false_negatives", "a prediction is false, wrong
 true_negatives = _count_metric("true_negatives", "a prediction is false, rightly")
 
 
-def _share_metric(wrong_kind: str, title: str, summary: str) -> Callable[..., Metric]:
+def _share_metric(wrong_kind: str, title: str, doc_start: str) -> Callable[..., Metric]:
     counts = {"true_positives/count": "true_positives", f"{wrong_kind}/count": wrong_kind}
     return _confusion_metric(
-        title, counts, lambda right, wrong: quotient(right, right + wrong), summary
+        title, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
     )
 
 

@@ -125,10 +125,10 @@ class Flatten(Layer):
     def call(self, inputs: object) -> Tensor:
         first = self.data_format == "channels_first"
 
-        def flatten(source: Tensor) -> Tensor:
-            if first and source.dim() > 2:
-                source = source.movedim(1, -1)
-            return source.flatten(1) if source.dim() > 1 else source.unsqueeze(1)
+        def flatten(operand: Tensor) -> Tensor:
+            if first and operand.dim() > 2:
+                operand = operand.movedim(1, -1)
+            return operand.flatten(1) if operand.dim() > 1 else operand.unsqueeze(1)
 
         return call(flatten, inputs, name="Reshape")
 
