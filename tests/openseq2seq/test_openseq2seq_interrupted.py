@@ -293,8 +293,8 @@ def test_an_update_is_made_as_a_whole(
 @errors
 def test_a_writer_that_fails_after_a_run_that_only_adds_up(error: Any) -> None:
     training = Failing("add_scalar", Fuse(error))
-    training.step._how = training.step._how._replace(
-        post=training.step._how.post._replace(summaries=("learning_rate",))
+    training.step._treatment = training.step._treatment._replace(
+        post=training.step._treatment.post._replace(summaries=("learning_rate",))
     )
     training.fuse.lit = True
     with pytest.raises(error, match="burnt") as raised:

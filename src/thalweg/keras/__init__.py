@@ -1,4 +1,4 @@
-"""The Keras face: `thalweg.keras.optimizers`."""
+"""Keras front end: `thalweg.keras.optimizers`."""
 
 from thalweg.keras import optimizers as optimizers
 

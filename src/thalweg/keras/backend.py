@@ -1,6 +1,6 @@
-"""Values of variables in either mode, and the session that has those of a graph.
+"""Functions of `tf.keras.backend`: values of variables, and the session of graph mode.
 
-Functions of `tf.keras.backend`; optimizers set and read their hyperparameters by them.
+Optimizers read and set their hyperparameters through these functions.
 """
 
 from __future__ import annotations
@@ -20,72 +20,71 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
     """Return the session of graph mode.
 
-    It is the one whose operation runs; or the default one; or what `set_session` was given; or a
-    new one for the default graph, which is returned from then on. `iterations` and hyperparameters
-    of optimizers that have no value in it get their initial one.
+    The first that exists: the running session, the default session, the session passed to
+    `set_session`, or a new session of the default graph, which later calls return, too.
+    `iterations` and hyperparameters of optimizers without a value in the session are initialized.
 
     Args:
-        op_input_list: Optional. What the session is for: tensors and variables of its graph.
+        op_input_list: Optional. Tensors and variables of the graph that the session shall run.
 
     Raises:
-        FailedPreconditionError: Nothing that makes graphs was imported.
+        FailedPreconditionError: No module that builds graphs was imported.
     """
     return graph_mode().session(op_input_list)
 
 
 def set_session(session: object) -> None:
-    """Let this thread use a session wherever none is the default; None forgets it."""
+    """Set the session that this thread uses without a default session; None removes it."""
     if session is not None or has_graphs():
         graph_mode().use_session(session)
 
 
 def get_value(x: object) -> Any:
-    """Return the value of a variable or tensor as a NumPy array or scalar; anything else as it is.
+    """Return the value of a variable or tensor as a NumPy array or scalar; other objects unchanged.
 
     Raises:
-        FailedPreconditionError: It is of a graph, and no session is known.
+        FailedPreconditionError: The tensor belongs to a graph, and no session exists.
     """
     return batch_get_value([x])[0]
 
 
 def batch_get_value(tensors: Iterable[object]) -> list[Any]:
-    """Return the values of variables and tensors; see `get_value`. Those of a graph are of one
-    moment.
-    """
-    found = [tensor_of(each) for each in tensors]
-    symbols = [each for each in found if is_symbolic(each)]
+    """Return the values of variables and tensors, in one session run for those of a graph."""
+    loaded = [tensor_of(tensor) for tensor in tensors]
+    symbols = [tensor for tensor in loaded if is_symbolic(tensor)]
     values = iter(graph_mode().values(symbols) if symbols else ())
-    return [next(values) if is_symbolic(each) else exported(each) for each in found]
+    return [next(values) if is_symbolic(tensor) else exported(tensor) for tensor in loaded]
 
 
 def set_value(x: object, value: object) -> None:
-    """Give a variable a value: at once in eager mode, and in graph mode in the session.
+    """Assign a value to a variable: in eager mode to its memory, in graph mode in the session.
 
     Args:
         x: A variable.
         value: A number, array or tensor; it is converted to the variable's dtype.
 
     Raises:
-        FailedPreconditionError: The variable is of a graph, and no session is known.
+        FailedPreconditionError: The variable belongs to a graph, and no session exists.
         InvalidArgumentError: The shapes differ.
     """
     batch_set_value([(x, value)])
 
 
 def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
-    """Give variables values; see `set_value`. Those of a graph are set together, or none is."""
-    given = [(tensor_of(x), value) for x, value in tuples]
-    pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in given]
+    """Assign values to variables; see `set_value`. Variables of a graph change all or none."""
+    requests = [(tensor_of(x), value) for x, value in tuples]
+    pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in requests]
     for x, value in pairs:
         if x.shape is not UNKNOWN and tuple(value.shape) != tuple(x.shape):
             raise InvalidArgumentError(
                 f"Cannot give '{name_of(x)}' of shape {tuple(x.shape)} a value of shape"
                 f" {tuple(value.shape)}."
             )
-    own = {x: value for x, value in pairs if is_symbolic(x)}
-    if own:
-        graph_mode().assign(own)
-    with eagerly(), no_grad():  # in eager mode, and what is of it while a graph is built
+    symbolic_values = {x: value for x, value in pairs if is_symbolic(x)}
+    if symbolic_values:
+        graph_mode().assign(symbolic_values)
+    # Eager variables may be set while a graph is being built, too.
+    with eagerly(), no_grad():
         for x, value in pairs:
             if not is_symbolic(x):
                 x.copy_(value)

@@ -9,61 +9,61 @@ from thalweg._base.showing import show_value
 from thalweg.errors import InvalidTypeError, did_you_mean
 from thalweg.v1.train.callable_rate import signature_of
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def check_call(
-    function: Callable[..., object], given: Mapping[str, object], supplied: str, title: str
+    function: Callable[..., object], arguments: Mapping[str, object], supplied: str, title: str
 ) -> None:
-    """Refuse arguments that a function does not take, and those that are missing.
-
-    A function whose signature cannot be read is left to its call.
+    """Raise for unknown or missing arguments of a function; ignore unreadable signatures.
 
     Args:
         function: Called with keyword arguments alone.
-        given: The arguments that a config has.
+        arguments: The arguments that a config has.
         supplied: The one argument that the library adds.
         title: What the function is called in the message.
 
     Raises:
-        TypeError: Names the arguments.
+        TypeError: An argument is unknown or missing; the message names it.
     """
-    strangers = [name for name in given if not isinstance(name, str)]
+    strangers = [name for name in arguments if not isinstance(name, str)]
     if strangers:
         raise InvalidTypeError(f"keys must be strings, not {show_value(strangers[0])}.")
     try:
         signature = signature_of(function)
     except (TypeError, ValueError):
         return
-    if supplied in given:
+    if supplied in arguments:
         raise InvalidTypeError(f"{supplied!r} is not to be given: {title} gets it in each step.")
     try:
-        signature.bind(**{supplied: None}, **given)
+        signature.bind(**{supplied: None}, **arguments)
     except TypeError as error:
-        raise InvalidTypeError(_reason(signature, given, supplied, title, error)) from error
+        raise InvalidTypeError(_reason(signature, arguments, supplied, title, error)) from error
 
 
 def _reason(
     signature: inspect.Signature,
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
     supplied: str,
     title: str,
     error: object,
 ) -> str:
-    """Why a call does not bind, by the names of arguments."""
+    """Return why the arguments do not bind to the signature, naming them."""
     parameters = signature.parameters
-    known = [name for name, each in parameters.items() if each.kind in _NAMED]
-    if supplied not in known and not _takes_any(signature):
+    accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
+    if supplied not in accepted and not _takes_any(signature):
         return f"{title} takes no {supplied!r}."
-    known = [name for name in known if name != supplied]
-    unknown = [] if _takes_any(signature) else [name for name in given if name not in known]
-    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
-    said = [f"{title} takes no {name!r}. {did_you_mean(name, known)}".strip() for name in unknown]
-    said += [f"{title} needs {name!r}." for name in required if name not in given]
-    said = said or [f"{title}: {error}."]
-    return f"{' '.join(said)} It takes: {', '.join(known)}."
+    accepted = [name for name in accepted if name != supplied]
+    unknown = [] if _takes_any(signature) else [name for name in arguments if name not in accepted]
+    required = [name for name in accepted if parameters[name].default is inspect.Parameter.empty]
+    problems = [
+        f"{title} takes no {name!r}. {did_you_mean(name, accepted)}".strip() for name in unknown
+    ]
+    problems += [f"{title} needs {name!r}." for name in required if name not in arguments]
+    problems = problems or [f"{title}: {error}."]
+    return f"{' '.join(problems)} It takes: {', '.join(accepted)}."
 
 
 def _takes_any(signature: inspect.Signature) -> bool:
-    kinds = {each.kind for each in signature.parameters.values()}
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
     return inspect.Parameter.VAR_KEYWORD in kinds

@@ -1,4 +1,4 @@
-"""`from_config`: from the dictionary of an OpenSeq2Seq config to a step of training."""
+"""`from_config`: settings of a training from an OpenSeq2Seq config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thalweg.openseq2seq.variable_selection import Chooses, Variables, listed, r
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Settings of a model's training, from a config; made by `from_config`.
+    """Training settings of a config, made by `from_config`.
 
     Attributes:
         params: The keys of the config that are about training, with defaults for those that it
@@ -105,7 +105,7 @@ class TrainingConfig:
         everything = listed(variables)
         if in_graph:
             with loss.graph.as_default():
-                everything = [graph_variable_of(each) for each in everything]
+                everything = [graph_variable_of(var) for var in everything]
         weights = regularized(everything, regularize)
         is_mixed = params["dtype"] == "mixed"
         batches = None
@@ -202,15 +202,15 @@ def from_config(
         iter_size=params["iter_size"],
     )
     policy = params["lr_policy"]
-    completed = policy_params(policy, params["lr_policy_params"], length)
+    all_params = policy_params(policy, params["lr_policy_params"], length)
     if as_shipped and policy is inv_poly_decay:
-        completed.setdefault("as_shipped", True)
-    check_policy(policy, completed, length.last_step)
+        all_params.setdefault("as_shipped", True)
+    check_policy(policy, all_params, length.last_step)
     with of_key("regularizer_params"):
         regularizer = made_regularizer(params["regularizer"], params["regularizer_params"])
     return TrainingConfig(
         MappingProxyType(params),
-        MappingProxyType(completed),
+        MappingProxyType(all_params),
         length,
         regularizer,
         as_shipped,

@@ -1,4 +1,4 @@
-"""Early validation of a config, for errors that otherwise a step would raise."""
+"""Early validation of a config, before the first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from thalweg.variable import to_tensor
 
 @contextlib.contextmanager
 def of_key(key: str) -> Iterator[None]:
-    """Have errors that are raised in the block name a key of the config; their class stays."""
+    """Prefix errors of the block with a key of the config; keep their classes."""
     try:
         yield
     except (ThalwegError, ZeroDivisionError, OverflowError) as error:
@@ -40,14 +40,14 @@ def of_key(key: str) -> Iterator[None]:
 
 
 def check_optimizer(params: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that is none, and parameters that it does not take.
+    """Raise for an invalid optimizer and for parameters that it does not take.
 
     Raises:
         ValueError: No optimizer has this name, or a value is out of range.
         TypeError: It is no class, or a parameter is unknown, missing or of another type.
         KeyError: "AdamW" without `weight_decay`.
     """
-    optimizer, given = params["optimizer"], params["optimizer_params"]
+    optimizer, optimizer_params = params["optimizer"], params["optimizer_params"]
     with of_key("optimizer"):
         make = optimizer_class(optimizer)
         if isinstance(optimizer, type) and not issubclass(optimizer, Optimizer):
@@ -56,15 +56,17 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
                 f"{title} is no optimizer of thalweg.v1. Give a class"
                 " out of thalweg.v1.train or thalweg.v1.contrib.opt, or a name."
             )
-    is_named = isinstance(optimizer, str)
-    title = optimizer if is_named else getattr(make, "__name__", repr(make))
+    has_name = isinstance(optimizer, str)
+    title = optimizer if has_name else getattr(make, "__name__", repr(make))
     with of_key("optimizer_params"):
-        if optimizer == "AdamW" and "weight_decay" not in given:
+        if optimizer == "AdamW" and "weight_decay" not in optimizer_params:
             raise NotFoundError("AdamW needs weight_decay.")
-        check_call(make, given, "learning_rate", title)
-        if is_named and not any(is_symbolic(x) or is_function(x) for x in given.values()):
+        check_call(make, optimizer_params, "learning_rate", title)
+        if has_name and not any(
+            is_symbolic(x) or is_function(x) for x in optimizer_params.values()
+        ):
             with eagerly():
-                _try(make(learning_rate=1.0, **copy.deepcopy(given)))
+                _try(make(learning_rate=1.0, **copy.deepcopy(optimizer_params)))
 
 
 def _try(optimizer: Optimizer) -> None:
@@ -75,15 +77,15 @@ def _try(optimizer: Optimizer) -> None:
 
 
 def check_policy(
-    policy: Callable[..., object], given: Mapping[str, object], last_step: int
+    policy: Callable[..., object], params: Mapping[str, object], last_step: int
 ) -> None:
-    """Refuse parameters that a policy does not take.
+    """Raise for parameters that a policy does not take.
 
-    The library's own policies are tried at the first and at the last step.
+    Policies of the library are called for the first and the last step.
 
     Args:
         policy: A function of the global step.
-        given: Its parameters, completed.
+        params: Its parameters, completed.
         last_step: The length of the training.
 
     Raises:
@@ -92,33 +94,36 @@ def check_policy(
     """
     title = getattr(policy, "__name__", repr(policy))
     with of_key("lr_policy_params"):
-        check_call(policy, given, "global_step", title)
-        is_own = str(getattr(policy, "__module__", "")).startswith("thalweg.")
-        if not is_own or any(is_symbolic(x) or is_function(x) for x in given.values()):
-            return  # what others do when they are called is not known
+        check_call(policy, params, "global_step", title)
+        is_builtin = str(getattr(policy, "__module__", "")).startswith("thalweg.")
+        if not is_builtin or any(is_symbolic(x) or is_function(x) for x in params.values()):
+            # Calling a user's function might have side effects.
+            return
         with eagerly():
-            rates = [_rate(policy, given, step) for step in (0, last_step)]
-        nones = [name for name, value in given.items() if value is None]
+            rates = [_rate(policy, params, step) for step in (0, last_step)]
+        nones = [name for name, value in params.items() if value is None]
         if nones and any(rate.isnan() for rate in rates):
             raise InvalidTypeError(f"{nones[0]} is None, which gives no learning rate.")
 
 
-def _rate(policy: Callable[..., object], given: Mapping[str, object], step: int) -> torch.Tensor:
+def _rate(policy: Callable[..., object], params: Mapping[str, object], step: int) -> torch.Tensor:
     try:
         global_step = torch.tensor(step, dtype=torch.int64, device="cpu")
-        rate = to_tensor(called(policy(global_step=global_step, **given)))
+        rate = to_tensor(called(policy(global_step=global_step, **params)))
     except TypeError as error:
-        odd = [f"{name}={x!r}" for name, x in given.items() if x is None or isinstance(x, str)]
-        if not odd:
+        suspects = [
+            f"{name}={x!r}" for name, x in params.items() if x is None or isinstance(x, str)
+        ]
+        if not suspects:
             raise
-        raise InvalidTypeError(f"there is {', '.join(odd)}, and {error}") from error
+        raise InvalidTypeError(f"there is {', '.join(suspects)}, and {error}") from error
     if rate.shape:
         raise InvalidArgumentError(f"a learning rate has shape (), not {tuple(rate.shape)}.")
     return rate
 
 
 def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
-    """Refuse what cannot be done to gradients: summaries, clipping, LARC, loss scales.
+    """Raise for invalid settings of summaries, clipping, LARC and loss scales.
 
     Raises:
         ValueError: A name is unknown, or a parameter is missing, unknown or of another type.

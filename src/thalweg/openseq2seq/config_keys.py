@@ -1,4 +1,4 @@
-"""The keys of a config: those that decide how a model is trained, and the others."""
+"""Keys of a config: those about training, and the others."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ OPTIONAL: dict[str, Kind] = {
     "max_steps": int,
 }
 
-# Where data come from, how the model is built, what is printed and kept: a whole config may be
-# given, but none of this is about training.
-OTHERS = frozenset(
+# Keys about data, model and logs, which a complete config has, too. They are ignored.
+UNRELATED_KEYS = frozenset(
     (
         "bench_start",
         "data_layer",
@@ -137,9 +136,9 @@ def training_params(config: Mapping[str, object]) -> dict[str, Any]:
     """
     if not isinstance(config, Mapping):
         raise InvalidTypeError(f"A config is a dict, not {show_value(config)}.")
-    given = {name: value for name, value in config.items() if name not in OTHERS}
-    dtype = given.get("dtype")
+    params = {name: value for name, value in config.items() if name not in UNRELATED_KEYS}
+    dtype = params.get("dtype")
     if isinstance(dtype, str) and dtype in ("float16", "float32"):
-        given["dtype"] = as_dtype(dtype)
-    check_params(given, REQUIRED, OPTIONAL, HINTS)
-    return {**DEFAULTS, **given}
+        params["dtype"] = as_dtype(dtype)
+    check_params(params, REQUIRED, OPTIONAL, HINTS)
+    return {**DEFAULTS, **params}

@@ -1,4 +1,4 @@
-"""Accumulation of several batches per update, counted."""
+"""Counting of the batches that make one update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNT = "micro_batches"
 
 
 class MicroBatches:
-    """Counts batches, and says which only add their gradients up.
+    """Counter of batches that decides which only accumulate gradients.
 
     Args:
         iter_size: How many make an update.
@@ -92,25 +92,25 @@ class MicroBatchStep(Configurable):
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
         """
-        with self._loading(state_dict) as found:
-            restore(found)
+        with self._loading(state_dict) as loading:
+            restore(loading)
 
     @contextmanager
     def _loading(
         self, state_dict: Mapping[str, object], var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
         with self.step._lock.to_load():
-            count = _Count(_COUNT, self._count_tensor(), lowest=0, of=self._batches)
-            with self.step._loading(state_dict, var_list, names, [count]) as found:
-                yield found
+            count = _Count(_COUNT, self._count_tensor(), lowest=0, batches=self._batches)
+            with self.step._loading(state_dict, var_list, names, [count]) as loading:
+                yield loading
 
 
 @dataclass(frozen=True)
 class _Count(Entry):
-    of: Any = None
+    batches: Any = None
 
     def _set(self, value: Any) -> list[object]:
-        return [partial(setattr, self.of, "count", int(value))]
+        return [partial(setattr, self.batches, "count", int(value))]
 
 
 OPTIMIZERS.tell("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)

@@ -1,4 +1,4 @@
-"""Parameters that come in a dict, as a config has them."""
+"""Validation of parameters in a config's dict."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def check_params(
     optional: Mapping[str, Kind],
     hints: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a config with parameters that are missing, unknown, or of another kind.
+    """Raise for missing or unknown parameters, and for values of another type.
 
-    An int is no float here, as in OpenSeq2Seq.
+    An int is not accepted for a float, as in OpenSeq2Seq.
 
     Args:
         config: The parameters.
@@ -28,26 +28,30 @@ def check_params(
         hints: Optional. What to say of some unknown ones; for others the nearest name is said.
 
     Raises:
-        ValueError: Names the parameter, what was given and what is accepted.
+        ValueError: A parameter is invalid; the message names it and the accepted values.
     """
-    known = {**required, **optional}
-    unknown = [name for name in config if name not in known]
+    kinds = {**required, **optional}
+    unknown = [name for name in config if name not in kinds]
     for name in required:
         if name not in config:
-            missed = [
-                f"Instead there is {show_value(each)}."
-                for each in unknown
-                if did_you_mean(show_value(each).strip("'"), [name])
+            hints_for_name = [
+                f"Instead there is {show_value(unknown_name)}."
+                for unknown_name in unknown
+                if did_you_mean(show_value(unknown_name).strip("'"), [name])
             ]
             raise InvalidArgumentError(
-                " ".join((f"{name} parameter has to be specified.", *missed))
+                " ".join((f"{name} parameter has to be specified.", *hints_for_name))
             )
     for name in unknown:
-        hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), known)
-        said = (f"Unknown parameter: {name}.", hint, f"There are: {', '.join(sorted(known))}.")
-        raise InvalidArgumentError(" ".join(filter(None, said)))
+        hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), kinds)
+        message_parts = (
+            f"Unknown parameter: {name}.",
+            hint,
+            f"There are: {', '.join(sorted(kinds))}.",
+        )
+        raise InvalidArgumentError(" ".join(filter(None, message_parts)))
     for name, value in config.items():
-        kind = known[name]
+        kind = kinds[name]
         if isinstance(kind, list):
             if value not in kind:
                 raise InvalidArgumentError(

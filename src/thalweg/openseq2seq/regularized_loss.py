@@ -1,4 +1,4 @@
-"""A loss with the penalties of a config's regularizer."""
+"""Losses with the penalties of a config's regularizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Regularizer = Callable[[Any], Any]
 
 
 def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
-    """Return the function of weights that a config means; None if it has no regularizer.
+    """Return a config's penalty function of weights, or None without a regularizer.
 
     Raises:
-        TypeError: It cannot be called, does not take these parameters, or makes no function.
+        TypeError: The regularizer cannot be called with these parameters, or makes no function.
     """
     if regularizer is None:
         return None
@@ -30,12 +30,13 @@ def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regul
             f"regularizer must be a function that makes a regularizer, not"
             f" {show_value(regularizer)}."
         )
-    made = regularizer(**params)
-    if not callable(made):
+    function = regularizer(**params)
+    if not callable(function):
         raise InvalidTypeError(
-            f"regularizer must make a function of weights; with {dict(params)} it made {made!r}."
+            "regularizer must make a function of weights;"
+            f" with {dict(params)} it made {function!r}."
         )
-    return made
+    return function
 
 
 def with_penalties(
@@ -49,16 +50,16 @@ def with_penalties(
     Args:
         loss: A callable without arguments, or a symbolic tensor.
         regularizer: Takes weights, returns their penalty or None.
-        weights: What it is for.
-        is_mixed: Whether there is mixed precision.
+        weights: The weights to penalize.
+        is_mixed: Whether training is in mixed precision.
     """
     penalize = regularizer
     if penalize is not None and is_mixed:
         penalize = mp_regularizer_wrapper(penalize)
 
     def total() -> Any:
-        penalties = [penalize(each) for each in weights] if penalize else []
-        return sum((each.to(torch.float32) for each in penalties if each is not None), 0.0)
+        penalties = [penalize(weight) for weight in weights] if penalize else []
+        return sum((penalty.to(torch.float32) for penalty in penalties if penalty is not None), 0.0)
 
     if is_symbolic(loss):
         with loss.graph.as_default():

@@ -104,34 +104,36 @@ def policy_params(
 
     Reference: OpenSeq2Seq, models.Model
     """
-    known = _parameters(policy)
-    filled = dict(params)
+    parameters = _parameters(policy)
+    new_params = dict(params)
     for name in ("begin_decay_at", "warmup_steps"):
-        if name in known and isinstance(filled.get(name), str | bytes | list | tuple | dict):
+        if name in parameters and isinstance(
+            new_params.get(name), str | bytes | list | tuple | dict
+        ):
             raise InvalidTypeError(
                 f"lr_policy_params: {name} must be a number of steps, not"
-                f" {show_value(filled[name])}."
+                f" {show_value(new_params[name])}."
             )
-    if "decay_steps" in known and "decay_steps" not in filled:
+    if "decay_steps" in parameters and "decay_steps" not in new_params:
         begin = 0
-        if "begin_decay_at" in known:
-            begin = filled.get("begin_decay_at") or 0
-            if "warmup_steps" in known:
-                begin = max(begin, filled.get("warmup_steps") or 0)
-                filled["begin_decay_at"] = begin
-        filled["decay_steps"] = length.last_step - begin
-        if filled["decay_steps"] <= 0:
+        if "begin_decay_at" in parameters:
+            begin = new_params.get("begin_decay_at") or 0
+            if "warmup_steps" in parameters:
+                begin = max(begin, new_params.get("warmup_steps") or 0)
+                new_params["begin_decay_at"] = begin
+        new_params["decay_steps"] = length.last_step - begin
+        if new_params["decay_steps"] <= 0:
             raise InvalidArgumentError(
                 f"No steps are left to decay in: the decay begins at step {begin} of"
                 f" {length.last_step}. Give decay_steps, or lower begin_decay_at or warmup_steps."
             )
     if (
-        "steps_per_epoch" in known
-        and "steps_per_epoch" not in filled
+        "steps_per_epoch" in parameters
+        and "steps_per_epoch" not in new_params
         and length.steps_in_epoch is not None
     ):
-        filled["steps_per_epoch"] = length.steps_in_epoch
-    return filled
+        new_params["steps_per_epoch"] = length.steps_in_epoch
+    return new_params
 
 
 def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:

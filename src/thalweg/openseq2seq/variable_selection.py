@@ -1,4 +1,4 @@
-"""Selection of the variables that a config trains, and of those that it regularizes."""
+"""Selection of the variables to train and to regularize."""
 
 from __future__ import annotations
 
@@ -19,58 +19,57 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """Return the variables of a module, of pairs of a name and a variable, or of an iterable.
+    """Return the variables, with gradient, of a module, of (name, variable) pairs or an iterable.
 
-    Those of modules and pairs answer to their names from now on; those that need no gradient are
-    left out.
+    Variables of modules and pairs are given their names.
 
     Raises:
-        TypeError: There is something else among them.
+        TypeError: An item is not a variable.
     """
     if isinstance(variables, torch.nn.Module):
-        found: list[Any] = named_variables(variables)
+        selected_variables: list[Any] = named_variables(variables)
     else:
-        given: list[Any] = list(variables)
-        are_pairs = bool(given) and all(isinstance(each, tuple) for each in given)
-        found = named_variables(given) if are_pairs else given
-    for each in found:
-        if not isinstance(each, Tensor | GraphVariable):
+        items: list[Any] = list(variables)
+        are_pairs = bool(items) and all(isinstance(item_or_pair, tuple) for item_or_pair in items)
+        selected_variables = named_variables(items) if are_pairs else items
+    for var in selected_variables:
+        if not isinstance(var, Tensor | GraphVariable):
             raise InvalidTypeError(
                 "variables must be a module, its named parameters, or variables; among them is"
-                f" {show_value(each)}."
+                f" {show_value(var)}."
             )
-    return [each for each in found if isinstance(each, GraphVariable) or each.requires_grad]
+    return [
+        var for var in selected_variables if isinstance(var, GraphVariable) or var.requires_grad
+    ]
 
 
 def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any]:
-    """Return the variables that a function of name and variable chooses; by default those of two
-    dimensions or more.
-    """
+    """Return variables selected by a function of (name, variable), by default of 2+ dimensions."""
     if choose is None:
-        return [each for each in variables if len(each.shape) >= 2]
-    return [each for each in variables if choose(_name(each), each)]
+        return [var for var in variables if len(var.shape) >= 2]
+    return [var for var in variables if choose(_name(var), var)]
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
     """Return the variables whose name does not match the pattern at its beginning.
 
     Raises:
-        ValueError: There are none.
-        TypeError: A name is needed, and a variable has none.
+        ValueError: No variable is left.
+        TypeError: A pattern is given, and a variable has no name.
     """
-    kept = list(variables)
+    trained_variables = list(variables)
     if frozen is not None:
-        for index, each in enumerate(variables):
-            if not (isinstance(each, Variable | GraphVariable) or hasattr(each, "_thalweg_name")):
+        for index, var in enumerate(variables):
+            if not (isinstance(var, Variable | GraphVariable) or hasattr(var, "_thalweg_name")):
                 raise InvalidTypeError(
                     f"freeze_variables_regex goes by names, but variable {index}, of shape"
-                    f" {tuple(each.shape)}, has none. Give the model or its named parameters."
+                    f" {tuple(var.shape)}, has none. Give the model or its named parameters."
                 )
-        kept = [each for each in variables if frozen.match(_name(each)) is None]
-    if not kept:
+        trained_variables = [var for var in variables if frozen.match(_name(var)) is None]
+    if not trained_variables:
         reason = f": freeze_variables_regex {frozen.pattern!r} matches all" if frozen else ""
         raise InvalidArgumentError(f"There are no variables to train{reason}.")
-    return kept
+    return trained_variables
 
 
 def _name(variable: Tensor) -> str:

@@ -1,8 +1,8 @@
 """TensorFlow's names over torch: `import thalweg.tf as tf` instead of `import tensorflow as tf`.
 
-It has what training code uses around an optimizer. Functions take TensorFlow's arguments and
-torch's tensors, in eager mode and in graph mode. What `tf` had in TensorFlow 1 is there as well as
-in `tf.compat.v1`. A name that is missing says what to use instead.
+It covers what training code uses around an optimizer. Functions take TensorFlow's arguments and
+torch's tensors, in eager mode and in graph mode. Names of TensorFlow 1 are here as well as in
+`tf.compat.v1`. The error of a missing name suggests a replacement.
 
 Example:
     >>> import thalweg.tf as tf

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from thalweg.tf.install import install_as_tensorflow
 
-_ABOUT = "Run a Python script that imports tensorflow with thalweg.tf in its place."
+_DESCRIPTION = "Run a Python script that imports tensorflow with thalweg.tf in its place."
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script that the arguments name, as `python` would."""
-    parser = argparse.ArgumentParser("python -m thalweg.tf", description=_ABOUT)
+    """Run the script named by command-line arguments, as `python` would."""
+    parser = argparse.ArgumentParser("python -m thalweg.tf", description=_DESCRIPTION)
     parser.add_argument(
         "--version",
         type=int,
@@ -25,11 +25,11 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("script", help="its path")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
-    given = parser.parse_args(arguments)
-    install_as_tensorflow(given.version or _version_of(given.script))
-    sys.argv = [given.script, *given.arguments]
-    sys.path[0] = str(Path(given.script).resolve().parent)
-    runpy.run_path(given.script, run_name="__main__")
+    options = parser.parse_args(arguments)
+    install_as_tensorflow(options.version or _version_of(options.script))
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = str(Path(options.script).resolve().parent)
+    runpy.run_path(options.script, run_name="__main__")
 
 
 def _version_of(script: str) -> int:

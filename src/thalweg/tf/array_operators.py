@@ -1,4 +1,4 @@
-"""Operators between eager tensors and NumPy arrays, which convert the array as TensorFlow does.
+"""Operators between eager tensors and NumPy arrays, with TensorFlow's conversions.
 
 NumPy passes each operator that has an array or a NumPy scalar on one side to `__array_ufunc__` of
 the tensor on the other side, except for `tensor == array`, which torch answers itself. So `==` is
@@ -58,11 +58,11 @@ def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **op
     return _call_numpy(tensor, getattr(ufunc, method), inputs, options)
 
 
-def equal_to(tensor: Tensor, other: Any) -> Any:
+def equal_to(tensor: Tensor, operand: Any) -> Any:
     """Return `tensor == other`, where an array takes the dtype of the tensor."""
-    if isinstance(other, np.ndarray):
-        return _operate(torch.eq, tensor, operand_like(other, tensor))
-    return _torch_equal(tensor, other)
+    if isinstance(operand, np.ndarray):
+        return _operate(torch.eq, tensor, operand_like(operand, tensor))
+    return _torch_equal(tensor, operand)
 
 
 def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -83,14 +83,14 @@ def _call_numpy(
     Raises:
         InvalidTypeError: `out` is a tensor.
     """
-    out = options.get("out", ())
-    if any(isinstance(target, Tensor) for target in out):
+    targets = options.get("out", ())
+    if any(isinstance(target, Tensor) for target in targets):
         raise InvalidTypeError(
             "out= of a NumPy function must be a NumPy array, not a tensor. Assign the result to"
             " the tensor instead."
         )
     result = function(*(np.asarray(x) if isinstance(x, Tensor) else x for x in inputs), **options)
-    if out or result is None:
+    if targets or result is None:
         return result
     if isinstance(result, tuple):
         return tuple(tensor.__array_wrap__(np.asarray(part)) for part in result)

@@ -1,4 +1,4 @@
-"""Making tensors, and their shapes and parts."""
+"""Creation, shapes and parts of tensors."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def constant(
         InvalidTypeError: The value is not numeric, or does not fit the shape.
     """
     if shape is not None and not _graph.executing_eagerly():
-        room, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
-        if count not in (1, room):
+        capacity, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
+        if count not in (1, capacity):
             raise InvalidTypeError(
-                f"{count} values do not fit shape {sizes(shape)}, which holds {room}."
+                f"{count} values do not fit shape {sizes(shape)}, which holds {capacity}."
             )
     return _graph.constant(value, dtype, None if shape is None else sizes(shape), name)
 
@@ -73,19 +73,18 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """Return a tensor from anything that one can be made of; a tensor is returned as it is, and of
-    a variable the present value.
+    """Convert a value to a tensor; return tensors unchanged and the value of variables.
 
     Raises:
-        InvalidTypeError: It is a tensor of another dtype.
+        InvalidTypeError: The value is a tensor of another dtype.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)
-    found = tensor(value, dtype_hint if dtype is None else dtype, name)
-    if dtype is not None and found.dtype not in (None, as_dtype(dtype)):
-        kinds = f"{dtype_name(found.dtype)}, not {dtype_name(as_dtype(dtype))}"
+    output = tensor(value, dtype_hint if dtype is None else dtype, name)
+    if dtype is not None and output.dtype not in (None, as_dtype(dtype)):
+        kinds = f"{dtype_name(output.dtype)}, not {dtype_name(as_dtype(dtype))}"
         raise InvalidTypeError(f"The tensor that is to be converted is {kinds}. Cast it.")
-    return found.read_value() if isinstance(found, Variable) else found
+    return output.read_value() if isinstance(output, Variable) else output
 
 
 def identity(input: object, name: str | None = None) -> Tensor:
@@ -106,29 +105,29 @@ def ones(shape: object, dtype: object = torch.float32, name: str | None = "ones"
 def fill(dims: object, value: object, name: str | None = None) -> Tensor:
     """Return a tensor of one number."""
     filling = tensor(value)
-    filled = call(lambda one, size: one.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
-    return told(filled, filling.dtype, lambda: known_sizes(dims))
+    full = call(lambda num, size: num.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
+    return told(full, filling.dtype, lambda: known_sizes(dims))
 
 
 def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
-    """Zeros in the shape, and by default the dtype, of a tensor."""
+    """Return zeros in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.zeros_like, input, dtype, name or "zeros_like")
 
 
 def ones_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
-    """Ones in the shape, and by default the dtype, of a tensor."""
+    """Return ones in the shape, and by default the dtype, of a tensor."""
     return _filled_like(torch.ones_like, input, dtype, name or "ones_like")
 
 
 def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
-    given, kind = tensor(input), None if dtype is None else as_dtype(dtype)
-    if isinstance(given, _graph.SymbolicTensor) and _graph.Shape(given.shape).is_fully_defined():
-        kind = kind or given.dtype
+    source, kind = tensor(input), None if dtype is None else as_dtype(dtype)
+    if isinstance(source, _graph.SymbolicTensor) and _graph.Shape(source.shape).is_fully_defined():
+        kind = kind or source.dtype
         if kind is not None:  # the value need not be known
             empty = torch.empty((), dtype=kind, device=torch.get_default_device())
-            empty = empty.expand(tuple(given.shape))
+            empty = empty.expand(tuple(source.shape))
             return _graph.constant(function(empty), name=name)
-    return call(lambda given: function(given.detach(), dtype=kind), given, name=name)
+    return call(lambda source: function(source.detach(), dtype=kind), source, name=name)
 
 
 def eye(
@@ -138,7 +137,7 @@ def eye(
     dtype: object = torch.float32,
     name: str | None = "eye",
 ) -> Tensor:
-    """Ones on the diagonal, zeros elsewhere; a matrix for each place of `batch_shape`."""
+    """Return identity matrices of shape (*batch_shape, num_rows, num_columns)."""
     columns = num_rows if num_columns is None else num_columns
 
     def make(size: Any, kind: torch.dtype) -> Tensor:
@@ -153,7 +152,7 @@ def eye(
 def range(
     start: object, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = "range"
 ) -> Tensor:
-    """Numbers from `start`, or 0, up to but not including a limit; int32 or float32 by default.
+    """Return numbers from `start`, or 0, below a limit; int32 or float32 by default.
 
     Raises:
         InvalidArgumentError: `delta` is 0, or does not lead to the limit.
@@ -161,41 +160,41 @@ def range(
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
     numbers = [tensor(number) for number in (start, limit, delta)]
-    own = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
-    kind = own if dtype is None else as_dtype(dtype)
+    common_dtype = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
+    kind = common_dtype if dtype is None else as_dtype(dtype)
 
-    def count(*given: Tensor) -> Tensor:
-        first, end, step = (number.to(kind) for number in given)
+    def count(*values: Tensor) -> Tensor:
+        first, end, step = (number.to(kind) for number in values)
         if step.item() == 0 or (end.item() - first.item()) * step.item() < 0:
-            start, limit, delta = (number.item() for number in given)
+            start, limit, delta = (number.item() for number in values)
             raise InvalidArgumentError(f"delta={delta} does not lead from {start} to {limit}.")
         device = torch.get_default_device()
         if not kind.is_floating_point:
             bounds = first.item(), end.item(), step.item()
             return torch.arange(*bounds, dtype=kind, device=device)
-        many = math.ceil(((end - first) / step).item())  # rounded as in TensorFlow, in the dtype
-        places = torch.arange(many, dtype=torch.float64, device=device)
+        length = math.ceil(((end - first) / step).item())  # rounded in the dtype, as in TensorFlow
+        places = torch.arange(length, dtype=torch.float64, device=device)
         return (places * step.item() + first.item()).to(kind)
 
     def static_shape() -> list[int | None]:
-        found = known_sizes(numbers) or [None]
-        is_open = None in found or not found[-1]
-        return [None if is_open else len(builtins.range(*found))]  # pyright: ignore
+        bounds = known_sizes(numbers) or [None]
+        is_open = None in bounds or not bounds[-1]
+        return [None if is_open else len(builtins.range(*bounds))]  # pyright: ignore
 
     return told(call(count, *numbers, name=name), kind, static_shape)
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
-    """`num` numbers at equal distances, both ends included; float32 between integers."""
-    first, last = pair(start, stop)
+    """Return `num` equally spaced numbers with both ends; float32 between integers."""
+    first, end = pair(start, stop)
     kind = first.dtype if first.dtype.is_floating_point else torch.float32
 
-    def spread(first: Tensor, last: Tensor, many: Tensor) -> Tensor:
+    def spread(first: Tensor, end: Tensor, count: Tensor) -> Tensor:
         device = torch.get_default_device()
-        return torch.linspace(first.item(), last.item(), int(many), dtype=kind, device=device)
+        return torch.linspace(first.item(), end.item(), int(count), dtype=kind, device=device)
 
-    made = call(spread, first, last, num, name=name or "linspace")
-    return told(made, kind, lambda: [known_size(num)])
+    points = call(spread, first, end, num, name=name or "linspace")
+    return told(points, kind, lambda: [known_size(num)])
 
 
 def one_hot(
@@ -207,58 +206,58 @@ def one_hot(
     dtype: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """`on_value`, or 1, at each index along a new axis, by default the last; elsewhere
-    `off_value`, or 0, also for an index that is out of range.
+    """Return `on_value` (1) at each index along a new axis, by default the last, else `off_value`.
 
-    The dtype is by default that of these values, or float32.
+    An index out of range gives `off_value` (0) only. The dtype is by default that of the values, or
+    float32.
     """
-    values = [None if each is None else tensor_or_value(each) for each in (on_value, off_value)]
-    own = [each.dtype for each in values if each is not None]
-    kind = as_dtype(dtype) if dtype is not None else own[0] if own else torch.float32
-    on, off = (
-        tensor_or_value(default if given is None else given, kind)
-        for given, default in ((on_value, 1), (off_value, 0))
+    values = [None if entry is None else tensor_or_value(entry) for entry in (on_value, off_value)]
+    dtypes = [entry.dtype for entry in values if entry is not None]
+    kind = as_dtype(dtype) if dtype is not None else dtypes[0] if dtypes else torch.float32
+    hot, cold = (
+        tensor_or_value(default if entry is None else entry, kind)
+        for entry, default in ((on_value, 1), (off_value, 0))
     )
     place = -1 if axis is None else axis
 
-    def encode(given: Tensor, depth: Tensor, on: Tensor, off: Tensor) -> Tensor:
-        places = torch.arange(int(depth), dtype=torch.int64, device=given.device)
-        found = given.unsqueeze(-1) == places
-        return torch.where(found, on.to(given.device), off.to(given.device)).movedim(-1, place)
+    def encode(ids: Tensor, depth: Tensor, hot: Tensor, cold: Tensor) -> Tensor:
+        places = torch.arange(int(depth), dtype=torch.int64, device=ids.device)
+        is_hot = ids.unsqueeze(-1) == places
+        return torch.where(is_hot, hot.to(ids.device), cold.to(ids.device)).movedim(-1, place)
 
-    given = tensor(indices)
+    ids = tensor(indices)
 
     def static_shape() -> Any:
-        if given.shape is UNKNOWN:
+        if ids.shape is UNKNOWN:
             return None
-        sizes = list(given.shape)
+        sizes = list(ids.shape)
         sizes.insert(place if place >= 0 else len(sizes) + 1 + place, known_size(depth))  # pyright: ignore
         return sizes
 
-    made = call(encode, given, depth, on, off, name=name or "one_hot")
-    return told(made, kind, static_shape)
+    encoding = call(encode, ids, depth, hot, cold, name=name or "one_hot")
+    return told(encoding, kind, static_shape)
 
 
-def tensor_or_value(given: object, dtype: object = None) -> Tensor:
-    """Return a tensor, which is no node of a graph if it was none before."""
-    return tensor(given) if is_tensor(given) else to_tensor(given, dtype)
+def tensor_or_value(operand: object, dtype: object = None) -> Tensor:
+    """Return a tensor; convert other values eagerly, not to nodes of a graph."""
+    return tensor(operand) if is_tensor(operand) else to_tensor(operand, dtype)
 
 
 @named_in_graphs(1, "name")
 def shape(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
     """Return the sizes of a tensor as a tensor."""
-    kind, given = as_dtype(out_type), tensor(input)
+    kind, source = as_dtype(out_type), tensor(input)
 
     def measure(value: Tensor) -> Tensor:
         return torch.tensor(value.shape, dtype=kind, device=torch.get_default_device())
 
-    if not isinstance(given, _graph.SymbolicTensor):
-        return measure(given)
-    rank = None if given.shape is UNKNOWN else (len(given.shape),)
-    known = _graph.Output(kind, rank, ())
-    made = _graph.operation(measure, [given], name or "Shape", kind="pure", outputs=known)
-    made.op.type = "Shape"  # whose value is known where the sizes are
-    return made
+    if not isinstance(source, _graph.SymbolicTensor):
+        return measure(source)
+    rank = None if source.shape is UNKNOWN else (len(source.shape),)
+    output = _graph.Output(kind, rank, ())
+    symbol = _graph.operation(measure, [source], name or "Shape", kind="pure", outputs=output)
+    symbol.op.type = "Shape"  # whose value is known where the sizes are
+    return symbol
 
 
 @named_in_graphs(1, "name")
@@ -269,39 +268,39 @@ def size(input: object, out_type: object = torch.int32, name: str | None = None)
 
 def rank(input: object, name: str | None = None) -> Tensor:
     """Return the number of dimensions as a tensor."""
-    given: object = tensor(input)
-    if given.shape is UNKNOWN:
+    source: object = tensor(input)
+    if source.shape is UNKNOWN:
         output = _graph.Output(torch.int32, (), ())
-        arguments = ([given], name or "Rank")
+        arguments = ([source], name or "Rank")
         return _graph.operation(_rank_of, *arguments, kind="pure", outputs=output)
-    return _graph.constant(len(given.shape), name=name or "Rank")
+    return _graph.constant(len(source.shape), name=name or "Rank")
 
 
-def _rank_of(given: Tensor) -> Tensor:
-    return torch.tensor(given.dim(), dtype=torch.int32, device=torch.get_default_device())
+def _rank_of(operand: Tensor) -> Tensor:
+    return torch.tensor(operand.dim(), dtype=torch.int32, device=torch.get_default_device())
 
 
 def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
     """Return the elements of a tensor in another shape; one size may be -1."""
-    given, wanted = as_tensor(tensor), sizes_of(shape)
+    source, target = as_tensor(tensor), sizes_of(shape)
 
     def static_shape() -> list[int | None] | None:
-        found = known_sizes(wanted)
-        return None if found is None else [None if size == -1 else size for size in found]
+        dims = known_sizes(target)
+        return None if dims is None else [None if size == -1 else size for size in dims]
 
-    made = call(lambda x, size: x.reshape(sizes(size)), given, wanted, name=name or "Reshape")
-    return told(made, given.dtype, static_shape)
+    reshaped = call(lambda x, size: x.reshape(sizes(size)), source, target, name=name or "Reshape")
+    return told(reshaped, source.dtype, static_shape)
 
 
 @named_in_graphs(2, "name")
 def transpose(
     a: object, perm: Any = None, conjugate: bool = False, name: str | None = None
 ) -> Tensor:
-    """The dimensions in another order, by default reversed."""
+    """Return a tensor with its dimensions permuted, by default reversed."""
 
-    def turn(given: Tensor) -> Tensor:
-        order = tuple(reversed([*builtins.range(given.dim())])) if perm is None else sizes(perm)
-        return (given.conj() if conjugate else given).permute(order)
+    def turn(matrix: Tensor) -> Tensor:
+        order = tuple(reversed([*builtins.range(matrix.dim())])) if perm is None else sizes(perm)
+        return (matrix.conj() if conjugate else matrix).permute(order)
 
     return call(turn, tensor(a), name=name or "transpose")
 
@@ -309,7 +308,7 @@ def transpose(
 def expand_dims(
     input: object, axis: object = None, name: str | None = None, dim: int | None = None
 ) -> Tensor:
-    """A new dimension of size 1; `dim` is the old name of `axis`."""
+    """Insert a dimension of size 1; `dim` is the old name of `axis`."""
     place = place_of(dim if axis is None else axis)
     return call(torch.unsqueeze, tensor(input), place, name=name or "ExpandDims")
 
@@ -326,57 +325,59 @@ def squeeze(
     """
     axis = squeeze_dims if axis is None else axis
     axes = () if axis is None else sizes(axis)
-    given = tensor(input)
+    source = tensor(input)
 
     def remaining_sizes(shape: Any) -> list[int | None]:
-        """Return the sizes that stay."""
+        """Return the sizes without the dropped axes."""
         rank = len(shape)
-        if any(not -rank <= each < rank or shape[each] not in (1, None) for each in axes):
+        if any(not -rank <= axis < rank or shape[axis] not in (1, None) for axis in axes):
             raise InvalidArgumentError(
                 f"axis {list(axes)} must name dimensions of size 1; the shape is {tuple(shape)}."
             )
-        gone = {each % rank for each in axes}
-        return [size for place, size in enumerate(shape) if place not in gone]
+        dropped_axes = {axis_number % rank for axis_number in axes}
+        return [size for place, size in enumerate(shape) if place not in dropped_axes]
 
     def drop(x: Any) -> Tensor:
         return x.reshape(remaining_sizes(x.shape)) if axes else x.squeeze()
 
-    if given.shape is not UNKNOWN:
-        remaining_sizes(given.shape)
-    made = call(drop, given, name=name or "Squeeze")
+    if source.shape is not UNKNOWN:
+        remaining_sizes(source.shape)
+    squeezed = call(drop, source, name=name or "Squeeze")
     return told(
-        made, given.dtype, lambda: remaining_sizes(given.shape) if axes and given.shape else None
+        squeezed,
+        source.dtype,
+        lambda: remaining_sizes(source.shape) if axes and source.shape else None,
     )
 
 
 def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
     """Return the tensor repeated along each dimension, a number of times for each."""
-    given, times = tensor(input), sizes_of(multiples)
+    source, repeats = tensor(input), sizes_of(multiples)
 
     def static_shape() -> list[int | None] | None:
-        found = known_sizes(times)
-        if found is None or given.shape is UNKNOWN:
+        counts = known_sizes(repeats)
+        if counts is None or source.shape is UNKNOWN:
             return None
-        pairs = zip(given.shape, found, strict=False)
-        return [None if one is None or many is None else one * many for one, many in pairs]
+        pairs = zip(source.shape, counts, strict=False)
+        return [None if size is None or count is None else size * count for size, count in pairs]
 
-    def repeat(x: Tensor, many: Tensor) -> Tensor:
-        if len(sizes(many)) != x.dim():
+    def repeat(x: Tensor, counts: Tensor) -> Tensor:
+        if len(sizes(counts)) != x.dim():
             raise InvalidArgumentError(
                 f"multiples must be a number for each dimension of {tuple(x.shape)}, not"
-                f" {list(sizes(many))}."
+                f" {list(sizes(counts))}."
             )
-        return x.repeat(sizes(many))
+        return x.repeat(sizes(counts))
 
-    made = call(repeat, given, times, name=name or "Tile")
-    return told(made, given.dtype, static_shape)
+    tiled = call(repeat, source, repeats, name=name or "Tile")
+    return told(tiled, source.dtype, static_shape)
 
 
 def broadcast_to(input: object, shape: object, name: str | None = None) -> Tensor:
     """Return the tensor repeated along dimensions of size 1, up to a shape."""
-    given, wanted = tensor(input), sizes_of(shape)
-    made = call(lambda x, size: x.expand(sizes(size)), given, wanted, name=name or "BroadcastTo")
-    return told(made, given.dtype, lambda: known_sizes(wanted))
+    source, target = tensor(input), sizes_of(shape)
+    output = call(lambda x, size: x.expand(sizes(size)), source, target, name=name or "BroadcastTo")
+    return told(output, source.dtype, lambda: known_sizes(target))
 
 
 @named_in_graphs(3, "name")
@@ -392,35 +393,35 @@ def gather(
 
     Args:
         params: A tensor.
-        indices: int32 or int64, of any shape, which stands in the result in place of the axis.
-        validate_indices: Ignored: they always are.
+        indices: int32 or int64; their shape replaces the axis in the result.
+        validate_indices: Ignored: indices are always validated.
         axis: By default `batch_dims`.
-        batch_dims: How many first dimensions the two have in common.
+        batch_dims: Number of leading dimensions that `params` and `indices` share.
         name: Optional.
 
     Raises:
         InvalidArgumentError: On the CPU, if an index is out of range.
     """
-    along = batch_dims if axis is None else place_of(axis)
-    if along == 0 and not batch_dims:
+    gather_axis = batch_dims if axis is None else place_of(axis)
+    if gather_axis == 0 and not batch_dims:
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
-    def pick(given: Tensor, places: Tensor) -> Tensor:
+    def pick(operand: Tensor, places: Tensor) -> Tensor:
         if not batch_dims:
-            return _pick_rows(given, places, along)
-        lead, inner = given.shape[:batch_dims], along % given.dim() - batch_dims
-        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (given, places)), strict=True)
-        return torch.stack([_pick_rows(one, rows, inner) for one, rows in pairs]).unflatten(0, lead)
+            return _pick_rows(operand, places, gather_axis)
+        lead, inner = operand.shape[:batch_dims], gather_axis % operand.dim() - batch_dims
+        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (operand, places)), strict=True)
+        return torch.stack([_pick_rows(src, rows, inner) for src, rows in pairs]).unflatten(0, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def _pick_rows(given: Tensor, places: Tensor, axis: int) -> Tensor:
-    axis, rows = axis % given.dim(), places.reshape(-1)
+def _pick_rows(operand: Tensor, places: Tensor, axis: int) -> Tensor:
+    axis, rows = axis % operand.dim(), places.reshape(-1)
     if rows.device.type == "cpu":  # elsewhere the check would wait for the device
-        IndexedSlices(rows, rows).check_range(given.shape[axis])
-    found = given.index_select(axis, rows)
-    return found.reshape(*given.shape[:axis], *places.shape, *given.shape[axis + 1 :])
+        IndexedSlices(rows, rows).check_range(operand.shape[axis])
+    picked = operand.index_select(axis, rows)
+    return picked.reshape(*operand.shape[:axis], *places.shape, *operand.shape[axis + 1 :])
 
 
 as_tensor = tensor  # an argument of `reshape` has this name

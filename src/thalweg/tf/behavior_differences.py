@@ -1,13 +1,13 @@
-"""Names whose behaviour differs from TensorFlow's, with a short description of the difference.
+"""Names with behavior that differs from TensorFlow's, and short descriptions.
 
-`thalweg scan` prints these for scripts; it knows the differences of Keras without this table.
+`thalweg scan` prints them for scripts; differences of Keras are not in this table.
 """
 
 _NUMBERS = "random numbers are torch's: they repeat with a seed, but are not TensorFlow's"
 _IGNORED = "accepted and ignored"
 _RANKS = "one replica in each process, which torchrun starts"
 
-# A name counts for all that is below it, where a longer one does not say otherwise.
+# An entry applies to all names below it that have no entry.
 CHANGED = {
     "distribute": _RANKS,
     "distribute.ReduceOp": "",

@@ -1,7 +1,7 @@
-"""Assertions: they raise at once, or in graph mode when the operation that they return runs.
+"""Assertions that raise at once, or in graph mode when the returned operation runs.
 
-Arguments by position are those of TensorFlow 1, `data` before `message`; a text in the place of
-`data` is the message, as in TensorFlow 2.
+Positional arguments are in TensorFlow 1's order, `data` before `message`; a string as `data` is
+the message, as in TensorFlow 2.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ __all__ = [
 def Assert(
     condition: object, data: Sequence[object], summarize: int | None = None, name: str | None = None
 ) -> Any:
-    """Have InvalidArgumentError raised unless `condition` holds; it names the values of `data`."""
+    """Raise InvalidArgumentError with the values of `data` unless `condition` holds."""
     message = "assertion failed:"
-    given = tensor(condition)
-    return must_hold(lambda x: x.all(), [given], message, data, summarize, name or "Assert")
+    cond = tensor(condition)
+    return must_hold(lambda x: x.all(), [cond], message, data, summarize, name or "Assert")
 
 
 def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], str]:
-    """The data and the message, in the order of TensorFlow 1 or 2."""
+    """Return (data, message) from arguments in the order of TensorFlow 1 or 2."""
     if isinstance(data, str):
         return (), f"{data} "
     return data or (), f"{message} " if message else ""
 
 
-def _of_two(holds: Callable[[Tensor, Tensor], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_two(
+    accepts: Callable[[Tensor, Tensor], object], sign: str, title: str
+) -> Callable[..., Any]:
     def check(
         x: object,
         y: object,
@@ -70,16 +72,16 @@ def _of_two(holds: Callable[[Tensor, Tensor], object], sign: str, title: str) ->
         message: str | None = None,
         name: str | None = None,
     ) -> Any:
-        seen, text = _data_and_message(data, message)
+        values, text = _data_and_message(data, message)
         text += f"Condition x {sign} y did not hold element-wise:"
-        return must_hold(holds, pair(x, y), text, seen, summarize, name or title)
+        return must_hold(accepts, pair(x, y), text, values, summarize, name or title)
 
     check.__name__ = check.__qualname__ = title
     check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
     return check
 
 
-def _of_one(holds: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
+def _of_one(accepts: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
     def check(
         x: object,
         data: object = None,
@@ -87,9 +89,9 @@ def _of_one(holds: Callable[[Tensor], object], sign: str, title: str) -> Callabl
         message: str | None = None,
         name: str | None = None,
     ) -> Any:
-        seen, text = _data_and_message(data, message)
+        values, text = _data_and_message(data, message)
         text += f"Condition x {sign} 0 did not hold element-wise:"
-        return must_hold(holds, [tensor(x)], text, seen, summarize, name or title)
+        return must_hold(accepts, [tensor(x)], text, values, summarize, name or title)
 
     check.__name__ = check.__qualname__ = title
     check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
@@ -118,37 +120,39 @@ def assert_near(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Have InvalidArgumentError raised unless |x - y| <= atol + rtol |y| for all elements.
+    """Raise InvalidArgumentError unless |x - y| <= atol + rtol |y| for all elements.
 
-    Both are 10 times the smallest number that makes a difference to 1, by default.
+    Both tolerances are by default 10 times the machine epsilon of the dtype.
     """
-    seen, text = _data_and_message(data, message)
+    values, text = _data_and_message(data, message)
 
-    def near(one: Any, other: Any) -> Tensor:
-        unit = 10 * torch.finfo(one.dtype).eps
-        far, share = (unit if given is None else given for given in (atol, rtol))
-        return (one - other).abs() <= far + share * other.abs()
+    def near(left: Any, right: Any) -> Tensor:
+        unit = 10 * torch.finfo(left.dtype).eps
+        absolute, relative = (unit if tol is None else tol for tol in (atol, rtol))
+        return (left - right).abs() <= absolute + relative * right.abs()
 
     text += "x and y not equal to tolerance:"
-    return must_hold(near, pair(x, y), text, seen, summarize, name or "assert_near")
+    return must_hold(near, pair(x, y), text, values, summarize, name or "assert_near")
 
 
 def _check_rank(
     x: object,
-    holds: Callable[[int], bool],
-    wanted: str,
+    accepts: Callable[[int], bool],
+    rank_text: str,
     data: object,
     message: str | None,
     name: str,
 ) -> Any:
-    """A check of the number of dimensions: at once, if it is known."""
-    given = tensor(x)
-    seen, text = _data_and_message(data, message)
-    text += f"The tensor must have {wanted}"
-    if given.shape is UNKNOWN:
-        return must_hold(lambda value: holds(value.dim()), [given], f"{text}:", seen, name=name)
-    if not holds(len(given.shape)):
-        raise InvalidArgumentError(f"{text}, but has shape {tuple(given.shape)}.")
+    """Check the number of dimensions: now if known, otherwise in each run."""
+    source = tensor(x)
+    values, text = _data_and_message(data, message)
+    text += f"The tensor must have {rank_text}"
+    if source.shape is UNKNOWN:
+        return must_hold(
+            lambda value: accepts(value.dim()), [source], f"{text}:", values, name=name
+        )
+    if not accepts(len(source.shape)):
+        raise InvalidArgumentError(f"{text}, but has shape {tuple(source.shape)}.")
     return None if _graph.executing_eagerly() else group(name=name)
 
 
@@ -160,8 +164,9 @@ def assert_rank(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Have InvalidArgumentError raised unless `x` has `rank` dimensions: at once, if they are known
-    when the graph is built. `summarize` is ignored.
+    """Raise InvalidArgumentError unless `x` has `rank` dimensions: at once if they are known.
+
+    `summarize` is ignored.
     """
     count = int(rank)
     return _check_rank(
@@ -177,7 +182,7 @@ def assert_rank_at_least(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """`assert_rank` of at least `rank` dimensions."""
+    """Raise as `assert_rank` unless `x` has at least `rank` dimensions."""
     count, title = int(rank), name or "assert_rank_at_least"
     return _check_rank(x, lambda n: n >= count, f"rank {count} or more", data, message, title)
 
@@ -190,28 +195,30 @@ def assert_rank_in(
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """`assert_rank` of one of several numbers of dimensions."""
+    """Raise as `assert_rank` unless `x` has one of several numbers of dimensions."""
     counts = [int(rank) for rank in ranks]
-    wanted = f"a rank of {counts}"
-    return _check_rank(x, lambda n: n in counts, wanted, data, message, name or "assert_rank_in")
+    rank_text = f"a rank of {counts}"
+    return _check_rank(x, lambda n: n in counts, rank_text, data, message, name or "assert_rank_in")
 
 
 def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Tensor:
-    """Return the tensor; InvalidArgumentError unless it has no dimensions."""
-    found = as_tensor(tensor)
-    checked = _check_rank(found, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar")
-    return _wait_for_check(checked, found)
+    """Return the tensor; raise InvalidArgumentError unless it has no dimensions."""
+    source = as_tensor(tensor)
+    checked = _check_rank(
+        source, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar"
+    )
+    return _wait_for_check(checked, source)
 
 
 def assert_type(
     tensor: object, tf_type: object, message: str | None = None, name: str | None = None
 ) -> Any:
     """Raise InvalidTypeError unless a tensor is of a dtype; an operation in graph mode."""
-    found, wanted = as_tensor(tensor).dtype, as_dtype(tf_type)
-    if found != wanted:
-        given = "not known" if found is None else dtype_name(found)
+    dtype, expected = as_tensor(tensor).dtype, as_dtype(tf_type)
+    if dtype != expected:
+        dtype_text = "not known" if dtype is None else dtype_name(dtype)
         text = f"{message} " if message else ""
-        kinds = f"{dtype_name(wanted)}, not {given}"
+        kinds = f"{dtype_name(expected)}, not {dtype_text}"
         raise InvalidTypeError(f"{text}The tensor must be of type {kinds}.")
     return None if _graph.executing_eagerly() else group(name=name or "assert_type")
 
@@ -226,50 +233,51 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
-    """Return the tensor, which must have a shape; None in it stands for any size.
+    """Return the tensor if it has the shape, in which None accepts any size.
 
     Raises:
-        InvalidArgumentError: It has another, at the latest when it runs.
+        InvalidArgumentError: The shape differs, for unknown shapes when the graph runs.
     """
-    wanted, given = _graph.Shape(shape), tensor(x)
+    expected, source = _graph.Shape(shape), tensor(x)
 
     def check(value: Tensor) -> Tensor:
-        if not (value.device.type == "meta" or wanted.accepts(tuple(value.shape))):
+        if not (value.device.type == "meta" or expected.accepts(tuple(value.shape))):
             refuse(value)
         return value.clone()
 
     def refuse(value: Tensor) -> None:
         raise InvalidArgumentError(
             f"Shape of tensor {tuple(value.shape)} is not compatible with expected shape"
-            f" {tuple(wanted)}."
+            f" {tuple(expected)}."
         )
 
-    if given.shape is not UNKNOWN and not wanted.accepts(tuple(given.shape)):
-        refuse(given)
-    made = call(check, given, name=name or "EnsureShape")
-    if isinstance(made, _graph.SymbolicTensor):
-        made.set_shape(wanted)
-    return made
+    if source.shape is not UNKNOWN and not expected.accepts(tuple(source.shape)):
+        refuse(source)
+    output = call(check, source, name=name or "EnsureShape")
+    if isinstance(output, _graph.SymbolicTensor):
+        output.set_shape(expected)
+    return output
 
 
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
-    """Return the tensor; InvalidArgumentError with `message` if an element is NaN or infinite."""
+    """Return the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
 
     def check(value: Tensor) -> Tensor:
         if value.device.type == "meta":
             return value.clone()
         kinds = [("NaN", value.isnan().any()), ("Inf", value.isinf().any())]
-        found = " and ".join(kind for kind, is_there in reversed(kinds) if is_there)
-        if found:
-            raise InvalidArgumentError(f"{message} : Tensor had {found} values")
+        bad_kinds = " and ".join(kind for kind, is_present in reversed(kinds) if is_present)
+        if bad_kinds:
+            raise InvalidArgumentError(f"{message} : Tensor had {bad_kinds} values")
         return value.clone()
 
     return call(check, as_tensor(tensor), name=name or "CheckNumerics")
 
 
 def add_check_numerics_ops() -> Any:
-    """Return an operation that checks all floating-point tensors that the default graph has by now,
-    but for those in branches and loops; None in eager mode.
+    """Return an operation that checks all floating-point tensors of the default graph.
+
+    Tensors in branches and loops are not checked. Return None in eager mode.
     """
     if _graph.executing_eagerly():
         return None
@@ -280,7 +288,7 @@ def add_check_numerics_ops() -> Any:
 
 
 def _wait_for_check(check: object, value: object) -> Any:
-    """A value that waits for a check, in graph mode."""
+    """Return a value that depends on a check, in graph mode."""
     if check is None:
         return value
     with control_dependencies([check]):

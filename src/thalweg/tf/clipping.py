@@ -26,38 +26,38 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 
 
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
-    """Return a tensor, or slices, scaled so that its norm is at most `clip_norm`; the norm of each
-    part along `axes`, or of all elements. A NaN makes NaN of all that share its norm.
+    """Return a tensor, or slices, scaled to a norm of at most `clip_norm`.
+
+    The norm is that of each part along `axes`, or of all elements. A NaN makes all elements NaN
+    that share its norm.
 
     Raises:
-        InvalidArgumentError: `clip_norm` has more elements than there is room for in the tensor.
+        InvalidArgumentError: `clip_norm` does not broadcast to the tensor's shape.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
     axes = list(axes) if isinstance(axes, tuple) else axes
 
-    def clip(given: Any, limit: Tensor) -> Tensor:
-        squares = (given * given).sum(axes, keepdim=axes is not None)
+    def clip(operand: Any, limit: Tensor) -> Tensor:
+        squares = (operand * operand).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        limit = _as_limit_of(given, limit).clamp(min=0)
+        limit = _as_limit_of(operand, limit).clamp(min=0)
         bound = torch.where(size < limit, limit, size)  # a NaN stays
-        return as_shaped(given, given * limit / torch.where(bound == 0, 1, bound))
+        return as_shaped(operand, operand * limit / torch.where(bound == 0, 1, bound))
 
     return call(clip, tensor(t), _limit_of(clip_norm), name=name or "clip_by_norm")
 
 
 def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
-    """Return the common norm of tensors and slices; None is left out, and where nothing else is
-    there, the norm is None.
-    """
+    """Return the common norm of tensors and slices, or None if all items are None."""
     _check_list(t_list)
     parts = [_values_of(item) for item in t_list if item is not None]
     if not parts:
         return None
 
-    def measure(*given: Tensor) -> Tensor:
-        return torch.stack([(part * part).sum() for part in given]).sum().sqrt()
+    def measure(*tensors: Tensor) -> Tensor:
+        return torch.stack([(part * part).sum() for part in tensors]).sum().sqrt()
 
     return call(measure, *parts, name=name or "global_norm")
 
@@ -65,7 +65,7 @@ def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
 def clip_by_global_norm(
     t_list: Sequence[object], clip_norm: object, use_norm: object = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Tensors and slices scaled so that their common norm is at most `clip_norm`.
+    """Return tensors and slices scaled to a common norm of at most `clip_norm`.
 
     Args:
         t_list: A list; None stays None.
@@ -95,7 +95,7 @@ def _limit_of(clip_norm: object) -> float | Tensor:
 
 
 def _as_limit_of(tensor: torch.Tensor, limit: object) -> torch.Tensor:
-    """A limit in the dtype of what it is a limit of."""
+    """Return a limit in the dtype and on the device of a floating-point tensor."""
     if not tensor.is_floating_point():
         raise InvalidTypeError(f"Norms are of floats, not of {dtype_name(tensor.dtype)}.")
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""Tensors joined along an axis, and cut apart."""
+"""Concatenation and splitting of tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["concat", "split", "stack", "unstack"]
 
 
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
-    """Return tensors one after the other along an axis; arrays take the dtype of the tensors."""
+    """Concatenate tensors along an axis; arrays take the dtype of the tensors."""
     parts = tensors_alike(values if isinstance(values, list | tuple) else [values])
     place = place_of(axis)
-    return call(lambda *given: torch.cat(given, place), *parts, name=name or "concat")
+    return call(lambda *tensors: torch.cat(tensors, place), *parts, name=name or "concat")
 
 
 def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
-    """Return tensors of one shape along a new axis; arrays take the dtype of the tensors."""
+    """Stack tensors of one shape along a new axis; arrays take the dtype of the tensors."""
     name = name or "stack"
     return stacked(tensors_alike(values), axis, name)
 
@@ -36,30 +36,30 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Tensor]:
-    """Return the tensors along an axis, in a list; `num` says how many, where that is not known.
+    """Return a list of the tensors along an axis; `num` is their number if not known.
 
     Raises:
-        InvalidArgumentError: Their number is not known, or is not `num`.
+        InvalidArgumentError: The number is unknown, or is not `num`.
     """
     name = name or "unstack"
-    given: Any = tensor(value)
-    size, rest = _size_along(given.shape, axis)
+    source: Any = tensor(value)
+    size, part_shape = _size_along(source.shape, axis)
     count = num if size is None else size
     if count is None:
         raise InvalidArgumentError(
-            f"unstack needs num: the size of '{given.name}' along axis {axis} is not known."
+            f"unstack needs num: the size of '{source.name}' along axis {axis} is not known."
         )
 
-    def check(found: int) -> None:
-        if num not in (None, found):
-            raise InvalidArgumentError(f"num is {num}, but there are {found} along axis {axis}.")
+    def check(actual: int) -> None:
+        if num not in (None, actual):
+            raise InvalidArgumentError(f"num is {num}, but there are {actual} along axis {axis}.")
 
     def cut(x: Tensor, _: None) -> list[Tensor]:
         check(x.shape[axis])
         return list(torch.unbind(x, axis))
 
     check(count)
-    return _split_parts(cut, given, None, [rest] * count, name)
+    return _split_parts(cut, source, None, [part_shape] * count, name)
 
 
 def split(
@@ -79,92 +79,95 @@ def split(
         name: Optional.
 
     Raises:
-        InvalidArgumentError: The parts are not equal, or do not make up the whole.
+        InvalidArgumentError: The parts are not equal, or their sum is not the full size.
     """
     name = name or "split"
-    given, place = tensor(value), place_of(axis)
-    size, _ = _size_along(given.shape, place)
+    source, place = tensor(value), place_of(axis)
+    size, _ = _size_along(source.shape, place)
     if not _are_sizes(num_or_size_splits):
-        many = place_of(num_or_size_splits)
-        wanted: Any = [size if size is None else size // max(many, 1)] * many
+        num_parts = place_of(num_or_size_splits)
+        part_sizes: Any = [size if size is None else size // max(num_parts, 1)] * num_parts
     else:
-        many, num_or_size_splits = None, sizes_of(num_or_size_splits)
-        wanted = known_sizes(num_or_size_splits) or [None] * (num or 0)
-        wanted = [None if each == -1 else each for each in wanted]
+        num_parts, num_or_size_splits = None, sizes_of(num_or_size_splits)
+        part_sizes = known_sizes(num_or_size_splits) or [None] * (num or 0)
+        part_sizes = [None if size == -1 else size for size in part_sizes]
 
-    def cut(x: Tensor, asked: Tensor) -> Any:
-        return torch.split(x, _sizes_of_parts(x.shape[place], many, asked, place), place)
+    def cut(x: Tensor, lengths: Tensor) -> Any:
+        return torch.split(x, _sizes_of_parts(x.shape[place], num_parts, lengths, place), place)
 
-    if size is not None:  # what does not fit is refused at once
-        known = known_sizes(num_or_size_splits)
-        if known and None not in known:
-            wanted = _sizes_of_parts(size, many, known, place)
-    shapes = [_replace_size(given.shape, place, each) for each in wanted]
-    return _split_parts(cut, given, num_or_size_splits, shapes, name)
-
-
-def _are_sizes(given: object) -> bool:
-    """Return whether it is a list, not a number."""
-    if isinstance(given, Sequence | np.ndarray):
-        return np.ndim(given) > 0  # pyright: ignore[reportArgumentType]
-    return is_tensor(given) and tensor(given).shape != ()
+    # Raise for invalid sizes at once.
+    if size is not None:
+        dims = known_sizes(num_or_size_splits)
+        if dims and None not in dims:
+            part_sizes = _sizes_of_parts(size, num_parts, dims, place)
+    shapes = [_replace_size(source.shape, place, part_size) for part_size in part_sizes]
+    return _split_parts(cut, source, num_or_size_splits, shapes, name)
 
 
-def _sizes_of_parts(whole: int, many: int | None, asked: object, axis: int) -> list[int]:
-    """The sizes of the parts of `whole` elements, of which there are `many` equal ones or the ones
-    that are asked for.
-    """
-    if many is not None:
-        if many < 1 or whole % many:
+def _are_sizes(sizes_or_count: object) -> bool:
+    """Return whether the argument is a list of sizes, not a number of parts."""
+    if isinstance(sizes_or_count, Sequence | np.ndarray):
+        return np.ndim(sizes_or_count) > 0  # pyright: ignore[reportArgumentType]
+    return is_tensor(sizes_or_count) and tensor(sizes_or_count).shape != ()
+
+
+def _sizes_of_parts(total: int, num_parts: int | None, lengths: object, axis: int) -> list[int]:
+    """Return the sizes of `num_parts` equal parts, or the split sizes with -1 resolved."""
+    if num_parts is not None:
+        if num_parts < 1 or total % num_parts:
             raise InvalidArgumentError(
-                f"{whole} elements along axis {axis} cannot be split into {many} equal parts."
+                f"{total} elements along axis {axis} cannot be split into {num_parts} equal parts."
             )
-        return [whole // many] * many
-    found = list(sizes(asked))
-    if found.count(-1) == 1:
-        found[found.index(-1)] = whole - sum(found) - 1
-    if sum(found) != whole or min(found, default=0) < 0:
+        return [total // num_parts] * num_parts
+    part_sizes = list(sizes(lengths))
+    if part_sizes.count(-1) == 1:
+        part_sizes[part_sizes.index(-1)] = total - sum(part_sizes) - 1
+    if sum(part_sizes) != total or min(part_sizes, default=0) < 0:
         raise InvalidArgumentError(
-            f"Parts of sizes {list(sizes(asked))} are not the {whole} elements along axis {axis}."
+            f"Parts of sizes {list(sizes(lengths))} are not the {total} elements along axis {axis}."
         )
-    return found
+    return part_sizes
 
 
 def _split_parts(
-    function: Callable[..., Any], given: Tensor, how: Any, shapes: Sequence[Any], name: str
+    function: Callable[..., Any],
+    operand: Tensor,
+    split_sizes: Any,
+    shapes: Sequence[Any],
+    name: str,
 ) -> list[Tensor]:
-    """`function(given, how)`; in a graph an operation with an output of each of these shapes."""
-    symbols = [x for x in leaves_of((given, how)) if isinstance(x, _graph.SymbolicTensor)]
+    """Return `function(source, split_sizes)`, in a graph as an operation with these shapes."""
+    symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
-        return list(function(given, how))
+        return list(function(operand, split_sizes))
     if not shapes:
         raise InvalidArgumentError(f"{name} needs num: the number of parts is not known.")
-    flows = tuple(x for x in symbols if x is given and x.is_differentiable())
-    outputs = [_graph.Output(given.dtype, shape, flows) for shape in shapes]
-    return _graph.operation(function, [given, how], name, kind="pure", outputs=outputs)
+    flows = tuple(x for x in symbols if x is operand and x.is_differentiable())
+    outputs = [_graph.Output(operand.dtype, shape, flows) for shape in shapes]
+    return _graph.operation(function, [operand, split_sizes], name, kind="pure", outputs=outputs)
 
 
 def _size_along(shape: Any, axis: int) -> tuple[int | None, Any]:
-    """The size along an axis and the shape without it, as far as they are known."""
+    """Return the size along an axis and the other sizes, or (None, None) if unknown."""
     if shape is UNKNOWN:
         return None, None
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgumentError(f"axis {axis} is none of a tensor of shape {tuple(shape)}.")
-    rest = list(shape)
-    return rest.pop(axis), rest
+    other_sizes = list(shape)
+    return other_sizes.pop(axis), other_sizes
 
 
 def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
-    """A shape with another size along an axis."""
+    """Return a shape with another size along an axis; None if unknown."""
     if shape is UNKNOWN:
         return None
-    found = list(shape)
-    found[axis] = size
-    return found
+    new_shape = list(shape)
+    new_shape[axis] = size
+    return new_shape
 
 
 def place_of(axis: object) -> int:
-    """Return an axis, or another number, which may be a tensor whose value is known."""
+    """Return an axis or other number as an int; a tensor must have a known value."""
     place = axis if isinstance(axis, int) else known_size(axis)
     if place is None:
         raise InvalidArgumentError(

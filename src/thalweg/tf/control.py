@@ -1,4 +1,4 @@
-"""Functions, scopes and order: what is of use in graphs alone does nothing in eager mode."""
+"""Functions, scopes and control flow; functions for graphs do nothing in eager mode."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def function(
     reduce_retracing: bool = False,
     **options: object,
 ) -> Any:
-    """Returns the function as it is: nothing is traced or compiled.
+    """Return the function unchanged: nothing is traced or compiled.
 
-    The function runs as Python at each call, with the values of that call. What TensorFlow would
-    do while tracing alone, such as printing or making variables, is done each time. All arguments
+    Each call runs the Python function. Side effects that TensorFlow has only while tracing, such as
+    printing or making variables, happen in each call. All arguments
     but the first are ignored.
     """
     if func is None:
@@ -55,7 +55,7 @@ def function(
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """Return an operation that is done when all inputs are; None in eager mode, where they are."""
+    """Return an operation that waits for all inputs; None in eager mode."""
     return None if _graph.executing_eagerly() else _graph.group(*inputs, name=name)
 
 
@@ -86,15 +86,14 @@ def control_dependencies(control_inputs: Any) -> contextlib.AbstractContextManag
 def colocate_with(
     op: object, ignore_existing: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager for a block that changes nothing: operations run where their tensors
-    are.
-    """
+    """Return a context manager without effect: operations run where their tensors are."""
     return contextlib.nullcontext()
 
 
 def init_scope() -> contextlib.AbstractContextManager[None]:
-    """Leads out of the functions of conditions and loops, and of control dependencies; no effect in
-    eager mode.
+    """Leave functions of conditions and loops, and control dependencies, within a block.
+
+    No effect in eager mode.
     """
     if _graph.executing_eagerly():
         return contextlib.nullcontext()
@@ -102,7 +101,7 @@ def init_scope() -> contextlib.AbstractContextManager[None]:
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a function differentiated by another one, which it returns besides its result.
+    """Return a function with a custom gradient.
 
     Args:
         f: Takes tensors; returns a tensor, or a tuple of tensors, and a function that takes a
@@ -113,8 +112,8 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            found, ctx.backward_function = f(*args)
-            return found
+            outputs, ctx.backward_function = f(*args)
+            return outputs
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -124,7 +123,9 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def apply(*args: object) -> Any:
         return call(
-            Function.apply, *(tensor(each) for each in args), name=node_name_from(f.__name__)
+            Function.apply,
+            *(tensor(argument) for argument in args),
+            name=node_name_from(f.__name__),
         )
 
     return apply

@@ -1,5 +1,4 @@
-"""Windows that slide over images: convolutions and pools, as TensorFlow lays them out and pads
-them.
+"""Convolutions and pools with TensorFlow's layouts and padding.
 
 Data are (batch, *sizes, channels), or (batch, channels, *sizes) where a `data_format` begins with
 "NC"; filters are (*sizes, inputs, outputs).
@@ -97,22 +96,22 @@ def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[i
         InvalidArgumentError: The value is none of these, or is not 1 along the batch or the
             channels.
     """
-    given = list(value) if isinstance(value, Sequence | torch.Size) else [value]
-    if len(given) == count + 2:
-        inner = given[2:] if channels_first else given[1:-1]
-        outer = given[:2] if channels_first else [given[0], given[-1]]
-        if [int(each) for each in outer] != [1, 1]:
+    entries = list(value) if isinstance(value, Sequence | torch.Size) else [value]
+    if len(entries) == count + 2:
+        inner = entries[2:] if channels_first else entries[1:-1]
+        outer = entries[:2] if channels_first else [entries[0], entries[-1]]
+        if [int(entry) for entry in outer] != [1, 1]:
             raise InvalidArgumentError(
-                f"{title} must be 1 along the batch and the channels, not {given}."
+                f"{title} must be 1 along the batch and the channels, not {entries}."
             )
-        given = inner
-    given = given * count if len(given) == 1 else given
-    if len(given) != count or any(int(each) < 1 for each in given):
+        entries = inner
+    entries = entries * count if len(entries) == 1 else entries
+    if len(entries) != count or any(int(entry) < 1 for entry in entries):
         raise InvalidArgumentError(
             f"{title} must be a number of at least 1, or {count} or {count + 2} of them, not"
             f" {show_value(value)}."
         )
-    return tuple(int(each) for each in given)
+    return tuple(int(entry) for entry in entries)
 
 
 def _parse_padding(padding: Any, count: int, first: bool) -> Any:
@@ -121,7 +120,7 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
     is_pairs = isinstance(padding, Sequence) and not isinstance(padding, str)
     if is_pairs and len(padding) == count + 2:
         inner = padding[2:] if first else padding[1:-1]
-        return tuple((int(before), int(after)) for before, after in inner)
+        return tuple((int(leading), int(trailing)) for leading, trailing in inner)
     raise InvalidArgumentError(
         f"padding must be 'SAME' or 'VALID', or pairs for each dimension, not"
         f" {show_value(padding)}."
@@ -133,64 +132,67 @@ def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None
     data = data if windows.channels_first else data.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(data, filters) if groups is None else groups
-    data, rest = _pad_windows(data, windows.margins(data.shape[2:], kernel), 0.0)
+    data, padding = _pad_windows(data, windows.margins(data.shape[2:], kernel), 0.0)
     function: Callable[..., Any] = _CONVOLVE[len(kernel) - 1]
-    found = function(
-        data, _outputs_first(filters), None, windows.stride, rest, windows.dilation, groups
+    outputs = function(
+        data, _outputs_first(filters), None, windows.stride, padding, windows.dilation, groups
     )
-    return found if windows.channels_first else found.movedim(1, -1)
+    return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
 def _group_count(data: Tensor, filters: Tensor) -> int:
-    channels, wanted = data.shape[1], filters.shape[-2]
-    if channels % wanted:
+    channels, filter_channels = data.shape[1], filters.shape[-2]
+    if channels % filter_channels:
         raise InvalidArgumentError(
-            f"The input has {channels} channels, which is no multiple of the {wanted} that a"
+            f"The input has {channels} channels, which is no multiple of the"
+            f" {filter_channels} that a"
             f" filter of shape {tuple(filters.shape)} takes."
         )
-    return channels // wanted
+    return channels // filter_channels
 
 
 def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
-    """Return the convolution of each channel by filters of its own, of shape (*sizes, inputs,
-    each).
-    """
-    *kernel, inputs, each = filters.shape
-    return convolve(data, filters.reshape(*kernel, 1, inputs * each), windows, groups=inputs)
+    """Return the convolution of each channel by its filters (*sizes, inputs, multiplier)."""
+    *kernel, inputs, multiplier = filters.shape
+    return convolve(data, filters.reshape(*kernel, 1, inputs * multiplier), windows, groups=inputs)
 
 
 def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
-    """Compute the gradient of `convolve` for data of `sizes`; filters are (*sizes, outputs,
-    inputs).
+    """Return the gradient of `convolve` for data of `sizes`; filters (*sizes, outputs, inputs).
 
     Raises:
-        InvalidArgumentError: `convolve` would not make the data's sizes of `sizes`.
+        InvalidArgumentError: `convolve` does not map `sizes` to the data's sizes.
     """
     data = data if windows.channels_first else data.movedim(-1, 1)
-    kernel, given = tuple(filters.shape[:-2]), tuple(data.shape[2:])
-    wanted = spread_sizes(given, kernel, windows) if sizes is None else tuple(sizes)
-    margins = windows.margins(wanted, kernel)
+    kernel, data_sizes = tuple(filters.shape[:-2]), tuple(data.shape[2:])
+    output_sizes = spread_sizes(data_sizes, kernel, windows) if sizes is None else tuple(sizes)
+    margins = windows.margins(output_sizes, kernel)
     folded = tuple(
         (size + sum(margin) - span) // step + 1
-        for size, margin, span, step in zip(wanted, margins, kernel, windows.stride, strict=True)
+        for size, margin, span, step in zip(
+            output_sizes, margins, kernel, windows.stride, strict=True
+        )
     )
-    if folded != given:
+    if folded != data_sizes:
         raise InvalidArgumentError(
-            f"An output of sizes {wanted} does not fit an input of sizes {given}: a convolution"
+            f"An output of sizes {output_sizes} does not fit an input of sizes {data_sizes}:"
+            " a convolution"
             f" with strides {windows.stride} and padding {windows.padding!r} makes {folded} of it."
         )
     function: Callable[..., Any] = _SPREAD[len(kernel) - 1]
-    whole = function(data, _outputs_first(filters), stride=windows.stride)
+    uncropped = function(data, _outputs_first(filters), stride=windows.stride)
     crops = [
-        (-before, size + before - full)
-        for (before, _), size, full in zip(margins, wanted, whole.shape[2:], strict=True)
+        (-leading, size + leading - full)
+        for (leading, _), size, full in zip(margins, output_sizes, uncropped.shape[2:], strict=True)
     ]
-    found = functional.pad(whole, _flatten_padding(crops)) if any(map(any, crops)) else whole
-    return found if windows.channels_first else found.movedim(1, -1)
+    outputs = (
+        functional.pad(uncropped, _flatten_padding(crops)) if any(map(any, crops)) else uncropped
+    )
+    return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
 def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) -> tuple[int, ...]:
-    """Return the sizes that `spread` gives if it is not asked for others."""
+    """Return the default output sizes of `spread`."""
     free = windows.padding == "VALID"
     return tuple(
         size * step + (max(span - step, 0) if free else 0)
@@ -201,24 +203,24 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
 def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the largest element in each window."""
 
-    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
-        given, _ = _pad_windows(given, margins, -torch.inf, symmetric=False)
-        return _LARGEST[len(kernel) - 1](given, kernel, windows.stride)
+    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+        operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
+        return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
 
     return _pool_windows(pool, data, kernel, windows)
 
 
 def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """Return the mean of the elements in each window; what was padded does not count."""
+    """Return the mean of the elements in each window, without padding."""
 
-    def pool(given: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+    def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(
             _MEAN[len(kernel) - 1], kernel_size=kernel, stride=windows.stride
         )
         if not any(map(any, margins)):
-            return function(given)
-        ones = torch.ones_like(given[:1, :1])
-        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (given, ones))
+            return function(operand)
+        ones = torch.ones_like(operand[:1, :1])
+        sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
         return function(sums) / function(counts)
 
     return _pool_windows(pool, data, kernel, windows)
@@ -228,8 +230,8 @@ def _pool_windows(
     pool: Callable[..., Tensor], data: Tensor, kernel: tuple[int, ...], windows: Windows
 ) -> Tensor:
     data = data if windows.channels_first else data.movedim(-1, 1)
-    found = pool(data, windows.margins(data.shape[2:], kernel))
-    return found if windows.channels_first else found.movedim(1, -1)
+    outputs = pool(data, windows.margins(data.shape[2:], kernel))
+    return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
 def _outputs_first(filters: Tensor) -> Tensor:
@@ -240,14 +242,14 @@ def _outputs_first(filters: Tensor) -> Tensor:
 def _pad_windows(
     data: Tensor, margins: list[tuple[int, int]], value: float, symmetric: bool = True
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Padded data, and what is left for torch to pad, which knows the same on both sides only."""
-    if symmetric and all(before == after for before, after in margins):
-        return data, tuple(before for before, _ in margins)
+    """Return padded data and the padding left to torch, which pads both sides equally."""
+    if symmetric and all(leading == trailing for leading, trailing in margins):
+        return data, tuple(leading for leading, _ in margins)
     if any(map(any, margins)):
         data = functional.pad(data, _flatten_padding(margins), value=value)
     return data, (0,) * len(margins)
 
 
 def _flatten_padding(pairs: list[tuple[int, int]]) -> list[int]:
-    """As torch wants them: the last size first."""
-    return [each for pair in reversed(pairs) for each in pair]
+    """Return padding in torch's order, the last size first."""
+    return [amount for pair in reversed(pairs) for amount in pair]

@@ -32,7 +32,7 @@ def is_tensor(value: object) -> bool:
 
 
 def tensor(value: object, dtype: object = None, name: str | None = None) -> Tensor:
-    """Return a tensor: as it is if it is one; otherwise a new one, in graph mode a constant.
+    """Return a tensor unchanged; convert other values, in graph mode to constants.
 
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
@@ -88,7 +88,7 @@ def _is_array(value: object) -> bool:
 
 
 def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -> Tensor:
-    """Tensors stacked along a new dimension."""
+    """Stack tensors along a new dimension."""
     return call(lambda *parts: torch.stack(parts, axis), *tensors, name=name or "stack")
 
 
@@ -105,7 +105,7 @@ def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
 
 
 def call(function: Callable[..., Result], *args: object, name: str | None = None) -> Result:
-    """`function(*args)`, or a node that will call it where an argument is symbolic."""
+    """Return `function(*args)`, or a node that calls it if an argument is symbolic."""
     symbol = next((arg for arg in leaves_of(args) if isinstance(arg, _graph.SymbolicTensor)), None)
     if symbol is None:
         return function(*args)
@@ -113,15 +113,16 @@ def call(function: Callable[..., Result], *args: object, name: str | None = None
 
 
 def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
-    """Has a function refuse arguments by position, in graph mode, that TensorFlow 1 reads another
-    way.
+    """Return a decorator that rejects ambiguous positional arguments in graph mode.
+
+    TensorFlow 1 reads these arguments differently.
 
     Args:
-        position: The place, from 0, of the first argument that is.
-        older: What TensorFlow 1 has in that place.
+        position: Index of the first ambiguous argument.
+        older: TensorFlow 1's argument at that position.
 
     Raises:
-        InvalidTypeError: As the function is called.
+        InvalidTypeError: The decorated function is called with such an argument.
     """
 
     def decorate(function: F) -> F:
@@ -152,10 +153,10 @@ def told(
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """Return a result, of which this much is known in graph mode besides what its node finds."""
+    """Return a result; set the dtype and static shape of a symbolic one."""
     if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
-        known = shape()
-        if known is not None:
-            result.set_shape(known)
+        static_shape = shape()
+        if static_shape is not None:
+            result.set_shape(static_shape)
     return result

@@ -46,8 +46,8 @@ def convolution(
     input, filters = pair(input, filters)
     if filters.shape is UNKNOWN:
         raise InvalidArgumentError(f"{name} needs filters whose number of dimensions is known.")
-    how = Windows.of(strides, padding, dilations, data_format, len(filters.shape) - 2)
-    return call(function, input, filters, how, name=name)
+    windows = Windows.of(strides, padding, dilations, data_format, len(filters.shape) - 2)
+    return call(function, input, filters, windows, name=name)
 
 
 @named_in_graphs(4, "use_cudnn_on_gpu")
@@ -113,7 +113,7 @@ def conv3d(
 def atrous_conv2d(
     value: object, filters: object, rate: int, padding: object, name: str | None = None
 ) -> Tensor:
-    """`conv2d` by filters whose elements are `rate` apart."""
+    """Compute `conv2d` by filters with elements `rate` apart."""
     return convolution(value, filters, 1, padding, None, rate, name or "convolution")
 
 
@@ -128,14 +128,14 @@ def depthwise_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """`conv2d` of each channel by filters of its own, (height, width, channels, outputs of each).
+    """Compute `conv2d` of each channel by its filters (height, width, channels, multiplier).
 
     `rate` is an older name of `dilations`.
     """
     dilations = rate if dilations is None else dilations
     title = name or "depthwise"
-    how = (strides, padding, data_format, dilations)
-    return convolution(input, filter, *how, title, conv_windows.depthwise)
+    options = (strides, padding, data_format, dilations)
+    return convolution(input, filter, *options, title, conv_windows.depthwise)
 
 
 def separable_conv2d(
@@ -150,11 +150,11 @@ def separable_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """`depthwise_conv2d`, and then `conv2d` by filters of one point."""
-    how = (strides, padding, data_format, dilations)
-    found = depthwise_conv2d(input, depthwise_filter, *how, rate=rate)
+    """Compute `depthwise_conv2d`, then `conv2d` by filters of one point."""
+    options = (strides, padding, data_format, dilations)
+    depthwise_output = depthwise_conv2d(input, depthwise_filter, *options, rate=rate)
     title = name or "separable_conv2d"
-    return convolution(found, pointwise_filter, 1, "VALID", data_format, None, title)
+    return convolution(depthwise_output, pointwise_filter, 1, "VALID", data_format, None, title)
 
 
 def conv2d_transpose(
@@ -169,7 +169,7 @@ def conv2d_transpose(
     filter: object = None,
     value: object = None,
 ) -> Tensor:
-    """Return the gradient of `conv2d` by its input, given that of its output.
+    """Return the gradient of `conv2d` with respect to its input, from that of its output.
 
     Args:
         input: As what `conv2d` makes; `value` is its older name.
@@ -187,49 +187,55 @@ def conv2d_transpose(
     """
     input = value if input is None else input
     input, filters = pair(input, filter if filters is None else filters)
-    how = Windows.of(strides, padding, None, data_format, 2)
-    return transposed(input, filters, output_shape, how, name or "conv2d_transpose")
+    windows = Windows.of(strides, padding, None, data_format, 2)
+    return transposed(input, filters, output_shape, windows, name or "conv2d_transpose")
 
 
 def transposed(
-    input: Tensor, filters: Tensor, output_shape: object, how: Windows, name: str
+    input: Tensor, filters: Tensor, output_shape: object, windows: Windows, name: str
 ) -> Tensor:
-    """`windows.spread` as an operation; `output_shape` may be None."""
-    asked = _shape_argument(output_shape)
-    inner = slice(2, None) if how.channels_first else slice(1, -1)
+    """Compute `conv_windows.spread` as an operation; `output_shape` may be None."""
+    shape_arg = _shape_argument(output_shape)
+    inner = slice(2, None) if windows.channels_first else slice(1, -1)
 
-    def spread(data: Tensor, by: Tensor, shape: Any) -> Tensor:
-        sizes = None if shape is None else [int(each) for each in shape][inner]
-        return conv_windows.spread(data, by, sizes, how)
+    def spread(data: Tensor, kernel: Tensor, shape: Any) -> Tensor:
+        sizes = None if shape is None else [int(size) for size in shape][inner]
+        return conv_windows.spread(data, kernel, sizes, windows)
 
-    found = call(spread, input, filters, asked, name=name)
-    if isinstance(found, _graph.SymbolicTensor):
-        found.set_shape(_known_shape(input, filters, asked, how))
-    return found
+    outputs = call(spread, input, filters, shape_arg, name=name)
+    if isinstance(outputs, _graph.SymbolicTensor):
+        outputs.set_shape(_known_shape(input, filters, shape_arg, windows))
+    return outputs
 
 
 def _shape_argument(output_shape: Any) -> Any:
-    """A shape as it goes to an operation: a list of sizes, a tensor of them, or None."""
+    """Return a shape for an operation: a list of sizes, a tensor of sizes, or None."""
     if output_shape is None or isinstance(output_shape, torch.Tensor | _graph.SymbolicTensor):
         return output_shape
     if isinstance(output_shape, Sequence):
         return [tensor(x) if isinstance(x, _graph.SymbolicTensor) else x for x in output_shape]
-    return [int(each) for each in output_shape]
+    return [int(size) for size in output_shape]
 
 
-def _known_shape(input: Tensor, filters: Tensor, asked: object, how: Windows) -> list[int | None]:
-    """What is known of a result's shape before a run."""
+def _known_shape(
+    input: Tensor, filters: Tensor, shape_arg: object, windows: Windows
+) -> list[int | None]:
+    """Return the static shape of a transposed convolution, None for unknown sizes."""
     *kernel, outputs, _ = filters.shape
-    given = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
+    input_shape = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
     sizes: list[int | None] = [None] * len(kernel)
-    if isinstance(asked, list):
-        fixed = [None if isinstance(x, _graph.SymbolicTensor) else int(x) for x in asked]
-        sizes = fixed[2:] if how.channels_first else fixed[1:-1]
-    elif asked is None:
-        inner = given[2:] if how.channels_first else given[1:-1]
-        whole = conv_windows.spread_sizes([each or 0 for each in inner], kernel, how)
-        sizes = [None if old is None else new for old, new in zip(inner, whole, strict=True)]
-    return [given[0], outputs, *sizes] if how.channels_first else [given[0], *sizes, outputs]
+    if isinstance(shape_arg, list):
+        fixed = [None if isinstance(x, _graph.SymbolicTensor) else int(x) for x in shape_arg]
+        sizes = fixed[2:] if windows.channels_first else fixed[1:-1]
+    elif shape_arg is None:
+        inner = input_shape[2:] if windows.channels_first else input_shape[1:-1]
+        defaults = conv_windows.spread_sizes([size or 0 for size in inner], kernel, windows)
+        sizes = [None if old is None else new for old, new in zip(inner, defaults, strict=True)]
+    return (
+        [input_shape[0], outputs, *sizes]
+        if windows.channels_first
+        else [input_shape[0], *sizes, outputs]
+    )
 
 
 def pool(
@@ -243,13 +249,13 @@ def pool(
     count: int = 2,
 ) -> Tensor:
     """Return a pool over windows of `count` sizes, as an operation."""
-    how = Windows.of(strides, padding, None, data_format, count)
-    kernel = conv_windows.spatial(ksize, count, how.channels_first, "ksize")
-    return call(function, tensor(input), kernel, how, name=name)
+    windows = Windows.of(strides, padding, None, data_format, count)
+    kernel = conv_windows.spatial(ksize, count, windows.channels_first, "ksize")
+    return call(function, tensor(input), kernel, windows, name=name)
 
 
 def _pooling_function(
-    function: Callable[..., Tensor], title: str, what: str, count: int
+    function: Callable[..., Tensor], title: str, doc_start: str, count: int
 ) -> Callable[..., Tensor]:
     def apply(
         input: object = None,
@@ -261,14 +267,14 @@ def _pooling_function(
         *,
         value: object = None,
     ) -> Tensor:
-        given = value if input is None else input
-        return pool(function, given, ksize, strides, padding, data_format, name or title, count)
+        images = value if input is None else input
+        return pool(function, images, ksize, strides, padding, data_format, name or title, count)
 
-    shown = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
+    images_text = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = (
-        f"The {what} in each window {shown}; `value` is an older name of `input`. Sizes and strides"
-        f" are a number, {count}, or one for each dimension."
+        f"The {doc_start} in each window {images_text}; `value` is an older name of `input`. Sizes"
+        f" and strides are a number, {count}, or one for each dimension."
     )
     return apply
 

@@ -1,4 +1,4 @@
-"""`tf.distribute`: each rank that `torchrun` starts is a replica; see `thalweg.distribute`."""
+"""`tf.distribute`: each rank of `torchrun` is a replica; see `thalweg.distribute`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.tf.missing import attribute_of
 
 
 class MirroredStrategy(Strategy):
-    """A strategy over the ranks that `torchrun` has started, each of which has one device.
+    """Strategy over the ranks of `torchrun`, with one device for each.
 
     Args:
         devices, cross_device_ops: Accepted for compatibility.
@@ -26,7 +26,7 @@ class MirroredStrategy(Strategy):
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """A strategy over the ranks that `torchrun` has started, on one machine or several.
+    """Strategy over the ranks of `torchrun`, on one or several machines.
 
     Args:
         cluster_resolver, communication_options: Accepted for compatibility.

@@ -1,4 +1,4 @@
-"""Arithmetic element by element: `tf.math`, under the names that `tf` has too."""
+"""Elementwise arithmetic of `tf` and `tf.math`."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ __all__ = [
 
 
 def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
-    """The root, rounded to the nearest as in TensorFlow; torch.sqrt may be a unit off on the CPU.
+    """Return the square root, correctly rounded as in TensorFlow, unlike torch.sqrt on the CPU.
 
-    Where autograd or a transformation of torch.func looks on, it is torch's.
+    Under autograd and transformations of torch.func it is torch's.
     """
-    plain = not (x.requires_grad and torch.is_grad_enabled())
-    if plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+    is_unrecorded = not (x.requires_grad and torch.is_grad_enabled())
+    if is_unrecorded and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         with contextlib.suppress(RuntimeError), np.errstate(invalid="ignore"):
-            own = numpy_copy(x)
-            return torch.from_numpy(np.sqrt(own, out=own))
+            copy = numpy_copy(x)
+            return torch.from_numpy(np.sqrt(copy, out=copy))
     return torch.sqrt(x)
 
 
@@ -177,28 +177,26 @@ def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
     """Return the sum of tensors of one shape.
 
     Raises:
-        InvalidArgumentError: There are none, or their shapes differ.
+        InvalidArgumentError: There are no tensors, or their shapes differ.
     """
     parts = [tensor(item) for item in inputs]
     if not parts:
         raise InvalidArgumentError("inputs of add_n must be a list of at least one tensor.")
 
-    def total(*given: Tensor) -> Tensor:
-        shapes = {tuple(each.shape) for each in given}
+    def total(*tensors: Tensor) -> Tensor:
+        shapes = {tuple(part.shape) for part in tensors}
         if len(shapes) > 1:
             raise InvalidArgumentError(f"add_n adds tensors of one shape, not of {sorted(shapes)}.")
-        return functools.reduce(operator.add, given)
+        return functools.reduce(operator.add, tensors)
 
     return call(total, *parts, name=name or "add_n")
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Elements below the minimum become the minimum, those above the maximum the maximum.
-
-    Where the minimum is the larger one, it is all there is.
+    """Clip elements to a minimum and a maximum; a larger minimum replaces all elements.
 
     Raises:
-        InvalidArgumentError: A bound has more elements than there is room for in the tensor.
+        InvalidArgumentError: A bound does not broadcast to the tensor's shape.
     """
     if isinstance(t, IndexedSlices | _graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
@@ -212,15 +210,15 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
     return as_shaped(t, torch.clamp(t, low, torch.maximum(low, high)))
 
 
-def as_shaped(given: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
-    """Return a clipped tensor if the bound has not changed its shape.
+def as_shaped(operand: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
+    """Return a clipped tensor.
 
     Raises:
-        InvalidArgumentError: The shapes differ.
+        InvalidArgumentError: The bound has changed its shape.
     """
-    if clipped.shape != given.shape:
+    if clipped.shape != operand.shape:
         raise InvalidArgumentError(
-            f"Cannot clip a tensor of shape {tuple(given.shape)}: with this bound it would have"
+            f"Cannot clip a tensor of shape {tuple(operand.shape)}: with this bound it would have"
             f" shape {tuple(clipped.shape)}."
         )
     return clipped
@@ -232,8 +230,7 @@ def cast(x: object, dtype: object, name: str | None = None) -> Tensor:
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Elements of `x` where the condition holds, otherwise of `y`; without both, the indices of
-    the elements that are true, a row for each.
+    """Return elements of `x` where the condition holds, else of `y`; without both, true indices.
 
     Raises:
         InvalidArgumentError: One of `x` and `y` is missing; or in graph mode a vector of conditions
@@ -245,7 +242,9 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     if x is None:
         return call(torch.argwhere, condition, name=name or "Where")
     x, y = pair(x, y)
-    ranks = [None if each.shape is UNKNOWN else len(each.shape) for each in (condition, x, y)]
+    ranks = [
+        None if operand.shape is UNKNOWN else len(operand.shape) for operand in (condition, x, y)
+    ]
     if ranks[0] == 1 and not _graph.executing_eagerly() and max(rank or 0 for rank in ranks) > 1:
         raise InvalidArgumentError(
             "where has a vector of conditions for a matrix: TensorFlow 1 chooses rows by it, and"
@@ -261,7 +260,7 @@ def stop_gradient(input: object, name: str | None = None) -> Tensor:
 
 
 def _cumulative_function(
-    function: Callable[..., Any], first: int, title: str, what: str
+    function: Callable[..., Any], first: int, title: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def apply(
         x: object,
@@ -270,19 +269,21 @@ def _cumulative_function(
         reverse: bool = False,
         name: str | None = None,
     ) -> Tensor:
-        def run(given: Tensor) -> Tensor:
-            given = given.flip(axis) if reverse else given
+        def run(operand: Tensor) -> Tensor:
+            operand = operand.flip(axis) if reverse else operand
             if exclusive:  # taking the element away again would cost what it was rounded by
-                size = given.shape[axis]
-                start = torch.full_like(given.narrow(axis, 0, min(size, 1)), first)
-                given = torch.cat([start, given.narrow(axis, 0, max(size - 1, 0))], axis)
-            found = function(given, axis, dtype=given.dtype)
-            return found.flip(axis) if reverse else found
+                size = operand.shape[axis]
+                start = torch.full_like(operand.narrow(axis, 0, min(size, 1)), first)
+                operand = torch.cat([start, operand.narrow(axis, 0, max(size - 1, 0))], axis)
+            totals = function(operand, axis, dtype=operand.dtype)
+            return totals.flip(axis) if reverse else totals
 
         return call(run, tensor(x), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"Running {what} along an axis; exclusive ones leave their own element out."
+    apply.__doc__ = (
+        f"Running {doc_start} along an axis; exclusive ones leave their own element out."
+    )
     return apply
 
 

@@ -1,4 +1,4 @@
-"""`tf.errors`: TensorFlow's exceptions. Those that the library raises are its own classes."""
+"""`tf.errors`: TensorFlow's exceptions, those of the library included."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class DeadlineExceededError(OpError):
 
 
 class AlreadyExistsError(OpError):
-    """Error of an operation that would make an existing object."""
+    """Error of creating an object that exists."""
 
 
 class PermissionDeniedError(OpError):
-    """The caller may not do that."""
+    """Error of missing permission."""
 
 
 class UnauthenticatedError(OpError):
-    """The caller did not say who it is."""
+    """Error of missing authentication."""
 
 
 class ResourceExhaustedError(OpError):
-    """Memory, or another thing that there is only so much of, is used up."""
+    """Error of exhausted memory or other resources."""
 
 
 class AbortedError(OpError):
-    """Error of an operation that was ended, and may be tried again."""
+    """Error of an aborted operation that may be retried."""
 
 
 class UnimplementedError(OpError):
@@ -53,7 +53,7 @@ class InternalError(OpError):
 
 
 class UnavailableError(OpError):
-    """Error of a service that is not available at present."""
+    """Error of a temporarily unavailable service."""
 
 
 OK = 0

@@ -1,4 +1,4 @@
-"""Names of `tf` that are found elsewhere: in TensorFlow 1, or in Keras."""
+"""Names of `tf` from TensorFlow 1 or Keras."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from thalweg.tf.compat.deferred import find
 from thalweg.tf.missing import not_provided
 from thalweg.v1.summary.protos import PUBLIC as MESSAGES
 
-_OF_BOTH = ("initializers", "losses", "metrics")  # in graph mode TensorFlow 1's
+# In graph mode these names are TensorFlow 1's modules.
+_KERAS_MODULES = ("initializers", "losses", "metrics")
 
 
 def anything_else(name: str) -> Any:
-    """`tf.name`, where `tf` itself has no such name.
+    """Return `tf.name` from Keras or TensorFlow 1, for names that `tf` does not define.
 
     Raises:
-        AttributeError: It is not provided; says what to use instead.
+        AttributeError: The name is not provided; the message suggests a replacement.
     """
-    if name == "optimizers" or (name in _OF_BOTH and executing_eagerly()):
+    if name == "optimizers" or (name in _KERAS_MODULES and executing_eagerly()):
         return getattr(importlib.import_module("thalweg.tf.keras"), name)
     if not name.startswith("_"):
         old = find("v1")

@@ -1,7 +1,7 @@
-"""Packages that look for a TensorFlow of their own: they are to find none.
+"""Hide TensorFlow from packages that test for it, and provide OpenSeq2Seq's training.
 
-They would take `thalweg.tf` for the whole of TensorFlow, and call what training code never does.
-OpenSeq2Seq's training, of which thalweg has its own, is found under its name.
+These packages would call functions of TensorFlow that `thalweg.tf` lacks. OpenSeq2Seq's modules
+for training are found under its name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _ASKS_KERAS = "keras.src.utils.module_utils"
 
 
 def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
-    """Return the spec of a module of OpenSeq2Seq that shows the one of thalweg; None if it is
-    installed.
+    """Return the spec of an OpenSeq2Seq module from thalweg; None if OpenSeq2Seq is installed.
 
     Args:
         fullname: The module that is imported.
@@ -49,27 +48,29 @@ def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
     """
     if importlib.machinery.PathFinder.find_spec(OPENSEQ2SEQ) is not None:
         return None
-    own = f"thalweg.openseq2seq.{path}".rstrip(".")
+    native_name = f"thalweg.openseq2seq.{path}".rstrip(".")
     try:
-        shown = importlib.import_module(own)
+        native_module = importlib.import_module(native_name)
     except ModuleNotFoundError as error:
-        if error.name != own:
+        if error.name != native_name:
             raise
         raise ImportError(
             f"Cannot import {fullname}: thalweg has open_seq2seq.optimizers, which trains. Models,"
             " data and losses are torch's.",
             name=fullname,
         ) from error
-    return ModuleSpec(fullname, loader, loader_state=shown, origin=own, is_package=True)
+    return ModuleSpec(
+        fullname, loader, loader_state=native_module, origin=native_name, is_package=True
+    )
 
 
 def is_neighbour(module: str) -> bool:
-    """Return True if a module, given by its name, belongs to one of the listed packages."""
+    """Return whether a module name belongs to one of the listed packages."""
     return module.partition(".")[0] in _PACKAGES
 
 
 def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
-    """Return the spec of a module by which one of them learns that there is no TensorFlow, or None.
+    """Return a module spec that hides TensorFlow from a listed package, or None.
 
     Args:
         fullname: The module that is imported.
@@ -93,13 +94,13 @@ def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec 
 
 
 def settle() -> None:
-    """Tell those that are imported already."""
+    """Hide TensorFlow from packages that are already imported."""
     if _ASKS_KERAS in sys.modules:
         _hide_tensorflow(sys.modules[_ASKS_KERAS])
 
 
 class _NoTensorFlow:
-    """What Keras has for TensorFlow where it asks only because the name is in `sys.modules`."""
+    """Replacement of TensorFlow for Keras, which finds its name in `sys.modules`."""
 
     def executing_eagerly(self) -> bool:
         return True  # Keras is in no graph of TensorFlow

@@ -22,14 +22,14 @@ _FACADES = {1: "thalweg.tf.compat.v1", 2: "thalweg.tf"}
 
 
 def install_as_tensorflow(version: int = 2) -> None:
-    """Let `import tensorflow`, in all its forms, give `thalweg.tf` from now on in this process.
+    """Make all forms of `import tensorflow` return `thalweg.tf` in this process.
 
     Call it before anything imports tensorflow; `python -m thalweg.tf script.py` does so for a
-    script. A name that thalweg has not says what to use instead, as an AttributeError or an
-    ImportError. Of TensorFlow's private modules, `tensorflow.python`, there are those that
-    optimizers import. Packages that look for a TensorFlow of their own, such as tensorboard, Keras
-    and transformers, find none; Keras is given its torch backend, unless KERAS_BACKEND says
-    otherwise. `open_seq2seq`, unless it is installed, is `thalweg.openseq2seq`.
+    script. Missing names raise AttributeError or ImportError with a replacement. Of TensorFlow's
+    private modules, `tensorflow.python`, those that optimizers import are available. Packages that
+    test for TensorFlow, such as tensorboard, Keras and transformers, find none; Keras uses its
+    torch backend unless KERAS_BACKEND is set. `open_seq2seq`, unless it is installed, is
+    `thalweg.openseq2seq`.
 
     Args:
         version: 2 for `thalweg.tf` in eager mode; 1 for `thalweg.tf.compat.v1` in graph mode.
@@ -37,11 +37,13 @@ def install_as_tensorflow(version: int = 2) -> None:
     Raises:
         InvalidArgumentError: `version` is neither.
         FailedPreconditionError: A real TensorFlow is installed or imported, or the other version
-            was installed before. The same one again changes nothing.
+            of thalweg's was installed before.
     """
     if version not in _FACADES:
         raise InvalidArgumentError(f"version must be 1 or 2, not {show_value(version)}.")
-    finder = next((each for each in sys.meta_path if isinstance(each, _TensorFlowFinder)), None)
+    finder = next(
+        (candidate for candidate in sys.meta_path if isinstance(candidate, _TensorFlowFinder)), None
+    )
     if finder is not None:
         if finder.version != version:
             raise FailedPreconditionError(
@@ -63,12 +65,12 @@ def _refuse_another() -> None:
         raise FailedPreconditionError(f"tensorflow is imported already. {advice}")
     spec = importlib.util.find_spec("tensorflow")
     if spec is not None:
-        where = spec.origin or ", ".join(spec.submodule_search_locations or ())
-        raise FailedPreconditionError(f"TensorFlow is installed, in {where}. {advice}")
+        location = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        raise FailedPreconditionError(f"TensorFlow is installed, in {location}. {advice}")
 
 
 class _TensorFlowFinder(MetaPathFinder, Loader):
-    """Finds `tensorflow` and what is below it, for all but packages that mean another."""
+    """Import finder of `tensorflow` and its submodules, hidden from packages that test for it."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -76,34 +78,34 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        top, _, rest = fullname.partition(".")
+        top, _, submodule = fullname.partition(".")
         if top == import_guard.OPENSEQ2SEQ:
-            return import_guard.openseq2seq(fullname, rest, self)
+            return import_guard.openseq2seq(fullname, submodule, self)
         if top != "tensorflow":
             return import_guard.answer(fullname, path, self)
-        importer, only_asks = _importer_of()
+        importer, is_query = _importer_of()
         if import_guard.is_neighbour(importer):
             return None
         try:
-            shown = self._find_shown(fullname)
+            module = self._find_shown(fullname)
         except AttributeError as error:
-            if only_asks:
+            if is_query:
                 return None
             raise ImportError(f"Cannot import {fullname}: {error}", name=fullname) from error
-        state = {"loader_state": shown, "origin": _FACADES[self.version], "is_package": True}
+        state = {"loader_state": module, "origin": _FACADES[self.version], "is_package": True}
         return ModuleSpec(fullname, self, **state)
 
     def _find_shown(self, fullname: str) -> object:
-        """What the module of that name shows; AttributeError if there is none."""
+        """Return the object behind a module name; raise AttributeError if it is missing."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
             return private_modules.module(fullname)
-        shown: object = importlib.import_module(_FACADES[self.version])
+        target: object = importlib.import_module(_FACADES[self.version])
         for name in path:
-            shown = getattr(shown, name)
-        if not hasattr(shown, "__name__") or isinstance(shown, type) or callable(shown):
+            target = getattr(target, name)
+        if not hasattr(target, "__name__") or isinstance(target, type) or callable(target):
             raise AttributeError(f"{fullname} is no module, but a name of one.")
-        return shown
+        return target
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return View(spec.name, spec.loader_state)
@@ -113,12 +115,12 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """The module that imports, and whether it only asks, by `importlib.util.find_spec`."""
-    frame, only_asks = sys._getframe(2), False
+    """Return the importing module's name, and whether it only calls `find_spec`."""
+    frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if not name.startswith("importlib"):
-            return name, only_asks
-        only_asks = only_asks or frame.f_code is importlib.util.find_spec.__code__
+            return name, is_query
+        is_query = is_query or frame.f_code is importlib.util.find_spec.__code__
         frame = frame.f_back
-    return "", only_asks
+    return "", is_query

@@ -1,4 +1,4 @@
-"""`tf.linalg`: what training code asks of it; `torch.linalg` has the rest."""
+"""`tf.linalg`: functions for training code; `torch.linalg` has the others."""
 
 from thalweg.tf.arrays import eye
 from thalweg.tf.clipping import global_norm

@@ -1,4 +1,4 @@
-"""Functions of matrices, or of each of several: `tf.linalg`, and TensorFlow 1's `tf.matrix_...`."""
+"""Functions of batches of matrices: `tf.linalg`, and TensorFlow 1's `tf.matrix_...`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ __all__ = [
 ]
 
 
-def _of_one(function: Callable[[Tensor], Tensor], title: str, what: str) -> Callable[..., Tensor]:
+def _of_one(
+    function: Callable[[Tensor], Tensor], title: str, doc_start: str
+) -> Callable[..., Tensor]:
     def apply(input: object, name: str | None = None) -> Tensor:
         return call(function, tensor(input), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"{what}, of each of several."
+    apply.__doc__ = f"{doc_start}, of each of several."
     return apply
 
 
@@ -44,25 +46,25 @@ trace = _of_one(lambda x: x.diagonal(0, -2, -1).sum(-1), "trace", "The sum of th
 
 def eigh(tensor: object, name: str | None = None) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
-    found = call(lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh")
-    return found[0], found[1]
+    decomposition = call(
+        lambda x: tuple(torch.linalg.eigh(x)), as_tensor(tensor), name=name or "eigh"
+    )
+    return decomposition[0], decomposition[1]
 
 
 def svd(
     tensor: object, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
 ) -> Any:
-    """Return the singular values s, and u and v: the matrix is `u @ diag(s) @ v.T`; s alone without
-    `compute_uv`.
-    """
-    given, title = as_tensor(tensor), name or "svd"
+    """Return (s, u, v) with matrix = `u @ diag(s) @ v.T`, or s without `compute_uv`."""
+    matrix, title = as_tensor(tensor), name or "svd"
     if not compute_uv:
-        return call(torch.linalg.svdvals, given, name=title)
+        return call(torch.linalg.svdvals, matrix, name=title)
 
     def decompose(x: object) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return s, u, vh.mH
 
-    return tuple(call(decompose, given, name=title))
+    return tuple(call(decompose, matrix, name=title))
 
 
 def inv(input: object, adjoint: bool = False, name: str | None = None) -> Tensor:
@@ -84,9 +86,7 @@ def solve(matrix: object, rhs: object, adjoint: bool = False, name: str | None =
 
 
 def band_part(input: object, num_lower: int, num_upper: int, name: str | None = None) -> Tensor:
-    """Return a matrix with zeros but for so many diagonals below and above the middle one; -1 for
-    all.
-    """
+    """Return a matrix with zeros outside a band of diagonals; -1 keeps a whole side."""
 
     def keep(x: Tensor) -> Tensor:
         x = torch.triu(x, -int(num_lower)) if num_lower >= 0 else x

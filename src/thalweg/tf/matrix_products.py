@@ -28,31 +28,32 @@ def matmul(
     conjugate of the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
 
     Raises:
-        InvalidArgumentError: One of the two is no matrix, or is to be transposed in both ways.
+        InvalidArgumentError: An operand is not a matrix, or both transposed and adjoint.
     """
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise InvalidArgumentError("Give one of transpose and adjoint for a matrix.")
 
-    def product(left: Tensor, right: Tensor) -> Tensor:
-        if min(left.dim(), right.dim()) < 2:
-            shapes = f"{tuple(left.shape)} and {tuple(right.shape)}"
+    def product(lhs: Tensor, rhs: Tensor) -> Tensor:
+        if min(lhs.dim(), rhs.dim()) < 2:
+            shapes = f"{tuple(lhs.shape)} and {tuple(rhs.shape)}"
             raise InvalidArgumentError(f"matmul takes matrices, not tensors of shapes {shapes}.")
-        left = left.mT if transpose_a else left.mH if adjoint_a else left
-        return left @ (right.mT if transpose_b else right.mH if adjoint_b else right)
+        lhs = lhs.mT if transpose_a else lhs.mH if adjoint_a else lhs
+        return lhs @ (rhs.mT if transpose_b else rhs.mH if adjoint_b else rhs)
 
     return call(product, *pair(a, b), name=name or "MatMul")
 
 
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
-    """Return the sum of products over pairs of axes: a number of last and first ones, or two lists,
-    or one of each.
-    """
+    """Return the sum of products over pairs of axes: a count of last and first axes, or lists."""
     if not isinstance(axes, int):
-        axes = [[each] if isinstance(each, int) else [*map(int, each)] for each in axes]
+        axes = [
+            [axis_or_axes] if isinstance(axis_or_axes, int) else [*map(int, axis_or_axes)]
+            for axis_or_axes in axes
+        ]
     return call(lambda x, y: torch.tensordot(x, y, axes), *pair(a, b), name=name or "Tensordot")
 
 
 def einsum(equation: str, *inputs: object, name: str | None = None) -> Tensor:
-    """Einstein's summation convention."""
+    """Compute a sum of products by Einstein's summation convention."""
     parts = [tensor(item) for item in inputs]
-    return call(lambda *given: torch.einsum(equation, *given), *parts, name=name or "einsum")
+    return call(lambda *tensors: torch.einsum(equation, *tensors), *parts, name=name or "einsum")

@@ -61,7 +61,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module: an AttributeError that says what to use instead.
+    """Return a module's `__getattr__`, which raises AttributeError with a replacement.
 
     Args:
         module: The name of the module below `tf`, "" for `tf` itself.
@@ -74,12 +74,12 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 
 
 def not_provided(module: str, name: str) -> AttributeError:
-    """Return the error for a name that is not there."""
+    """Return the error of a missing name, with its replacement or similar names."""
     path = f"{module}.{name}" if module else name
     full = f"thalweg.tf.{module}" if module else "thalweg.tf"
     names = set(vars(sys.modules[full]))
     if not module:
         names |= set(vars(sys.modules.get("thalweg.tf.compat.v1", sys.modules[full])))
-    own = path.removeprefix("compat.v1.")
-    known = INSTEAD.get(path) or INSTEAD.get(own) or of_version_1.get(own) or INSTEAD.get(module)
-    return refusal("thalweg.tf", path, {path: known} if known else {}, names, _TORCH)
+    short = path.removeprefix("compat.v1.")
+    hint = INSTEAD.get(path) or INSTEAD.get(short) or of_version_1.get(short) or INSTEAD.get(module)
+    return refusal("thalweg.tf", path, {path: hint} if hint else {}, names, _TORCH)

@@ -1,4 +1,4 @@
-"""Modules under TensorFlow's names that show what other modules have."""
+"""Modules under TensorFlow's names with the contents of other modules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 class View(ModuleType):
-    """A module in which every name is that of another module or object, looked up when asked for.
+    """Module that looks up every name in another module or object, on access.
 
     Args:
         name: The name under which it is imported.
-        shown: What it shows.
+        target: The other module or object.
     """
 
-    def __init__(self, name: str, shown: object) -> None:
-        super().__init__(name, getattr(shown, "__doc__", None))
-        self.__dict__["_shown"] = shown
+    def __init__(self, name: str, target: object) -> None:
+        super().__init__(name, getattr(target, "__doc__", None))
+        self.__dict__["_shown"] = target
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -28,16 +28,16 @@ class View(ModuleType):
 
 
 class MergedModules:
-    """An object that has the names of several modules; the first that has one gives it.
+    """Object with the names of several modules, of which the first takes precedence.
 
     Args:
-        title: What messages call it.
+        title: Name in messages.
         places: The modules.
-        own: Names that none of them has.
+        extras: Further names with their values.
     """
 
-    def __init__(self, title: str, places: list[object], own: dict[str, object]) -> None:
-        self.__dict__.update(own)
+    def __init__(self, title: str, places: list[object], extras: dict[str, object]) -> None:
+        self.__dict__.update(extras)
         self._title, self._places = title, places
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""`tf.nest`: sequences and mappings of anything; mappings count in the order of their sorted keys.
+"""`tf.nest`: nested sequences and mappings, the latter in the order of sorted keys.
 
-By hand, as optree takes an `OrderedDict` in the order of its items, and subclasses of list and
-dict and mappings of other kinds, which TensorFlow takes apart, for leaves.
+optree is not used: it keeps the order of an `OrderedDict`, and takes subclasses of list and dict
+and other mappings for leaves, unlike TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Return True for a sequence other than text, a mapping, or the keys, values or items of
-    one.
-    """
+    """Return whether a value is a mapping, a view of one, or a sequence other than a string."""
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 
@@ -35,20 +33,21 @@ def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
 def pack_sequence_as(
     structure: object, flat_sequence: Iterable[object], expand_composites: bool = False
 ) -> Any:
-    """Return a nest like `structure` of other things.
+    """Return a nest like `structure` with the leaves of a sequence.
 
     Raises:
-        ValueError: There are more or fewer of them.
+        ValueError: The numbers of leaves differ.
     """
-    found, wanted = list(flat_sequence), len(flatten(structure))
-    if len(found) != wanted:
-        raise ValueError(f"The structure has {wanted} elements, but flat_sequence {len(found)}.")
-    return _pack_leaves(structure, iter(found))
+    leaves, leaf_count = list(flat_sequence), len(flatten(structure))
+    if len(leaves) != leaf_count:
+        raise ValueError(
+            f"The structure has {leaf_count} elements, but flat_sequence {len(leaves)}."
+        )
+    return _pack_leaves(structure, iter(leaves))
 
 
 def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
-    """Return a nest of what `func` returns for each element, or for those at the same place of
-    several nests.
+    """Return a nest of the results of `func` for corresponding leaves of nests.
 
     Args:
         func: The function.
@@ -56,16 +55,16 @@ def map_structure(func: Callable[..., object], *structure: object, **options: ob
         options: Ignored: `check_types`, `expand_composites`.
 
     Raises:
-        TypeError: There is no nest.
-        ValueError: They differ in structure.
+        TypeError: No nest is given.
+        ValueError: The nests differ in structure.
     """
     if not structure:
         raise TypeError("map_structure needs a structure.")
-    first, *others = structure
-    for other in others:
-        assert_same_structure(first, other, check_types=False)
+    first, *siblings = structure
+    for sibling in siblings:
+        assert_same_structure(first, sibling, check_types=False)
     return _pack_leaves(
-        first, iter([func(*each) for each in zip(*map(flatten, structure), strict=True)])
+        first, iter([func(*arguments) for arguments in zip(*map(flatten, structure), strict=True)])
     )
 
 
@@ -82,11 +81,11 @@ def assert_same_structure(
         return
     if check_types and _kind_of(nest1) != _kind_of(nest2):
         raise TypeError(f"One is a {type(nest1).__name__}, the other a {type(nest2).__name__}.")
-    keys = [set(each) if isinstance(each, Mapping) else len(each) for each in (nest1, nest2)]
+    keys = [set(nest) if isinstance(nest, Mapping) else len(nest) for nest in (nest1, nest2)]
     if keys[0] != keys[1]:
         raise _structure_error(nest1, nest2)
-    for one, other in zip(_items_of(nest1), _items_of(nest2), strict=True):
-        assert_same_structure(one, other, check_types)
+    for left_item, right_item in zip(_items_of(nest1), _items_of(nest2), strict=True):
+        assert_same_structure(left_item, right_item, check_types)
 
 
 def _structure_error(nest1: object, nest2: object) -> ValueError:
@@ -110,14 +109,14 @@ def _pack_leaves(nest: Any, leaves: Iterator[object]) -> object:
         return next(leaves)
     items = [_pack_leaves(item, leaves) for item in _items_of(nest)]
     if isinstance(nest, Mapping):
-        found = dict(zip(sorted(nest), items, strict=True))
-        ordered = {key: found[key] for key in nest}
+        items_by_key = dict(zip(sorted(nest), items, strict=True))
+        entries = {key: items_by_key[key] for key in nest}
         kind: Any = type(nest)
         if not isinstance(nest, dict):
-            return kind(ordered)
-        copied = copy.copy(nest)  # keeps what a subclass has besides, as what a missing key is
-        copied.update(ordered)
-        return copied
+            return kind(entries)
+        clone = copy.copy(nest)  # keeps what a subclass has besides, as what a missing key is
+        clone.update(entries)
+        return clone
     if isinstance(nest, MappingView | range):  # which cannot be made of other things
         return items
     return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)

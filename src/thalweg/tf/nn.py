@@ -68,17 +68,15 @@ softsign = unary(functional.softsign, "softsign")
 
 
 def leaky_relu(features: object, alpha: float = 0.2, name: str | None = None) -> Tensor:
-    """Return the elements that are positive, `alpha` times the others."""
+    """Return positive elements unchanged, and the others times `alpha`."""
     return call(functional.leaky_relu, tensor(features), alpha, name=name or "LeakyRelu")
 
 
 def crelu(features: object, axis: int = -1, name: str | None = None) -> Tensor:
-    """Return the positive part of the elements, and beside it along an axis that of their
-    negatives.
-    """
+    """Return the positive parts of elements and of their negatives, joined along an axis."""
 
-    def both(given: Tensor) -> Tensor:
-        return torch.cat([torch.relu(given), torch.relu(-given)], axis)
+    def both(operand: Tensor) -> Tensor:
+        return torch.cat([torch.relu(operand), torch.relu(-operand)], axis)
 
     return call(both, tensor(features), name=name or "CRelu")
 
@@ -92,7 +90,7 @@ def gelu(features: object, approximate: bool = False, name: str | None = None) -
 
 
 def softmax(logits: object, axis: int = -1, name: str | None = None) -> Tensor:
-    """Probabilities along an axis."""
+    """Return probabilities along an axis."""
     return call(torch.softmax, tensor(logits), axis, name=name or "Softmax")
 
 
@@ -131,10 +129,10 @@ def cross_entropy(
 
     `dim` is an older name of `axis`.
     """
-    along = dim if dim is not None else -1 if axis is None else axis
+    class_axis = dim if dim is not None else -1 if axis is None else axis
 
-    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
-        return -(wanted * torch.log_softmax(given, along)).sum(along)
+    def entropy(logit: Tensor, label: Tensor) -> Tensor:
+        return -(label * torch.log_softmax(logit, class_axis)).sum(class_axis)
 
     return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
 
@@ -144,14 +142,14 @@ softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 def _is_trained(target: _graph.SymbolicTensor) -> bool:
     """Return whether a gradient of the tensor reaches a variable that is trained."""
-    pending, seen = [target], {target}
+    pending, visited = [target], {target}
     while pending:
-        found = pending.pop()
-        if isinstance(found, _graph.GraphVariable) and found.trainable:
+        symbol = pending.pop()
+        if isinstance(symbol, _graph.GraphVariable) and symbol.trainable:
             return True
-        below = [each for each in found.op.flows_to(found) if each not in seen]
-        seen.update(below)
-        pending += below
+        sources = [source for source in symbol.op.flows_to(symbol) if source not in visited]
+        visited.update(sources)
+        pending += sources
     return False
 
 
@@ -170,10 +168,10 @@ def sparse_softmax_cross_entropy_with_logits(
         InvalidArgumentError: Their shape is wrong, or, on the CPU, one is not a class number.
     """
 
-    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
-        _check_labels(wanted, given.shape)
-        chosen = torch.log_softmax(given, -1).gather(-1, wanted.long().unsqueeze(-1))
-        return -chosen.squeeze(-1)
+    def entropy(logit: Tensor, label: Tensor) -> Tensor:
+        _check_labels(label, logit.shape)
+        log_probs = torch.log_softmax(logit, -1).gather(-1, label.long().unsqueeze(-1))
+        return -log_probs.squeeze(-1)
 
     title = name or "SparseSoftmaxCrossEntropyWithLogits"
     return call(entropy, tensor(logits), tensor(labels), name=title)
@@ -204,16 +202,16 @@ def sigmoid_cross_entropy_with_logits(
     element.
     """
 
-    def entropy(given: Tensor, wanted: Tensor) -> Tensor:
+    def entropy(logit: Tensor, label: Tensor) -> Tensor:
         loss = torch.nn.functional.binary_cross_entropy_with_logits
-        return loss(given, wanted, reduction="none")
+        return loss(logit, label, reduction="none")
 
     return call(entropy, *pair(logits, labels), name=name or "logistic_loss")
 
 
 def l2_loss(t: object, name: str | None = None) -> Tensor:
-    """Half the sum of the squares."""
-    return call(lambda given: (given * given).sum() / 2, tensor(t), name=name or "L2Loss")
+    """Return half the sum of the squares."""
+    return call(lambda source: (source * source).sum() / 2, tensor(t), name=name or "L2Loss")
 
 
 def l2_normalize(
@@ -222,9 +220,9 @@ def l2_normalize(
     """Return the tensor divided by its Euclidean norm, along axes or of all elements."""
     axes = None if axis is None else sizes(axis)
 
-    def scale(given: Tensor) -> Tensor:
-        squares = (given * given).sum(axes, keepdim=True)
-        return given * torch.rsqrt(squares.clamp(min=epsilon))
+    def scale(operand: Tensor) -> Tensor:
+        squares = (operand * operand).sum(axes, keepdim=True)
+        return operand * torch.rsqrt(squares.clamp(min=epsilon))
 
     return call(scale, tensor(x), name=name or "l2_normalize")
 
@@ -235,19 +233,19 @@ def bias_add(
     """Return a bias added along the last dimension, or with "NC..." along the second.
 
     Raises:
-        InvalidArgumentError: The bias is no vector of as many elements.
+        InvalidArgumentError: The bias is not a vector of this size.
     """
     first = data_format is not None and data_format.startswith("NC")
 
-    def add(given: Tensor, one: Tensor) -> Tensor:
-        if given.dim() < 2 or one.shape != given.shape[1 if first else -1 :][:1]:
+    def add(operand: Tensor, bias_row: Tensor) -> Tensor:
+        if operand.dim() < 2 or bias_row.shape != operand.shape[1 if first else -1 :][:1]:
             raise InvalidArgumentError(
-                f"A bias of shape {tuple(one.shape)} does not fit the channels of a tensor of shape"
-                f" {tuple(given.shape)}."
+                f"A bias of shape {tuple(bias_row.shape)} does not fit the channels of a tensor of"
+                f" shape {tuple(operand.shape)}."
             )
         if first:
-            one = one.reshape(-1, *[1] * (given.dim() - 2))
-        return given + one
+            bias_row = bias_row.reshape(-1, *[1] * (operand.dim() - 2))
+        return operand + bias_row
 
     return call(add, *pair(value, bias), name=name or "BiasAdd")
 
@@ -256,23 +254,23 @@ def xw_plus_b(x: object, weights: object, biases: object, name: str | None = Non
     """Return the product of two matrices, plus a bias."""
     x, weights = pair(x, weights)
     parts = (x, weights, pair(x, biases)[1])
-    return call(lambda given, by, shift: given @ by + shift, *parts, name=name or "xw_plus_b")
+    return call(lambda lhs, rhs, shift: lhs @ rhs + shift, *parts, name=name or "xw_plus_b")
 
 
 def zero_fraction(value: object, name: str | None = None) -> Tensor:
     """Return the share of the elements that are 0, as float32."""
-    return call(lambda given: (given == 0).float().mean(), tensor(value), name=name or "fraction")
+    return call(lambda source: (source == 0).float().mean(), tensor(value), name=name or "fraction")
 
 
 def weighted_cross_entropy_with_logits(
     labels: object, logits: object, pos_weight: object, name: str | None = None
 ) -> Tensor:
-    """`sigmoid_cross_entropy_with_logits` in which positive labels weigh `pos_weight`."""
+    """Compute `sigmoid_cross_entropy_with_logits` with `pos_weight` for positive labels."""
     logits, labels = pair(logits, labels)
 
-    def entropy(given: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-        share = 1 + (weight - 1) * wanted
-        return (1 - wanted) * given + share * softplus(-given)
+    def entropy(logit: Tensor, label: Tensor, weight: Tensor) -> Tensor:
+        share = 1 + (weight - 1) * label
+        return (1 - label) * logit + share * softplus(-logit)
 
     weight = pair(logits, pos_weight)[1]
     return call(entropy, logits, labels, weight, name=name or "logistic_loss")
@@ -286,7 +284,7 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Elements set to 0 with probability `rate`, the others scaled by 1 / (1 - rate).
+    """Set elements to 0 with probability `rate`, and scale the others by 1 / (1 - rate).
 
     Args:
         x: A tensor.
@@ -306,7 +304,7 @@ def dropout(
 def dropped(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """`dropout`, if `training`, True or a tensor, is true."""
+    """Apply `dropout` if `training`, a bool or a tensor, is true."""
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):
@@ -314,25 +312,25 @@ def dropped(
         raise InvalidTypeError(f"x must be of a floating-point type to be scaled, not {kind}.")
     generator = _graph.numbers_of(seed)
 
-    def drop(given: Tensor, share: Any, active: Any, asked: Any) -> Tensor:
-        shape = given.shape
-        if asked is not None:
-            pairs = zip(asked, shape, strict=True)
-            shape = [own if n is None or int(n) == -1 else int(n) for n, own in pairs]
+    def drop(input: Tensor, share: Any, active: Any, dims: Any) -> Tensor:
+        shape = input.shape
+        if dims is not None:
+            pairs = zip(dims, shape, strict=True)
+            shape = [size if n is None or int(n) == -1 else int(n) for n, size in pairs]
         source = generator()
-        device = given.device if source is None else source.device
+        device = input.device if source is None else source.device
         noise = torch.rand(shape, generator=source, dtype=torch.float32, device=device)
-        noise = noise.to(given.device)
-        found = torch.where(noise >= share, given * (1 / (1 - share)), torch.zeros_like(given))
-        return found if active is True else torch.where(active.bool(), found, given)
+        noise = noise.to(input.device)
+        output = torch.where(noise >= share, input * (1 / (1 - share)), torch.zeros_like(input))
+        return output if active is True else torch.where(active.bool(), output, input)
 
-    asked = noise_shape if noise_shape is None or is_tensor(noise_shape) else list(noise_shape)
-    rate, training = (tensor(each) if is_tensor(each) else each for each in (rate, training))
+    dims = noise_shape if noise_shape is None or is_tensor(noise_shape) else list(noise_shape)
+    rate, training = (tensor(arg) if is_tensor(arg) else arg for arg in (rate, training))
     if _graph.executing_eagerly():
-        return drop(x, rate, training, asked)
+        return drop(x, rate, training, dims)
     # Its shape is known even where that of the rate is not.
-    known = _graph.Output(x.dtype, x.shape, (x,) if isinstance(x, _graph.SymbolicTensor) else ())
-    return _graph.operation(drop, [x, rate, training, asked], name, kind="pure", outputs=known)
+    output = _graph.Output(x.dtype, x.shape, (x,) if isinstance(x, _graph.SymbolicTensor) else ())
+    return _graph.operation(drop, [x, rate, training, dims], name, kind="pure", outputs=output)
 
 
 @named_in_graphs(2, "partition_strategy")

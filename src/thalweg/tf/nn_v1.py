@@ -57,8 +57,8 @@ def l2_normalize(
     return newer.l2_normalize(x, _axis_given(axis, dim, None), epsilon, name)
 
 
-def _axis_given(axis: object, dim: object, otherwise: object) -> Any:
-    return next((given for given in (axis, dim) if given is not None), otherwise)
+def _axis_given(axis: object, dim: object, default: object) -> Any:
+    return next((choice for choice in (axis, dim) if choice is not None), default)
 
 
 def crelu(features: object, name: str | None = None, axis: int = -1) -> Tensor:
@@ -78,9 +78,9 @@ def conv2d(
     filters: object = None,
 ) -> Tensor:
     """Compute `tf.nn.conv2d`; `use_cudnn_on_gpu` is ignored."""
-    by = filter if filters is None else filters
+    kernel = filter if filters is None else filters
     return newer.conv2d(
-        input, by, strides, padding, data_format=data_format, dilations=dilations, name=name
+        input, kernel, strides, padding, data_format=data_format, dilations=dilations, name=name
     )
 
 
@@ -96,9 +96,9 @@ def conv1d(
     dilations: object = None,
 ) -> Tensor:
     """Compute `tf.nn.conv1d`; `use_cudnn_on_gpu` is ignored."""
-    given = value if input is None else input
+    source = value if input is None else input
     title = name or "conv1d"
-    return convolution.convolution(given, filters, stride, padding, data_format, dilations, title)
+    return convolution.convolution(source, filters, stride, padding, data_format, dilations, title)
 
 
 def conv2d_transpose(
@@ -113,8 +113,8 @@ def conv2d_transpose(
     filters: object = None,
 ) -> Tensor:
     """Compute `tf.nn.conv2d_transpose`."""
-    given, by = (value if input is None else input), (filter if filters is None else filters)
-    return newer.conv2d_transpose(given, by, output_shape, strides, padding, data_format, name)
+    source, kernel = (value if input is None else input), (filter if filters is None else filters)
+    return newer.conv2d_transpose(source, kernel, output_shape, strides, padding, data_format, name)
 
 
 def depthwise_conv2d(
@@ -128,8 +128,8 @@ def depthwise_conv2d(
     dilations: object = None,
 ) -> Tensor:
     """Compute `tf.nn.depthwise_conv2d`; `rate` is an older name of `dilations`."""
-    apart = rate if dilations is None else dilations
-    return newer.depthwise_conv2d(input, filter, strides, padding, data_format, apart, name)
+    spacing = rate if dilations is None else dilations
+    return newer.depthwise_conv2d(input, filter, strides, padding, data_format, spacing, name)
 
 
 depthwise_conv2d_native = depthwise_conv2d
@@ -147,8 +147,9 @@ def separable_conv2d(
     dilations: object = None,
 ) -> Tensor:
     """Compute `tf.nn.separable_conv2d`; `rate` is an older name of `dilations`."""
-    by, apart = (depthwise_filter, pointwise_filter), rate if dilations is None else dilations
-    return newer.separable_conv2d(input, *by, strides, padding, data_format, apart, name)
+    kernels = depthwise_filter, pointwise_filter
+    spacing = rate if dilations is None else dilations
+    return newer.separable_conv2d(input, *kernels, strides, padding, data_format, spacing, name)
 
 
 def moments(
@@ -175,25 +176,25 @@ def fused_batch_norm(
     name: str | None = None,
     exponential_avg_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images normalized by their own moments, or, if not `is_training`, by those that are given.
+    """Normalize images by moments of the batch, or, if not `is_training`, by the given moments.
 
     Returns:
-        The images, and the mean and the variance: in training those of the batch, with the
-        variance divided by one less than the number of elements, moved into those that are given
-        by the share `exponential_avg_factor` if that is not 1; otherwise those that are given.
+        The images, mean and variance. In training the moments of the batch, the variance
+        unbiased; if `exponential_avg_factor` is not 1, the given moments moved towards them
+        by this fraction. Otherwise the given moments.
     """
     axis, share = 1 if data_format == "NCHW" else -1, exponential_avg_factor
     parts = [tensor(x), tensor(scale), tensor(offset)]
-    parts += [None if each is None else tensor(each) for each in (mean, variance)]
+    parts += [None if moment is None else tensor(moment) for moment in (mean, variance)]
 
     def normalize(x: Tensor, scale: Any, offset: Any, mean: Any, variance: Any) -> tuple[Any, ...]:
         if not is_training:
-            found = normalized(x, scale, offset, mean, variance, epsilon, axis)
-            return found, mean.clone(), variance.clone()
-        own = batch_moments(x, axis, unbiased=True)
+            outputs = normalized(x, scale, offset, mean, variance, epsilon, axis)
+            return outputs, mean.clone(), variance.clone()
+        batch = batch_moments(x, axis, unbiased=True)
         if share != 1.0:
-            own = [old + (new - old) * share for old, new in zip((mean, variance), own)]
-        return normalized(x, scale, offset, None, None, epsilon, axis), *own
+            batch = [old + (new - old) * share for old, new in zip((mean, variance), batch)]
+        return normalized(x, scale, offset, None, None, epsilon, axis), *batch
 
     return call(normalize, *parts, name=name or "FusedBatchNorm")
 
@@ -230,10 +231,10 @@ def nce_loss(
     partition_strategy: str = "mod",
     name: str = "nce_loss",
 ) -> Tensor:
-    """Return the same as `tf.nn.nce_loss`, with TensorFlow 1's order of arguments."""
-    own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
+    """Compute `tf.nn.nce_loss` with TensorFlow 1's order of arguments."""
+    args = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
     return newer.nce_loss(
-        *own, remove_accidental_hits, name=name, partition_strategy=partition_strategy
+        *args, remove_accidental_hits, name=name, partition_strategy=partition_strategy
     )
 
 
@@ -251,13 +252,17 @@ def sampled_softmax_loss(
     name: str = "sampled_softmax_loss",
     seed: int | None = None,
 ) -> Tensor:
-    """Return the same as `tf.nn.sampled_softmax_loss`, with TensorFlow 1's order of arguments."""
-    own = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
+    """Compute `tf.nn.sampled_softmax_loss` with TensorFlow 1's order of arguments."""
+    args = (weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values)
     return newer.sampled_softmax_loss(
-        *own, remove_accidental_hits, seed=seed, name=name, partition_strategy=partition_strategy
+        *args,
+        remove_accidental_hits,
+        seed=seed,
+        name=name,
+        partition_strategy=partition_strategy,
     )
 
 
 def relu_layer(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:
-    """`relu` of `xw_plus_b`."""
+    """Compute `relu` of `xw_plus_b`."""
     return newer.relu(newer.xw_plus_b(x, weights, biases), name=name or "relu_layer")

@@ -28,14 +28,14 @@ def moments(
     *,
     keep_dims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance, the mean square of what is left, along axes.
+    """Return the mean and the biased variance along axes.
 
     `shift` is ignored, as in TensorFlow; `keep_dims` is an older name of `keepdims`.
     """
-    over, keep = sizes(axes), bool(keepdims or keep_dims)
+    moment_axes, keep = sizes(axes), bool(keepdims or keep_dims)
 
-    def measure(given: Tensor) -> tuple[Tensor, Tensor]:
-        variance, mean = torch.var_mean(given, over, correction=0, keepdim=keep)
+    def measure(operand: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(operand, moment_axes, correction=0, keepdim=keep)
         return mean, variance
 
     return call(measure, tensor(x), name=name or "moments")
@@ -50,8 +50,9 @@ def batch_normalization(
     variance_epsilon: float,
     name: str | None = None,
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + variance_epsilon), times `scale`, plus `offset`; these two may
-    be None. All broadcast.
+    """Return (x - mean) / sqrt(variance + variance_epsilon) * scale + offset, broadcast.
+
+    `scale` and `offset` may be None.
     """
     parts = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
     parts += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
@@ -77,7 +78,7 @@ def batch_norm_with_global_normalization(
     scale_after_normalization: bool,
     name: str | None = None,
 ) -> Tensor:
-    """`batch_normalization`, with `gamma` if `scale_after_normalization`."""
+    """Apply `batch_normalization`, with `gamma` if `scale_after_normalization`."""
     scale = gamma if scale_after_normalization else None
     return batch_normalization(input, mean, variance, beta, scale, variance_epsilon, name)
 
@@ -90,17 +91,18 @@ def local_response_normalization(
     beta: float = 0.5,
     name: str | None = None,
 ) -> Tensor:
-    """Images divided by (bias + alpha s)^beta, where s is the sum of the squares of the channels
-    that are at most `depth_radius` away.
+    """Divide images by (bias + alpha s)^beta, with s the sum of squares of near channels.
+
+    Near channels are at most `depth_radius` away.
     """
     width = 2 * depth_radius + 1
 
-    def normalize(given: Tensor) -> Tensor:
+    def normalize(images: Tensor) -> Tensor:
         # torch takes the mean of the squares, and channels first.
-        found = torch.nn.functional.local_response_norm(
-            given.movedim(-1, 1), width, alpha * width, beta, bias
+        outputs = torch.nn.functional.local_response_norm(
+            images.movedim(-1, 1), width, alpha * width, beta, bias
         )
-        return found.movedim(1, -1)
+        return outputs.movedim(1, -1)
 
     return call(normalize, tensor(input), name=name or "LRN")
 
@@ -111,14 +113,15 @@ lrn = local_response_normalization
 def normalized(
     data: Tensor, scale: Tensor, offset: Tensor, mean: Any, variance: Any, epsilon: float, axis: int
 ) -> Tensor:
-    """Data normalized along all axes but one, by the given moments, or, if they are None, by those
-    of the batch; `scale` and `offset` may be None, too.
+    """Normalize data along all axes but one, by given moments or those of the batch if None.
+
+    `scale` and `offset` may be None.
     """
     if mean is None:
-        found = torch.batch_norm(
+        outputs = torch.batch_norm(
             data.movedim(axis, 1), scale, offset, None, None, True, 0.0, epsilon, False
         )
-        return found.movedim(1, axis)
+        return outputs.movedim(1, axis)
     factor = torch.rsqrt(variance + epsilon)
     factor = factor if scale is None else factor * scale
     shift = -mean * factor if offset is None else offset - mean * factor
@@ -130,8 +133,8 @@ def normalized(
 def batch_moments(data: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
     """Return the mean and the variance along all axes but one, outside of gradients."""
     data = data.detach()
-    over = [each for each in range(data.dim()) if each != axis % data.dim()]
-    variance, mean = torch.var_mean(data, over, correction=0)
+    reduced_axes = [dimension for dimension in range(data.dim()) if dimension != axis % data.dim()]
+    variance, mean = torch.var_mean(data, reduced_axes, correction=0)
     count = data.numel() // max(mean.numel(), 1)
     if unbiased and count > 1:
         variance = variance * (count / (count - 1))

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow made of torch's: of one tensor, or of two."""
+"""Factories of TensorFlow functions from torch functions of one or two tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.tf.convert import call, pair, tensor
 
 
 def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Tensor]:
-    """Return a function `(x, name=None)`, element by element."""
+    """Return an elementwise function `(x, name=None)`."""
 
     def apply(x: object, name: str | None = None) -> Tensor:
         return call(function, tensor(x), name=name or title)
@@ -20,7 +20,7 @@ def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Ten
 
 
 def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable[..., Tensor]:
-    """Return a function `(x, y, name=None)`, element by element, with broadcasting."""
+    """Return an elementwise function `(x, y, name=None)` with broadcasting."""
 
     def apply(x: object, y: object, name: str | None = None) -> Tensor:
         return call(function, *pair(x, y), name=name or title)
@@ -28,7 +28,7 @@ def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable
     return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")
 
 
-def _with_name(apply: Callable[..., object], title: str, what: str) -> Callable[..., Any]:
+def _with_name(apply: Callable[..., object], title: str, description: str) -> Callable[..., Any]:
     apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"`{title}` {what}. In graph mode `name` names the node."
+    apply.__doc__ = f"`{title}` {description}. In graph mode `name` names the node."
     return apply

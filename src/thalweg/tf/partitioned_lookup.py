@@ -41,7 +41,7 @@ def look_up(params: Any, ids: object, strategy: str | None = None, name: str | N
 def lookup_in_tables(
     params: Sequence[object], ids: object, strategy: str, name: str | None = None
 ) -> Any:
-    """Return the rows that `ids` names in tables that share the rows out.
+    """Return the rows that `ids` names in a table that is partitioned by rows.
 
     The gradient of each table that is a variable is slices.
 
@@ -83,11 +83,11 @@ def lookup_in_tables(
     else:
         shared = share_out(numbers)
     *rows, order = shared
-    looked_up = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
-    joined: Any = call(join, numbers, order, *looked_up, name=name or "embedding_lookup")
-    if isinstance(joined, _graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
-        joined.set_shape((*numbers.shape, *shapes[0][1:]))
-    return joined
+    found_rows = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
+    output: Any = call(join, numbers, order, *found_rows, name=name or "embedding_lookup")
+    if isinstance(output, _graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
+        output.set_shape((*numbers.shape, *shapes[0][1:]))
+    return output
 
 
 def _take_turns(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
@@ -97,9 +97,9 @@ def _take_turns(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
 def _divide(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
     size, longer = divmod(sum(counts), len(counts))
     is_in_longer = flat < longer * (size + 1)
-    rest, shorter = flat - longer, max(size, 1)
-    owners = torch.where(is_in_longer, flat // (size + 1), rest // shorter)
-    return owners, torch.where(is_in_longer, flat % (size + 1), rest % shorter)
+    offset, shorter = flat - longer, max(size, 1)
+    owners = torch.where(is_in_longer, flat // (size + 1), offset // shorter)
+    return owners, torch.where(is_in_longer, flat % (size + 1), offset % shorter)
 
 
 _STRATEGIES: dict[str, Strategy] = {"mod": _take_turns, "div": _divide}

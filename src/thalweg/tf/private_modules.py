@@ -1,7 +1,7 @@
-"""TensorFlow's private modules, as far as optimizers and their tests import them.
+"""TensorFlow's private modules that optimizers and their tests import.
 
-Each shows the names that are public elsewhere: `tensorflow.python.ops.math_ops.square` is
-`tf.square`. What is in none of those places is refused, by name.
+Each has names that are public elsewhere: `tensorflow.python.ops.math_ops.square` is
+`tf.square`. Other names raise errors.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def _graph_of(op_input_list: Iterable[object], graph: object = None) -> object:
 
 
 def _initialize_resources(resource_list: Iterable[Any], name: str = "init") -> object:
-    """An operation that initializes resources, such as variables."""
-    return graphs.group(*(each.create for each in resource_list), name=name)
+    """Return an operation that initializes resources, such as variables."""
+    return graphs.group(*(resource.create for resource in resource_list), name=name)
 
 
 def _bfloat16_type() -> Any:
@@ -189,7 +189,7 @@ def _bfloat16_type() -> Any:
     return bfloat16.as_numpy_dtype
 
 
-_OWN: dict[str, dict[str, object]] = {
+_EXTRA_NAMES: dict[str, dict[str, object]] = {
     "distribute.distribute_utils": _DISTRIBUTED,
     **{name: {"SaveType": SaveType} for name in (*_TRACKABLE, "trackable.constants")},
     "eager.context": {
@@ -222,65 +222,67 @@ _OWN: dict[str, dict[str, object]] = {
     ),
     "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
 }
-_NAMES = {*_PLACES, *_ELSEWHERE, *_OWN}
-_PACKAGES = {"", *(name[:at] for name in _NAMES for at, sign in enumerate(name) if sign == ".")}
+_NAMES = {*_PLACES, *_ELSEWHERE, *_EXTRA_NAMES}
+_PACKAGES = {"", *(name[:end] for name in _NAMES for end, sign in enumerate(name) if sign == ".")}
 
 
 def has(fullname: str) -> bool:
-    """Return True if there is a module of that name, below `tensorflow.python`."""
+    """Return whether a module below `tensorflow.python` is available."""
     return fullname.removeprefix("tensorflow.python").removeprefix(".") in _NAMES | _PACKAGES
 
 
 def module(fullname: str) -> MergedModules:
-    """Return the module of that name, below `tensorflow`.
+    """Return the module of a full name below `tensorflow`.
 
     Raises:
-        AttributeError: There is none.
+        AttributeError: The module is not available.
     """
     name = fullname.removeprefix("tensorflow.python").removeprefix(".")
     is_python = fullname.startswith("tensorflow.python")
     if not is_python or not has(fullname):
-        parent, _, last = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         if is_python and parent in _NAMES:
-            getattr(module(f"tensorflow.python.{parent}"), last)  # says that there is no such name
+            getattr(
+                module(f"tensorflow.python.{parent}"), attribute
+            )  # says that there is no such name
         raise AttributeError(
             "it is private to TensorFlow, and no optimizer imports it. Look for what it has in"
             " tf.compat.v1, or in torch.",
             name=name,
         )
-    own = dict(_OWN.get(name, {}))
+    extras = dict(_EXTRA_NAMES.get(name, {}))
     if name == "keras.optimizer_v2.optimizer_v2":
-        own["OptimizerV2"] = _attribute_at("keras.optimizers").Optimizer
+        extras["OptimizerV2"] = _attribute_at("keras.optimizers").Optimizer
     if name in ("framework.ops", "framework.tensor_conversion"):
-        own["convert_to_tensor_v2"] = _attribute_at("").convert_to_tensor
+        extras["convert_to_tensor_v2"] = _attribute_at("").convert_to_tensor
     if name == "ops.variable_scope":
-        own["variable"] = _attribute_at("compat.v1").Variable
+        extras["variable"] = _attribute_at("compat.v1").Variable
     if name == "ops.resources":
-        own["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
-        own["shared_resources"] = own["local_resources"] = list  # all are variables
+        extras["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
+        extras["shared_resources"] = extras["local_resources"] = list  # all are variables
     if name == "ops.resource_variable_ops":
         old = _attribute_at("compat.v1")
-        own |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
-        own |= _of_resources()
+        extras |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
+        extras |= _of_resources()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
-        own["RefVariable"] = own["VariableV1"] = _attribute_at("compat.v1").Variable
-    return MergedModules(fullname, list(_candidates_for(name)), own)
+        extras["RefVariable"] = extras["VariableV1"] = _attribute_at("compat.v1").Variable
+    return MergedModules(fullname, list(_candidates_for(name)), extras)
 
 
 def _is_resource(var: object) -> bool:
-    """Return whether `var` is what TensorFlow calls a resource variable; eager ones are."""
+    """Return whether `var` is a resource variable, as eager variables are."""
     return isinstance(var, Variable) and getattr(var, "is_resource", True)
 
 
 class _Resources(type):
-    """Class of a class whose instances are all resource variables."""
+    """Metaclass of a class with all resource variables as instances."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return _is_resource(instance)
 
 
 def _of_resources() -> dict[str, Any]:
-    """What is done with handles: ours are the variables themselves."""
+    """Return names for resource variables, with the variables as their handles."""
     old = _attribute_at("compat.v1")
 
     class ResourceVariable(metaclass=_Resources):
@@ -289,7 +291,9 @@ def _of_resources() -> dict[str, Any]:
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             return old.Variable(*args, **kwargs, use_resource=True)
 
-    scatters = {f"resource_scatter_{each}": getattr(old, f"scatter_{each}") for each in UPDATES}
+    scatters = {
+        f"resource_scatter_{update}": getattr(old, f"scatter_{update}") for update in UPDATES
+    }
     return {
         "ResourceVariable": ResourceVariable,
         "is_resource_variable": _is_resource,

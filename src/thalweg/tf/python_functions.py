@@ -1,4 +1,4 @@
-"""Python in graphs: functions of arrays and tensors, and printing. At once in eager mode."""
+"""Python functions and printing in graphs, immediate in eager mode."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """`func` called with arrays; no gradient flows through it.
+    """Call a function of NumPy arrays; no gradient flows through it.
 
     Args:
-        func: Is given the values of `inp` as NumPy arrays and scalars; returns one, or as many as
-            there are dtypes.
+        func: Takes the values of `inp` as NumPy arrays and scalars; returns one, or one for
+            each dtype.
         inp: Tensors.
-        Tout: The dtype of what it returns, or a list of these.
+        Tout: The dtype of the result, or a list of dtypes.
         stateful: Ignored: each run calls it once.
         name: Optional.
 
@@ -47,51 +47,57 @@ def numpy_function(
         InvalidArgumentError: It returns another number of values, or other dtypes.
     """
     return _call_python(
-        lambda *given: func(*map(exported, given)), inp, Tout, False, name or "PyFunc"
+        lambda *tensors: func(*map(exported, tensors)), inp, Tout, False, name or "PyFunc"
     )
 
 
 def py_function(func: Callable[..., Any], inp: Sequence[Any], Tout: Any, name: Any = None) -> Any:
-    """`func` called with tensors, through which gradients flow; otherwise as `numpy_function`."""
+    """Call a function of tensors as `numpy_function` does, with gradients."""
     return _call_python(func, inp, Tout, True, name or "EagerPyFunc")
 
 
 def _call_python(
     func: Callable[..., object], inp: Any, Tout: object, flows: bool, name: str
 ) -> object:
-    several = isinstance(Tout, list | tuple)
-    kinds = [as_dtype(kind) for kind in (Tout if several else [Tout])]
+    returns_list = isinstance(Tout, list | tuple)
+    kinds = [as_dtype(kind) for kind in (Tout if returns_list else [Tout])]
 
-    def run(given: Sequence[object]) -> object:
-        found = func(*given)
-        values = list(found) if several and isinstance(found, list | tuple) else [found]
-        if several and not kinds:
+    def run(operands: Sequence[object]) -> object:
+        returned = func(*operands)
+        values = (
+            list(returned) if returns_list and isinstance(returned, list | tuple) else [returned]
+        )
+        if returns_list and not kinds:
             return None
         if len(values) != len(kinds):
             raise InvalidArgumentError(f"{func!r} returned {len(values)} values, not {len(kinds)}.")
-        made = [_convert_result(value, kind) for value, kind in zip(values, kinds, strict=True)]
-        return made if several else made[0]
+        results = [_convert_result(value, kind) for value, kind in zip(values, kinds, strict=True)]
+        return results if returns_list else results[0]
 
-    inputs: list[Any] = [tensor(each) for each in inp]
+    inputs: list[Any] = [tensor(argument) for argument in inp]
     if _graph.executing_eagerly():
         return run(inputs)
-    reached = tuple(x for x in inputs if x.is_differentiable()) if flows else ()
-    outputs: object = [_graph.Output(kind, None, reached) for kind in kinds]
-    outputs = (outputs or None) if several else outputs[0]
-    made = _graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
-    op = made if isinstance(made, _graph.Operation) else next(leaves_of(made)).op
+    gradient_sources = tuple(x for x in inputs if x.is_differentiable()) if flows else ()
+    outputs: object = [_graph.Output(kind, None, gradient_sources) for kind in kinds]
+    outputs = (outputs or None) if returns_list else outputs[0]
+    node_outputs = _graph.operation(run, [inputs], name, kind="pure", outputs=outputs)
+    op = (
+        node_outputs
+        if isinstance(node_outputs, _graph.Operation)
+        else next(leaves_of(node_outputs)).op
+    )
     op.type = "PyFunc"
-    return made
+    return node_outputs
 
 
 def _convert_result(value: object, kind: torch.dtype) -> torch.Tensor:
     is_typed = isinstance(value, torch.Tensor | np.ndarray | np.generic)
-    made = to_tensor(value) if is_typed else to_tensor(value, kind)
-    if made.dtype != kind:
+    output = to_tensor(value) if is_typed else to_tensor(value, kind)
+    if output.dtype != kind:
         raise InvalidArgumentError(
-            f"A function returned {dtype_name(made.dtype)}, where Tout says {dtype_name(kind)}."
+            f"A function returned {dtype_name(output.dtype)}, where Tout says {dtype_name(kind)}."
         )
-    return made
+    return output
 
 
 def print(
@@ -114,19 +120,19 @@ def print(
         name: Optional.
     """
 
-    def show(given: Any) -> None:
-        shown = (mapped(lambda leaf: _Shown(leaf, summarize), each) for each in given)
-        text = sep.join(str(each) for each in shown) + end
+    def show(nests: Any) -> None:
+        printable = (mapped(lambda leaf: _Shown(leaf, summarize), nest) for nest in nests)
+        text = sep.join(str(nest) for nest in printable) + end
         if callable(output_stream):
             output_stream(text.removesuffix("\n"))
         else:
             stream = sys.stderr if output_stream is None else output_stream
             _python_print(text, end="", file=stream, flush=True)
 
-    given = [mapped(_as_symbol, each) for each in inputs]
+    symbols = [mapped(_as_symbol, argument) for argument in inputs]
     if _graph.executing_eagerly():
-        return show(given)
-    return _graph.operation(show, [given], name or "PrintV2", kind="pure")
+        return show(symbols)
+    return _graph.operation(show, [symbols], name or "PrintV2", kind="pure")
 
 
 def _as_symbol(leaf: object) -> object:
@@ -134,7 +140,7 @@ def _as_symbol(leaf: object) -> object:
 
 
 class _Shown:
-    """A value as it is printed, in a nest or alone."""
+    """Leaf that prints as a shortened array."""
 
     def __init__(self, value: object, summarize: int | None) -> None:
         self.value, self.summarize = value, summarize
@@ -143,9 +149,9 @@ class _Shown:
         if not isinstance(self.value, torch.Tensor):
             return repr(self.value)
         array = np.asarray(exported(self.value))
-        most = array.size if self.summarize in (None, -1) else self.summarize
-        threshold = array.size if self.summarize in (None, -1) else 2 * (most or 0)
-        options: Any = {"edgeitems": most, "threshold": threshold, "separator": " "}
+        edge_items = array.size if self.summarize in (None, -1) else self.summarize
+        threshold = array.size if self.summarize in (None, -1) else 2 * (edge_items or 0)
+        options: Any = {"edgeitems": edge_items, "threshold": threshold, "separator": " "}
         return np.array2string(array, **options)
 
     def __str__(self) -> str:
@@ -160,7 +166,7 @@ def print_identity(
     summarize: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """`input_`, and the values of `data` printed when it is computed, to standard error.
+    """Return `input_`; print the values of `data` to standard error when it is computed.
 
     Args:
         input_: A tensor.
@@ -170,19 +176,19 @@ def print_identity(
         summarize: How many elements of each are printed; 3 by default, all if negative.
         name: Optional.
     """
-    given: Any = tensor(input_)
+    source: Any = tensor(input_)
     times = 0
 
-    def show(value: Any, seen: Sequence[object]) -> object:
+    def show(value: Any, values: Sequence[object]) -> object:
         nonlocal times
         times += 1
         if first_n is None or first_n < 0 or times <= first_n:
-            listed = "".join(f"[{excerpt(each, summarize)}]" for each in seen)
-            _python_print(f"{message or ''}{listed}", file=sys.stderr, flush=True)
+            excerpts = "".join(f"[{excerpt(entry, summarize)}]" for entry in values)
+            _python_print(f"{message or ''}{excerpts}", file=sys.stderr, flush=True)
         return value.clone()
 
     if _graph.executing_eagerly():
-        return show(given, list(data))
-    output = _graph.Output(given.dtype, given.shape, (given,))
-    arguments = [given, [_as_symbol(each) for each in data]]
+        return show(source, list(data))
+    output = _graph.Output(source.dtype, source.shape, (source,))
+    arguments = [source, [_as_symbol(entry) for entry in data]]
     return _graph.operation(show, arguments, name or "Print", kind="pure", outputs=output)

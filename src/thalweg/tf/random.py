@@ -1,4 +1,4 @@
-"""`tf.random`: random tensors. The numbers are torch's, not TensorFlow's."""
+"""`tf.random`: random tensors with torch's numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def normal(
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Tensor:
-    """Numbers from a normal distribution.
+    """Return numbers from a normal distribution.
 
     `mean` and `stddev` may be tensors, through which gradients flow.
     """
@@ -56,9 +56,9 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = "truncated_normal",
 ) -> Tensor:
-    """Numbers from a normal distribution, none further than two `stddev` from `mean`.
+    """Return normal numbers at most two `stddev` from `mean`.
 
-    These may be tensors, through which gradients flow.
+    `mean` and `stddev` may be tensors, through which gradients flow.
     """
     name = name or "truncated_normal"
     if is_tensor(mean) or is_tensor(stddev):
@@ -74,7 +74,7 @@ def uniform(
     seed: int | None = None,
     name: str | None = "random_uniform",
 ) -> Tensor:
-    """Numbers from [minval, maxval); `maxval` is 1 by default, and required for integers.
+    """Return numbers from [minval, maxval); `maxval` is 1 by default, required for integers.
 
     Both may be tensors, through which gradients flow.
     """
@@ -96,7 +96,7 @@ def categorical(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Classes, `num_samples` for each row of logits, of shape (batch, num_samples).
+    """Sample classes from each row of logits; return them in shape (batch, num_samples).
 
     Args:
         logits: Unscaled logarithms of probabilities, of shape (batch, classes).
@@ -106,43 +106,45 @@ def categorical(
         name: Optional.
 
     Raises:
-        InvalidArgumentError: The logits are no matrix.
+        InvalidArgumentError: The logits are not a matrix.
     """
-    generator, given, kind = _graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
+    generator, logit_rows, kind = _graph.numbers_of(seed), tensor(logits), as_dtype(dtype)
 
-    def draw(given: Tensor, many: Any) -> Tensor:
-        if given.dim() != 2 or not given.shape[1]:
+    def draw(logit_rows: Tensor, count: Any) -> Tensor:
+        if logit_rows.dim() != 2 or not logit_rows.shape[1]:
             raise InvalidArgumentError(
-                f"logits must have the shape (batch, classes), not {tuple(given.shape)}."
+                f"logits must have the shape (batch, classes), not {tuple(logit_rows.shape)}."
             )
         source = generator()
-        shares = torch.softmax(given.detach().double(), -1).to("cpu" if source else given.device)
-        found = torch.multinomial(shares, int(many), replacement=True, generator=source)
-        return found.to(kind).to(given.device)
+        shares = torch.softmax(logit_rows.detach().double(), -1).to(
+            "cpu" if source else logit_rows.device
+        )
+        classes = torch.multinomial(shares, int(count), replacement=True, generator=source)
+        return classes.to(kind).to(logit_rows.device)
 
-    if not any(isinstance(each, _graph.SymbolicTensor) for each in (given, num_samples)):
-        return draw(given, num_samples)
-    batch = given.shape[0] if given.shape else None
-    known = _graph.Output(kind, (batch, _graph.known_size(num_samples)), ())
-    arguments = ([given, num_samples], name or "Multinomial")
-    return _graph.operation(draw, *arguments, kind="pure", outputs=known)
+    if not any(isinstance(operand, _graph.SymbolicTensor) for operand in (logit_rows, num_samples)):
+        return draw(logit_rows, num_samples)
+    batch = logit_rows.shape[0] if logit_rows.shape else None
+    output = _graph.Output(kind, (batch, _graph.known_size(num_samples)), ())
+    arguments = ([logit_rows, num_samples], name or "Multinomial")
+    return _graph.operation(draw, *arguments, kind="pure", outputs=output)
 
 
 def shuffle(value: object, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return the rows in random order, another one in each run."""
+    """Return the rows in random order, new in each run."""
     generator = _graph.numbers_of(seed)
 
-    def mix(given: Tensor) -> Tensor:
+    def mix(operand: Tensor) -> Tensor:
         order = torch.randperm(
-            given.shape[0], generator=generator(), dtype=torch.int64, device="cpu"
+            operand.shape[0], generator=generator(), dtype=torch.int64, device="cpu"
         )
-        return given[order.to(given.device)]
+        return operand[order.to(operand.device)]
 
-    given = tensor(value)
-    if not isinstance(given, _graph.SymbolicTensor):
-        return mix(given)
-    known = _graph.Output(given.dtype, given.shape, (given,))
-    return _graph.operation(mix, [given], name or "RandomShuffle", kind="pure", outputs=known)
+    source = tensor(value)
+    if not isinstance(source, _graph.SymbolicTensor):
+        return mix(source)
+    output = _graph.Output(source.dtype, source.shape, (source,))
+    return _graph.operation(mix, [source], name or "RandomShuffle", kind="pure", outputs=output)
 
 
 __getattr__ = attribute_of("random")

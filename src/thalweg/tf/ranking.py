@@ -1,4 +1,4 @@
-"""The largest elements of rows: `tf.nn.top_k` and `tf.nn.in_top_k`."""
+"""`tf.nn.top_k` and `tf.nn.in_top_k`: the largest elements of rows."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ __all__ = ["in_top_k", "top_k"]
 
 
 class TopK(NamedTuple):
-    """The largest elements, and their places as int32."""
+    """Largest elements and their indices as int32."""
 
     values: Any
     indices: Any
 
 
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopK:
-    """Return the `k` largest elements of each row, the largest first; of equal ones the first is
-    first.
+    """Return the `k` largest elements of each row in descending order; ties keep their order.
 
-    They are sorted even where `sorted` is False, which leaves the order open.
+    They are sorted even if `sorted` is False.
 
     Raises:
-        InvalidArgumentError: There are fewer.
+        InvalidArgumentError: Rows have fewer elements.
     """
 
-    def find(given: Tensor, k: Tensor | int) -> list[Tensor]:
+    def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:
         count = int(k)
-        _check_k(count, given.shape)
-        values, places = torch.sort(given, stable=True, dim=-1, descending=True)
+        _check_k(count, operand.shape)
+        values, places = torch.sort(operand, stable=True, dim=-1, descending=True)
         return [values[..., :count], places[..., :count].int()]
 
-    given, many = tensor(input), tensor(k) if is_tensor(k) else int(k)
-    symbols = [each for each in (given, many) if isinstance(each, _graph.SymbolicTensor)]
+    rows, size = tensor(input), tensor(k) if is_tensor(k) else int(k)
+    symbols = [operand for operand in (rows, size) if isinstance(operand, _graph.SymbolicTensor)]
     if not symbols:
-        return TopK(*find(given, many))
-    if isinstance(many, int) and given.shape is not UNKNOWN:
-        _check_k(many, given.shape)
-    shape = given.shape and [*given.shape[:-1], known_size(many)]
-    flows = tuple(each for each in symbols if each is given)
-    outputs = [_graph.Output(given.dtype, shape, flows), _graph.Output(torch.int32, shape, ())]
-    arguments = ([given, many], name or "TopKV2")
+        return TopK(*find(rows, size))
+    if isinstance(size, int) and rows.shape is not UNKNOWN:
+        _check_k(size, rows.shape)
+    shape = rows.shape and [*rows.shape[:-1], known_size(size)]
+    flows = tuple(symbol for symbol in symbols if symbol is rows)
+    outputs = [_graph.Output(rows.dtype, shape, flows), _graph.Output(torch.int32, shape, ())]
+    arguments = ([rows, size], name or "TopKV2")
     return TopK(*_graph.operation(find, *arguments, kind="pure", outputs=outputs))
 
 
 def _check_k(k: int, shape: Any) -> None:
-    """Refuse a k that is larger than the last dimension, as far as that is known."""
-    most = shape[-1] if len(shape) else 0
-    if k < 0 or (most is not None and k > most):
-        raise InvalidArgumentError(f"k is {k}, and there are no {k} largest of {most} elements.")
+    """Raise for a negative k, or one above the last dimension if known."""
+    row_size = shape[-1] if len(shape) else 0
+    if k < 0 or (row_size is not None and k > row_size):
+        raise InvalidArgumentError(
+            f"k is {k}, and there are no {k} largest of {row_size} elements."
+        )
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Return bools that are true where the prediction of a target is among the `k` largest of its
-    row.
+    """Return whether the prediction of each target is among the `k` largest of its row.
 
-    Predictions that are equal to the k-th are among them. The two tensors may change places, as
-    TensorFlow 1 and 2 have them.
+    Predictions equal to the k-th count as among them. The two tensors may be swapped, as their
+    order differs between TensorFlow 1 and 2.
     """
 
-    def find(classes: Tensor, given: Tensor) -> Tensor:
-        classes, given = (given, classes) if classes.dim() == 2 else (classes, given)
+    def find(classes: Tensor, scores: Tensor) -> Tensor:
+        classes, scores = (scores, classes) if classes.dim() == 2 else (classes, scores)
         classes = classes.long()
-        known = (classes >= 0) & (classes < given.shape[-1])
-        own = given.gather(-1, torch.where(known, classes, 0).unsqueeze(-1))
-        larger = (given > own).sum(-1)
-        return known & given.isfinite().all(-1) & (larger < k)
+        is_class = (classes >= 0) & (classes < scores.shape[-1])
+        target_scores = scores.gather(-1, torch.where(is_class, classes, 0).unsqueeze(-1))
+        larger = (scores > target_scores).sum(-1)
+        return is_class & scores.isfinite().all(-1) & (larger < k)
 
     return call(find, tensor(targets), tensor(predictions), name=name or "InTopK")

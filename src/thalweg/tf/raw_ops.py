@@ -1,7 +1,6 @@
-"""`tf.raw_ops`: training kernels and updates of variables under the names that a graph gives them.
+"""`tf.raw_ops`: training kernels and updates of variables under names of graph operations.
 
-All arguments are given by keyword, as in TensorFlow. What computes and updates nothing is in `tf`
-under its usual name.
+All arguments are keyword-only, as in TensorFlow. Other operations are in `tf`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from thalweg.v1 import training_ops
 def AssignVariableOp(
     *, resource: Any, value: Any, validate_shape: bool = False, name: str | None = None
 ) -> Any:
-    """`resource.assign(value)`; `validate_shape` is ignored."""
+    """Call `resource.assign(value)`; `validate_shape` is ignored."""
     return _operation_or_none(resource.assign(value, name=name))
 
 
 def AssignAddVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
-    """`resource.assign_add(value)`."""
+    """Call `resource.assign_add(value)`."""
     return _operation_or_none(resource.assign_add(value, name=name))
 
 
 def AssignSubVariableOp(*, resource: Any, value: Any, name: str | None = None) -> Any:
-    """`resource.assign_sub(value)`."""
+    """Call `resource.assign_sub(value)`."""
     return _operation_or_none(resource.assign_sub(value, name=name))
 
 
 def ReadVariableOp(*, resource: object, dtype: object, name: str | None = None) -> Any:
-    """Return the value of a variable; `dtype` is its own."""
+    """Return the value of a variable; `dtype` must be the variable's."""
     return identity(resource, name)
 
 
@@ -49,7 +48,7 @@ def ResourceGather(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Return the rows of a variable that `indices` names; `dtype` is its own.
+    """Return the rows of a variable at `indices`; `dtype` must be the variable's.
 
     Raises:
         ValueError: `batch_dims` is not 0.
@@ -59,9 +58,9 @@ def ResourceGather(
     return gather(resource, indices, name=name)
 
 
-def _operation_or_none(made: object) -> Any:
-    """What an update returns: its operation, or None in eager mode."""
-    return getattr(made, "op", None) if isinstance(made, _graph.SymbolicTensor) else None
+def _operation_or_none(updated: object) -> Any:
+    """Return the operation of an updated variable, or None in eager mode."""
+    return getattr(updated, "op", None) if isinstance(updated, _graph.SymbolicTensor) else None
 
 
 def _scatter_function(update: str) -> Callable[..., Any]:
@@ -83,11 +82,11 @@ def _keywords_alone(kernel: Callable[..., object]) -> Callable[..., Any]:
     return function
 
 
-_WRITTEN = {"rms": "RMS", "da": "DA"}  # the parts of names that are not capitalized
+_ACRONYMS = {"rms": "RMS", "da": "DA"}  # the parts of names that are not capitalized
 
 
 def _raw_name(name: str) -> str:
-    return "".join(_WRITTEN.get(part, part.capitalize()) for part in name.split("_"))
+    return "".join(_ACRONYMS.get(part, part.capitalize()) for part in name.split("_"))
 
 
 for _update in UPDATES:

@@ -35,16 +35,16 @@ __all__ = [
 Axis = int | list[int] | tuple[int, ...] | None
 
 
-def _axes_of(given: Tensor, axis: Any) -> tuple[int, ...]:
+def _axes_of(operand: Tensor, axis: Any) -> tuple[int, ...]:
     if axis is None:
-        return tuple(range(given.dim()))
+        return tuple(range(operand.dim()))
     axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
-    axes = [int(each) for each in (axis if isinstance(axis, list | tuple) else [axis])]
-    rank = given.dim()
-    wrong = [each for each in axes if not -rank <= each < rank]
-    if wrong or len({each % rank for each in axes}) < len(axes):
+    axes = [int(entry) for entry in (axis if isinstance(axis, list | tuple) else [axis])]
+    rank = operand.dim()
+    wrong = [axis_number for axis_number in axes if not -rank <= axis_number < rank]
+    if wrong or len({axis_number % rank for axis_number in axes}) < len(axes):
         raise InvalidArgumentError(
-            f"axis {axis} must name dimensions of a tensor of shape {tuple(given.shape)}."
+            f"axis {axis} must name dimensions of a tensor of shape {tuple(operand.shape)}."
         )
     return tuple(axes)
 
@@ -52,19 +52,19 @@ def _axes_of(given: Tensor, axis: Any) -> tuple[int, ...]:
 def _reduction_function(
     function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
     title: str,
-    alone: Callable[[Tensor], Tensor] = torch.clone,
+    unreduced: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Callable[..., Tensor]:
-    """A function `(input_tensor, axis=None, keepdims=False, name=None)`.
+    """Return a function `(input_tensor, axis=None, keepdims=False, name=None)`.
 
     Args:
         function: Takes a tensor, the axes, and whether they are kept.
-        title: Its name.
-        alone: What becomes of elements that are reduced along no axis.
+        title: Name of the function.
+        unreduced: Function of a tensor without axes to reduce.
     """
 
-    def reduce(given: Tensor, axis: object, keepdims: bool) -> Tensor:
-        axes = _axes_of(given, axis)
-        return function(given, axes, keepdims) if axes else alone(given)
+    def reduce(operand: Tensor, axis: object, keepdims: bool) -> Tensor:
+        axes = _axes_of(operand, axis)
+        return function(operand, axes, keepdims) if axes else unreduced(operand)
 
     def apply(
         input_tensor: object, axis: Axis = None, keepdims: bool = False, name: str | None = None
@@ -72,38 +72,38 @@ def _reduction_function(
         return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
 
     apply.__name__ = apply.__qualname__ = title
-    what = "along an axis, several, or all; `keepdims` keeps them with size 1"
-    apply.__doc__ = f"`{title}` {what}."
+    description = "along an axis, several, or all; `keepdims` keeps them with size 1"
+    apply.__doc__ = f"`{title}` {description}."
     return apply
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
-    """A reduction over several axes of a function that takes one."""
+    """Return a reduction over several axes from a function of one axis."""
 
-    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        places = sorted(axis % given.dim() for axis in axes)
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        places = sorted(axis % operand.dim() for axis in axes)
         for place in reversed(places):
-            given = function(given, place, keepdims)
-        return given
+            operand = function(operand, place, keepdims)
+        return operand
 
     return reduce
 
 
-def _is_exact(given: Tensor) -> bool:
-    return not (given.is_floating_point() or given.is_complex())
+def _is_exact(operand: Tensor) -> bool:
+    return not (operand.is_floating_point() or operand.is_complex())
 
 
-def _zero_or_nan(given: Tensor) -> Tensor:
-    return given - given  # NaN stays
+def _zero_or_nan(operand: Tensor) -> Tensor:
+    return operand - operand  # NaN stays
 
 
 def _numeric_reduction(function: Callable[..., Tensor], title: str) -> Callable[..., Tensor]:
-    """A reduction of numbers, which bools are not."""
+    """Return a reduction that rejects bools."""
 
-    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        if given.dtype == torch.bool:
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        if operand.dtype == torch.bool:
             raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
-        return function(given, axes, keepdims)
+        return function(operand, axes, keepdims)
 
     return _reduction_function(reduce, title)
 
@@ -111,52 +111,52 @@ def _numeric_reduction(function: Callable[..., Tensor], title: str) -> Callable[
 def _extreme_reduction(
     function: Callable[..., Tensor], title: str, largest: bool
 ) -> Callable[..., Tensor]:
-    """The largest or smallest element; of none the number that is beyond all."""
+    """Return a reduction to the largest or smallest element, the limit of the dtype for none."""
 
-    def reduce(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        if all(given.shape[axis] for axis in axes):
-            return function(given, axes, keepdims)
-        if given.is_floating_point():
-            beyond: Any = -math.inf if largest else math.inf
+    def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        if all(operand.shape[axis] for axis in axes):
+            return function(operand, axes, keepdims)
+        if operand.is_floating_point():
+            limit: Any = -math.inf if largest else math.inf
         else:
-            beyond = torch.iinfo(given.dtype).min if largest else torch.iinfo(given.dtype).max
-        return torch.full_like(given.sum(axes, keepdims, dtype=given.dtype), beyond)
+            limit = torch.iinfo(operand.dtype).min if largest else torch.iinfo(operand.dtype).max
+        return torch.full_like(operand.sum(axes, keepdims, dtype=operand.dtype), limit)
 
     return _numeric_reduction(reduce, title)
 
 
-def _mean_over(given: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """Integers have a mean of their own dtype, rounded toward 0: TensorFlow's Mean kernel."""
-    if not _is_exact(given):
-        return given.mean(axes, keepdims)
-    count = math.prod(given.shape[axis] for axis in axes)
+def _mean_over(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """Return the mean, for integers rounded toward 0 as TensorFlow's Mean kernel does."""
+    if not _is_exact(operand):
+        return operand.mean(axes, keepdims)
+    count = math.prod(operand.shape[axis] for axis in axes)
     if not count:
         raise InvalidArgumentError(
-            f"reduce_mean of no elements has no value in {dtype_name(given.dtype)}."
+            f"reduce_mean of no elements has no value in {dtype_name(operand.dtype)}."
         )
-    total = given.sum(axes, keepdims, dtype=given.dtype)
+    total = operand.sum(axes, keepdims, dtype=operand.dtype)
     return torch.div(total, count, rounding_mode="trunc")
 
 
 def _of_fractions(
     function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
     title: str,
-    alone: Callable[[Tensor], Tensor] = torch.clone,
+    unreduced: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Callable[..., Tensor]:
-    """A reduction that TensorFlow refuses for integers."""
+    """Return a reduction that rejects integers, as in TensorFlow."""
 
-    def check_inexact(given: Tensor) -> Tensor:
-        if _is_exact(given):
+    def check_inexact(operand: Tensor) -> Tensor:
+        if _is_exact(operand):
             raise InvalidTypeError(
-                f"{title} takes real or complex numbers, not {dtype_name(given.dtype)}."
+                f"{title} takes real or complex numbers, not {dtype_name(operand.dtype)}."
                 " Cast the tensor."
             )
-        return given
+        return operand
 
     return _reduction_function(
         lambda x, axes, keep: function(check_inexact(x), axes, keep),
         title,
-        lambda x: alone(check_inexact(x)),
+        lambda x: unreduced(check_inexact(x)),
     )
 
 
@@ -199,8 +199,8 @@ def argmin(
 def _find_index(
     function: Any, input: object, axis: int | None, output_type: Any, name: str
 ) -> Tensor:
-    def find(given: object) -> Tensor:
-        return function(given, 0 if axis is None else axis).to(as_dtype(output_type))
+    def find(operand: object) -> Tensor:
+        return function(operand, 0 if axis is None else axis).to(as_dtype(output_type))
 
     return call(find, tensor(input), name=name)
 
@@ -214,8 +214,8 @@ def count_nonzero(
 ) -> Tensor:
     """Count the elements that are not 0, along an axis, several, or all."""
 
-    def count(given: Tensor) -> Tensor:
-        return reduce_sum((given != 0).to(as_dtype(dtype)), axis, keepdims)
+    def count(operand: Tensor) -> Tensor:
+        return reduce_sum((operand != 0).to(as_dtype(dtype)), axis, keepdims)
 
     return call(count, as_tensor(input), name=name or "count_nonzero")
 
@@ -227,8 +227,7 @@ def norm(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Return the norm of vectors along an axis, or of all elements, or, along two axes, of
-    matrices.
+    """Return the norm of vectors along an axis, of matrices along two, or of all elements.
 
     Args:
         tensor: Real or complex numbers.
@@ -239,20 +238,20 @@ def norm(
         name: Optional.
 
     Raises:
-        InvalidArgumentError: `ord` is no such norm.
+        InvalidArgumentError: `ord` is not one of these norms.
     """
     of_matrices = isinstance(axis, list | tuple) and len(axis) == 2
     is_euclidean = ord == "euclidean" or (of_matrices and ord == "fro")
-    is_known = ord in (1, 2, math.inf) if of_matrices else not isinstance(ord, str) and ord > 0
-    if not (is_euclidean or is_known):
+    is_supported = ord in (1, 2, math.inf) if of_matrices else not isinstance(ord, str) and ord > 0
+    if not (is_euclidean or is_supported):
         kinds = "'euclidean', 'fro', 1, 2 or inf" if of_matrices else "'euclidean' or a number > 0"
         raise InvalidArgumentError(f"ord must be {kinds}, not {show_value(ord)}.")
 
-    def measure(given: Tensor) -> Tensor:
-        axes = _axes_of(given, axis)
+    def measure(operand: Tensor) -> Tensor:
+        axes = _axes_of(operand, axis)
         if of_matrices and not is_euclidean:
-            return torch.linalg.matrix_norm(given, ord, axes, keepdims)
-        return torch.linalg.vector_norm(given, 2 if is_euclidean else ord, axes, keepdims)
+            return torch.linalg.matrix_norm(operand, ord, axes, keepdims)
+        return torch.linalg.vector_norm(operand, 2 if is_euclidean else ord, axes, keepdims)
 
     return call(measure, as_tensor(tensor), name=name or "norm")
 

@@ -27,7 +27,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 class Candidates(NamedTuple):
-    """Sampled classes, and how often each class is expected among them.
+    """Sampled classes and expected counts of classes.
 
     Attributes:
         sampled_candidates: int64, of shape (num_sampled,).
@@ -53,21 +53,21 @@ def log_uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Classes below `range_max`, of which class k has the probability
-    log((k + 2) / (k + 1)) / log(range_max + 1): for classes that are sorted by how frequent they
-    are.
+    """Sample classes below `range_max` log-uniformly, for classes sorted by frequency.
+
+    The probability of class k is log((k + 2) / (k + 1)) / log(range_max + 1).
 
     Args:
         true_classes: Integers of shape (batch, num_true).
-        num_true: How many there are for each example.
-        num_sampled: How many classes are sampled, for the whole batch.
-        unique: Whether they differ from each other.
+        num_true: Number of true classes of each example.
+        num_sampled: Number of classes to sample for the batch.
+        unique: Whether to sample different classes.
         range_max: The number of classes.
         seed: Optional.
         name: Optional.
 
     Raises:
-        InvalidArgumentError: There are not that many unique classes.
+        InvalidArgumentError: There are fewer unique classes.
     """
     span = math.log1p(range_max)
 
@@ -94,9 +94,7 @@ def uniform_candidate_sampler(
     seed: int | None = None,
     name: str | None = None,
 ) -> Candidates:
-    """Classes below `range_max` that are all as probable; otherwise as
-    `log_uniform_candidate_sampler`.
-    """
+    """Sample classes below `range_max` uniformly; see `log_uniform_candidate_sampler`."""
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
         return torch.randint(
@@ -126,10 +124,11 @@ def _sample_classes(
         raise InvalidArgumentError(f"{count} unique classes cannot be sampled from {range_max}.")
     true_classes, generator = tensor(true_classes), _graph.numbers_of(seed)
 
-    def sample(wanted: torch.Tensor) -> list[torch.Tensor]:
-        found, tries = (_draw_unique if unique else _draw_any)(draw, count, generator())
-        found = found.to(wanted.device)
-        return [found, *(_expected_count(probability(x), count, tries) for x in (wanted, found))]
+    def sample(labels: torch.Tensor) -> list[torch.Tensor]:
+        drawn_ids, tries = (_draw_unique if unique else _draw_any)(draw, count, generator())
+        drawn_ids = drawn_ids.to(labels.device)
+        expected = [_expected_count(probability(x), count, tries) for x in (labels, drawn_ids)]
+        return [drawn_ids, *expected]
 
     if not isinstance(true_classes, _graph.SymbolicTensor):
         return Candidates(*sample(true_classes))
@@ -150,20 +149,20 @@ def _draw_any(
 def _draw_unique(
     draw: Draw, count: int, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, int]:
-    """The first `count` different classes, and how many were drawn to find them."""
-    drawn = np.empty(0, np.int64)
+    """Return `count` different classes, and the number of draws for them."""
+    draws = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
     while len(first) < count:
-        more = draw(max(2 * count, len(drawn)), generator).numpy()
-        drawn = np.concatenate([drawn, more])
-        first = np.sort(np.unique(drawn, return_index=True)[1])
+        new_draws = draw(max(2 * count, len(draws)), generator).numpy()
+        draws = np.concatenate([draws, new_draws])
+        first = np.sort(np.unique(draws, return_index=True)[1])
     places = first[:count]
-    return torch.from_numpy(drawn[places]), int(places[-1]) + 1 if count else 0
+    return torch.from_numpy(draws[places]), int(places[-1]) + 1 if count else 0
 
 
 def _expected_count(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
-    found = p * count if tries == count else -torch.expm1(tries * torch.log1p(-p))
-    return found.float()
+    expected = p * count if tries == count else -torch.expm1(tries * torch.log1p(-p))
+    return expected.float()
 
 
 @named_in_graphs(9, "partition_strategy")
@@ -196,16 +195,16 @@ def nce_loss(
         name: Optional.
         partition_strategy: Place of the rows in several tables, as of `embedding_lookup`.
     """
-    logits, wanted = _sampled_logits(
+    logits, targets = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, None, name, partition_strategy,
     )  # fmt: skip
 
-    def loss(given: Tensor, target: Tensor) -> Tensor:
+    def loss(logit: Tensor, target: Tensor) -> Tensor:
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        return entropy(given, target, reduction="none").sum(1)
+        return entropy(logit, target, reduction="none").sum(1)
 
-    return call(loss, logits, wanted, name=name)
+    return call(loss, logits, targets, name=name)
 
 
 @named_in_graphs(9, "partition_strategy")
@@ -228,15 +227,15 @@ def sampled_softmax_loss(
 
     `seed` is that of the sampler; the other arguments are those of `nce_loss`.
     """
-    logits, wanted = _sampled_logits(
+    logits, targets = _sampled_logits(
         weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values,
         remove_accidental_hits, seed, name, partition_strategy,
     )  # fmt: skip
 
-    def loss(given: Tensor, target: Tensor) -> Tensor:
-        return -(target * torch.log_softmax(given, -1)).sum(-1)
+    def loss(logit: Tensor, target: Tensor) -> Tensor:
+        return -(target * torch.log_softmax(logit, -1)).sum(-1)
 
-    return call(loss, logits, wanted, name=name)
+    return call(loss, logits, targets, name=name)
 
 
 def _sampled_logits(
@@ -253,32 +252,39 @@ def _sampled_logits(
     name: str,
     strategy: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """The logits of the true and the sampled classes of each example, less the logarithm of how
-    often each is expected; and the probabilities that they should have.
+    """Return logits of the true and sampled classes, and their target probabilities.
+
+    The logarithm of its expected count is subtracted from the logit of each class.
     """
     labels = cast(labels, torch.int64)
     if sampled_values is None:
         sampled_values = log_uniform_candidate_sampler(
             labels, num_true, num_sampled, True, num_classes, seed
         )
-    sampled, true_count, sampled_count = (stop_gradient(each) for each in sampled_values)
-    ids = call(lambda own, others: torch.cat([own.reshape(-1), others]), labels, sampled)
+    sampled, true_count, sampled_count = (stop_gradient(part) for part in sampled_values)
+    ids = call(lambda x, y: torch.cat([x.reshape(-1), y]), labels, sampled)
     rows, shifts = look_up(weights, ids, strategy), look_up(biases, ids, strategy)
 
     def compare(
-        inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, others: Any, own: Any, rest: Any
+        inputs: Tensor,
+        rows: Tensor,
+        shifts: Tensor,
+        labels: Any,
+        sampled_classes: Any,
+        true_expected: Any,
+        sampled_expected: Any,
     ) -> tuple[Tensor, Tensor]:
-        labels, own = labels.reshape(-1, num_true), own.reshape(-1, num_true)
+        labels, true_expected = labels.reshape(-1, num_true), true_expected.reshape(-1, num_true)
         count = labels.numel()
         true = (inputs.unsqueeze(1) * rows[:count].unflatten(0, labels.shape)).sum(-1)
-        true = true + shifts[:count].reshape(labels.shape) - own.log()
+        true = true + shifts[:count].reshape(labels.shape) - true_expected.log()
         noise = inputs @ rows[count:].T + shifts[count:]
         if remove_accidental_hits:
-            hits = (labels.unsqueeze(-1) == others).any(1)
+            hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
             noise = noise + hits * _LOWEST
-        noise = noise - rest.log()
-        wanted = torch.cat([torch.ones_like(true) / num_true, torch.zeros_like(noise)], 1)
-        return torch.cat([true, noise], 1), wanted.detach()
+        noise = noise - sampled_expected.log()
+        probabilities = torch.cat([torch.ones_like(true) / num_true, torch.zeros_like(noise)], 1)
+        return torch.cat([true, noise], 1), probabilities.detach()
 
     parts = (tensor(inputs), rows, shifts, labels, sampled, true_count, sampled_count)
     return call(compare, *parts, name=f"{name}/logits")

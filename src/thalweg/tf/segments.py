@@ -1,4 +1,4 @@
-"""Sums, means and extremes of rows that belong together."""
+"""Reductions of segments of rows."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod
 
 def _reduce_segments(kind: str, rows: Tensor, ids: Tensor, count: int, empty: float) -> Tensor:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
-    known = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
-    flat, places = flat[known], ids.reshape(-1)[known].long()
+    is_member = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
+    flat, places = flat[is_member], ids.reshape(-1)[is_member].long()
     if places.device.type == "cpu" and len(places) and int(places.max()) >= count:
         raise InvalidArgumentError(f"There is no segment {int(places.max())} among {count}.")
     start = flat.new_full((count, *flat.shape[1:]), empty)
@@ -48,7 +48,7 @@ def _extreme_value(dtype: torch.dtype, largest: bool) -> float:
 
 
 def _empty_value(kind: str, dtype: torch.dtype) -> float:
-    """What a segment without rows has."""
+    """Return the value of a segment without rows."""
     if kind in ("max", "min"):
         return _extreme_value(dtype, kind == "min")
     return int(kind == "prod")
@@ -64,14 +64,14 @@ def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
             return _reduce_segments(kind, rows, ids, int(count), _empty_value(kind, rows.dtype))
 
         rows, ids = tensor(data), tensor(segment_ids)
-        made = call(reduce, rows, ids, num_segments, name=name or title)
+        reduction = call(reduce, rows, ids, num_segments, name=name or title)
 
         def static_shape() -> list[int | None] | None:
             if rows.shape is UNKNOWN or ids.shape is UNKNOWN:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
 
-        return told(made, rows.dtype, static_shape)
+        return told(reduction, rows.dtype, static_shape)
 
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = f"The {kind} of the rows of each of `num_segments` segments, in any order."
@@ -92,8 +92,8 @@ def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
             return _reduce_segments(kind, rows, ids, count, int(kind == "prod"))
 
         rows = tensor(data)
-        made = call(reduce, rows, tensor(segment_ids), name=name or title)
-        return told(made, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
+        reduction = call(reduce, rows, tensor(segment_ids), name=name or title)
+        return told(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
 
     apply.__name__ = apply.__qualname__ = title
     apply.__doc__ = f"The {kind} of the rows of each segment; their numbers do not decrease."

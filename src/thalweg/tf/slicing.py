@@ -1,4 +1,4 @@
-"""Parts of tensors: slices, rows, masks and elements by their places."""
+"""Slices, masks and indexed elements of tensors."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ __all__ = [
 
 
 def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:
-    """Return the part of the given size that begins at a place; a size of -1 reaches to the end.
+    """Return the part of a tensor from `begin` on; a size of -1 reaches to the end.
 
     Raises:
-        InvalidArgumentError: The part is not inside of the tensor.
+        InvalidArgumentError: The part is not inside the tensor.
     """
-    given, first, wanted = tensor(input_), sizes_of(begin), sizes_of(size)
+    source, start_sizes, part_sizes = tensor(input_), sizes_of(begin), sizes_of(size)
 
     def cut(x: Tensor, begin: Tensor, size: Tensor) -> Tensor:
         places = zip(sizes(begin), sizes(size), x.shape, strict=True)
-        ends = [(a, whole if many == -1 else a + many, whole) for a, many, whole in places]
-        if any(not 0 <= start <= end <= whole for start, end, whole in ends):
+        ends = [
+            (a, full_size if length == -1 else a + length, full_size)
+            for a, length, full_size in places
+        ]
+        if any(not 0 <= start <= end <= full_size for start, end, full_size in ends):
             raise InvalidArgumentError(
                 f"A slice of size {sizes(size)} at {sizes(begin)} is not inside of a tensor of"
                 f" shape {tuple(x.shape)}."
@@ -59,14 +62,19 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
         return x[tuple(builtins.slice(start, end) for start, end, _ in ends)]
 
     def static_shape() -> list[int | None] | None:
-        found, starts = known_sizes(wanted), known_sizes(first)
-        if found is None or starts is None or given.shape is UNKNOWN:
-            return found and [None if many == -1 else many for many in found]
-        pairs = zip(starts, given.shape, strict=True)
-        rest = [None if a is None or b is None else b - a for a, b in pairs]
-        return [left if many == -1 else many for left, many in zip(rest, found, strict=True)]
+        dims, starts = known_sizes(part_sizes), known_sizes(start_sizes)
+        if dims is None or starts is None or source.shape is UNKNOWN:
+            return dims and [None if count == -1 else count for count in dims]
+        pairs = zip(starts, source.shape, strict=True)
+        remaining_sizes = [None if a is None or b is None else b - a for a, b in pairs]
+        return [
+            remaining_size if count == -1 else count
+            for remaining_size, count in zip(remaining_sizes, dims, strict=True)
+        ]
 
-    return told(call(cut, given, first, wanted, name=name or "Slice"), given.dtype, static_shape)
+    return told(
+        call(cut, source, start_sizes, part_sizes, name=name or "Slice"), source.dtype, static_shape
+    )
 
 
 def strided_slice(
@@ -82,7 +90,7 @@ def strided_slice(
     var: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """`input_[begin:end:strides]` in each dimension that is named.
+    """Return `input_[begin:end:strides]` for the first dimensions.
 
     Args:
         input_: A tensor.
@@ -96,7 +104,7 @@ def strided_slice(
     """
     if ellipsis_mask or new_axis_mask or var is not None:
         raise InvalidArgumentError("Index the tensor, x[..., None]; assign to a variable.")
-    given = tensor(input_)
+    source = tensor(input_)
 
     def cut(x: Tensor, begin: Tensor, end: Tensor, strides: Tensor) -> Tensor:
         starts, ends = sizes(begin), sizes(end)
@@ -107,12 +115,12 @@ def strided_slice(
                 continue
             start = None if begin_mask >> place & 1 else starts[place]
             stop = None if end_mask >> place & 1 else ends[place]
-            chosen = range(x.shape[place])[start : stop : steps[place]]
-            x = x.index_select(place, torch.tensor(chosen, dtype=torch.int64, device=x.device))
+            positions = range(x.shape[place])[start : stop : steps[place]]
+            x = x.index_select(place, torch.tensor(positions, dtype=torch.int64, device=x.device))
         return x
 
-    parts = [None if each is None else sizes_of(each) for each in (begin, end, strides)]
-    return told(call(cut, given, *parts, name=name or "StridedSlice"), given.dtype)
+    parts = [None if argument is None else sizes_of(argument) for argument in (begin, end, strides)]
+    return told(call(cut, source, *parts, name=name or "StridedSlice"), source.dtype)
 
 
 def pad(
@@ -147,15 +155,15 @@ def pad(
             )
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
         if kind == "constant":
-            reversed_pairs = [number for both in reversed(pairs) for number in both]
+            reversed_pairs = [number for amounts in reversed(pairs) for number in amounts]
             return torch.nn.functional.pad(x, reversed_pairs, value=constant_values)
-        for place, both in enumerate(pairs):
-            order = np.pad(np.arange(x.shape[place]), both, mode=kind)
+        for place, amounts in enumerate(pairs):
+            order = np.pad(np.arange(x.shape[place]), amounts, mode=kind)
             x = x.index_select(place, torch.from_numpy(order).to(x.device))
         return x
 
-    given, wanted = as_tensor(tensor), sizes_of(paddings)
-    return told(call(widen, given, wanted, name=name or "Pad"), given.dtype)
+    source, padding_sizes = as_tensor(tensor), sizes_of(paddings)
+    return told(call(widen, source, padding_sizes, name=name or "Pad"), source.dtype)
 
 
 def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
@@ -175,50 +183,48 @@ def repeat(
 
 
 def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> list[Tensor]:
-    """Vectors as coordinates of a grid; "xy" has the first vary along the second dimension."""
+    """Return coordinates of a grid; with "xy" the first varies along the second dimension."""
 
-    def cross(*given: Tensor) -> tuple[Tensor, ...]:
-        return torch.meshgrid(*given, indexing=indexing)
+    def cross(*vectors: Tensor) -> tuple[Tensor, ...]:
+        return torch.meshgrid(*vectors, indexing=indexing)
 
-    return [*call(cross, *(tensor(each) for each in args), name=name or "meshgrid")]
+    return [*call(cross, *(tensor(vector) for vector in args), name=name or "meshgrid")]
 
 
 def boolean_mask(
     tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
 ) -> Tensor:
-    """Return the parts of a tensor where a mask holds, in one dimension in place of those of the
-    mask.
-    """
+    """Return the parts of a tensor where a mask is true, along one dimension."""
 
-    def choose(x: Tensor, chosen: Tensor) -> Tensor:
+    def choose(x: Tensor, bools: Tensor) -> Tensor:
         first = (axis or 0) % max(x.dim(), 1)
-        sizes = tuple(x.shape[first : first + chosen.dim()])
-        if not chosen.dim() or tuple(chosen.shape) != sizes:
+        sizes = tuple(x.shape[first : first + bools.dim()])
+        if not bools.dim() or tuple(bools.shape) != sizes:
             raise InvalidArgumentError(
-                f"A mask of shape {tuple(chosen.shape)} does not fit a tensor of shape"
+                f"A mask of shape {tuple(bools.shape)} does not fit a tensor of shape"
                 f" {tuple(x.shape)} from axis {first} on."
             )
-        return x[(builtins.slice(None),) * first + (chosen.bool(),)]
+        return x[(builtins.slice(None),) * first + (bools.bool(),)]
 
-    given, chosen = as_tensor(tensor), as_tensor(mask)
+    source, bools = as_tensor(tensor), as_tensor(mask)
 
     def static_shape() -> list[int | None] | None:
-        if given.shape is UNKNOWN or chosen.shape is UNKNOWN:
+        if source.shape is UNKNOWN or bools.shape is UNKNOWN:
             return None
-        first = (axis or 0) % max(len(given.shape), 1)
-        return [*given.shape[:first], None, *given.shape[first + len(chosen.shape) :]]
+        first = (axis or 0) % max(len(source.shape), 1)
+        return [*source.shape[:first], None, *source.shape[first + len(bools.shape) :]]
 
-    return told(call(choose, given, chosen, name=name), given.dtype, static_shape)
+    return told(call(choose, source, bools, name=name), source.dtype, static_shape)
 
 
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return the elements or parts of `params` whose places are the last dimension of `indices`."""
+    """Return elements or parts of `params`; the last dimension of `indices` has their indices."""
 
     def pick(x: Tensor, places: Tensor) -> Tensor:
         if batch_dims:
-            return torch.stack([_pick_elements(*one) for one in zip(x, places, strict=True)])
+            return torch.stack([_pick_elements(*entry) for entry in zip(x, places, strict=True)])
         return _pick_elements(x, places)
 
     if batch_dims not in (0, 1):
@@ -249,45 +255,45 @@ def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def scatter_nd(indices: object, updates: object, shape: object, name: str | None = None) -> Tensor:
-    """Zeros of a shape, to which updates are added at the places in the last dimension of
-    `indices`.
-    """
-    places, values, wanted = tensor(indices), tensor(updates), sizes_of(shape)
+    """Return zeros of a shape with updates added at indices, the last dimension of `indices`."""
+    places, values, output_sizes = tensor(indices), tensor(updates), sizes_of(shape)
 
     def put(places: object, values: Tensor, shape: Tensor) -> Tensor:
         zeros = values.new_zeros(sizes(shape))
         return zeros.index_put(indices_of(places, zeros.shape), values, accumulate=True)
 
-    made = call(put, places, values, wanted, name=name or "ScatterNd")
-    return told(made, values.dtype, lambda: known_sizes(wanted))
+    scattered = call(put, places, values, output_sizes, name=name or "ScatterNd")
+    return told(scattered, values.dtype, lambda: known_sizes(output_sizes))
 
 
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """For each length so many ones and then zeros; `maxlen` of them, by default the largest."""
+    """Return rows of `length` ones and then zeros, `maxlen` (the largest length) in all."""
 
-    def mark(given: Tensor, most: Tensor) -> Tensor:
-        largest = int(given.max()) if most is None and given.numel() else 0
-        count = max(largest, 0) if most is None else int(most)
-        positions = torch.arange(count, dtype=torch.int64, device=given.device)
-        return (positions < given.unsqueeze(-1)).to(kind)
+    def mark(lengths: Tensor, limit: Tensor) -> Tensor:
+        largest = int(lengths.max()) if limit is None and lengths.numel() else 0
+        count = max(largest, 0) if limit is None else int(limit)
+        positions = torch.arange(count, dtype=torch.int64, device=lengths.device)
+        return (positions < lengths.unsqueeze(-1)).to(kind)
 
-    kind, given = as_dtype(dtype), tensor(lengths)
-    most = None if maxlen is None else known_size(maxlen)
-    made = call(mark, given, maxlen, name=name or "SequenceMask")
-    return told(made, kind, lambda: None if given.shape is UNKNOWN else [*given.shape, most])
+    kind, all_lengths = as_dtype(dtype), tensor(lengths)
+    width = None if maxlen is None else known_size(maxlen)
+    masks = call(mark, all_lengths, maxlen, name=name or "SequenceMask")
+    return told(
+        masks, kind, lambda: None if all_lengths.shape is UNKNOWN else [*all_lengths.shape, width]
+    )
 
 
 class Unique(NamedTuple):
-    """The elements of a vector, each once in the order of its first place."""
+    """Unique elements of a vector, in the order of first occurrence."""
 
     y: Tensor
     idx: Tensor
 
 
 class UniqueWithCounts(NamedTuple):
-    """`Unique`, and how often each element occurs."""
+    """`Unique` with counts of the elements."""
 
     y: Tensor
     idx: Tensor
@@ -295,50 +301,48 @@ class UniqueWithCounts(NamedTuple):
 
 
 def unique(x: object, out_idx: object = torch.int32, name: str | None = None) -> Unique:
-    """Return the elements of a vector in the order of their first places, and for each element of
-    the vector its place among them.
-    """
+    """Return unique elements in order of first occurrence, and each element's index in them."""
     return Unique(*unique_with_counts(x, out_idx, name or "Unique")[:2])
 
 
 def unique_with_counts(
     x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
-    """Return the results of `unique`, and how often each element occurs."""
-    kind, given = as_dtype(out_idx), tensor(x)
+    """Return the results of `unique` and the counts of the elements."""
+    kind, vector = as_dtype(out_idx), tensor(x)
 
-    def find(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, places, counts = given.unique(return_inverse=True, return_counts=True)
-        firsts = torch.full_like(values, len(given), dtype=torch.int64)
-        order_of_rows = torch.arange(len(given), dtype=torch.int64, device=given.device)
+    def find(bias_row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, places, counts = bias_row.unique(return_inverse=True, return_counts=True)
+        firsts = torch.full_like(values, len(bias_row), dtype=torch.int64)
+        order_of_rows = torch.arange(len(bias_row), dtype=torch.int64, device=bias_row.device)
         firsts.scatter_reduce_(0, places, order_of_rows, "amin")
         order = firsts.argsort()
         return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
 
-    if not isinstance(given, _graph.SymbolicTensor):
-        return UniqueWithCounts(*find(given))
-    count = None if given.shape is UNKNOWN else given.shape[0]
+    if not isinstance(vector, _graph.SymbolicTensor):
+        return UniqueWithCounts(*find(vector))
+    count = None if vector.shape is UNKNOWN else vector.shape[0]
     outputs = [
-        _graph.Output(given.dtype, (None,), ()),
+        _graph.Output(vector.dtype, (None,), ()),
         _graph.Output(kind, (count,), ()),
         _graph.Output(kind, (None,), ()),
     ]
     title = name or "UniqueWithCounts"
-    found = _graph.operation(find, [given], title, kind="pure", outputs=outputs)
-    return UniqueWithCounts(*found)
+    node_outputs = _graph.operation(find, [vector], title, kind="pure", outputs=outputs)
+    return UniqueWithCounts(*node_outputs)
 
 
 def dynamic_partition(
     data: object, partitions: object, num_partitions: int, name: str | None = None
 ) -> list[Tensor]:
-    """For each number of a partition the parts of `data` that are in it."""
-    given, places, title = tensor(data), tensor(partitions), name or "DynamicPartition"
-    chosen = (call(torch.eq, places, i) for i in range(num_partitions))
-    return [boolean_mask(given, mask, title) for mask in chosen]
+    """Return the rows of `data` of each partition, in a list."""
+    source, places, title = tensor(data), tensor(partitions), name or "DynamicPartition"
+    masks = (call(torch.eq, places, i) for i in range(num_partitions))
+    return [boolean_mask(source, mask, title) for mask in masks]
 
 
 def invert_permutation(x: object, name: str | None = None) -> Tensor:
-    """For each number from 0 its place in `x`."""
+    """Return the inverse permutation: the index of each number in `x`."""
     return call(lambda order: order.argsort().to(order.dtype), tensor(x),
                 name=name or "InvertPermutation")  # fmt: skip
 
@@ -347,9 +351,9 @@ def random_crop(
     value: object, size: object, seed: int | None = None, name: str | None = None
 ) -> Tensor:
     """Return a part of the given size from a random place."""
-    whole, wanted = shape_of(tensor(value)), tensor(size)
-    share = uniform(shape_of(wanted), dtype=torch.float64, seed=seed)
-    begin = cast(share * (whole - wanted + 1), torch.int32)
+    full_shape, part_shape = shape_of(tensor(value)), tensor(size)
+    share = uniform(shape_of(part_shape), dtype=torch.float64, seed=seed)
+    begin = cast(share * (full_shape - part_shape + 1), torch.int32)
     return slice(value, begin, size, name or "random_crop")
 
 

@@ -21,8 +21,7 @@ __all__ = [
 
 
 class Variable(metaclass=EagerOrGraphMeta):
-    """A tensor that training updates: a `thalweg.Variable`, or in graph mode a variable of the
-    graph.
+    """Variable: a `thalweg.Variable`, or in graph mode a variable of the graph.
 
     Args:
         initial_value: A number, nested list, array, tensor, or a callable that returns one.
@@ -77,15 +76,13 @@ class _NoVariable(EagerOrGraphMeta):
 
 
 class Tensor(metaclass=_NoVariable):
-    """For `isinstance`: tensors of torch and of graphs that are no variables. `tf.constant` makes
-    one.
-    """
+    """Class for `isinstance`: tensors of torch and of graphs, other than variables."""
 
     CLASSES = (torch.Tensor, _graph.SymbolicTensor)
 
 
 class SparseTensor(metaclass=EagerOrGraphMeta):
-    """For `isinstance`, which is False: there are none.
+    """Class for `isinstance`, without instances.
 
     Raises:
         NotImplementedError: Always.

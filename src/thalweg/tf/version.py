@@ -1,4 +1,4 @@
-"""`tf.version`: which TensorFlow this is like, for code that asks before it chooses a name.
+"""`tf.version`: the emulated TensorFlow version, for code that depends on it.
 
 2.16 is the first release whose `tf.keras` is Keras 3, as it is here; the optimizers of the releases
 before it, which code then looks for in `tf.keras.optimizers.legacy`, are there. 1.15, which

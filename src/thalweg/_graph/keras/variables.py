@@ -49,5 +49,5 @@ def kept_in_graph(optimizer: Any, variables: Sequence[object]) -> list[GraphVari
     found: list[Any] = []
     for each in optimizer._with_inner():
         found += [slot for var in variables for slot in each._slots.all_of(var).values()]
-        found += [*each._own_children().values(), *each._added]
+        found += [*each._own_children().values(), *each._added_weights]
     return [var for var in found if isinstance(var, GraphVariable)]

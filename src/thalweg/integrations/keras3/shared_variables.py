@@ -45,7 +45,7 @@ def slot_variables(
     places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
     made = []
-    for weight in [*wrapped.weights[1:], *wrapped._added]:
+    for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
         if owner is not None and id(owner) not in places:
             continue  # the wrapped optimizer trains other variables besides

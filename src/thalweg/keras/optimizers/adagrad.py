@@ -62,8 +62,8 @@ class Adagrad(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        own = self._hyper_tensors(dtype, "epsilon")
-        return {**own, "neg_lr_t": -state["lr_t"], "zero": zero}
+        hypers = self._hyper_tensors(dtype, "epsilon")
+        return {**hypers, "neg_lr_t": -state["lr_t"], "zero": zero}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -85,9 +85,9 @@ class Adam(BuiltIn):
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
-        unbiased = torch.sqrt(1 - own["beta_2_power"]) / (1 - own["beta_1_power"])
-        return {**own, "lr": state["lr_t"] * unbiased}
+        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
+        unbiased = torch.sqrt(1 - hypers["beta_2_power"]) / (1 - hypers["beta_1_power"])
+        return {**hypers, "lr": state["lr_t"] * unbiased}
 
     def get_config(self) -> dict[str, Any]:
         return {

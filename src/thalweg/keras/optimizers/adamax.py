@@ -52,9 +52,9 @@ class Adamax(BuiltIn):
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
-        rate = -state["lr_t"] / (1 - own["beta_1_power"])
-        return {**own, "neg_scaled_lr": rate, "zero": zero}
+        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
+        rate = -state["lr_t"] / (1 - hypers["beta_1_power"])
+        return {**hypers, "neg_scaled_lr": rate, "zero": zero}
 
     def get_config(self) -> dict[str, Any]:
         return {

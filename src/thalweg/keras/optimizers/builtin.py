@@ -14,20 +14,20 @@ from thalweg.variable import as_dtype
 
 
 def as_epsilon(value: object) -> Any:
-    """Return the number given for epsilon; None and 0 mean 1e-7.
+    """Return epsilon as a number; None and 0 mean 1e-7.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is NaN.
+        TypeError: The value is not a number.
+        ValueError: The value is NaN.
     """
     return 1e-7 if value is None else as_number("epsilon", value) or 1e-7
 
 
 class BuiltIn(RuleOptimizer):
-    """An optimizer of Keras: hyperparameters under Keras' names, over a rule of the library.
+    """Keras optimizer that runs a rule of the library, with Keras' names of hyperparameters.
 
     Attributes:
-        EXACT: Attributes that formulas take exactly, not through float32, by the rule's names.
+        EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
     """
 
     EXACT: dict[str, str] = {}
@@ -39,8 +39,9 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("decay", self._initial_decay)
 
     def _set_learning_rate(self, learning_rate: object, kwargs: dict[str, object]) -> None:
-        given = check_value("learning_rate", learning_rate)  # also where `lr` is what counts
-        self._set_hyper("learning_rate", kwargs.get("lr", given))
+        # `learning_rate` is checked even where `lr` replaces it.
+        checked_rate = check_value("learning_rate", learning_rate)
+        self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
         values: dict[str, object] = {}
@@ -56,23 +57,23 @@ class BuiltIn(RuleOptimizer):
         return tuple(self.EXACT.values())
 
     def _hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
-        """Hyperparameters, and epsilon, as 0-d tensors."""
-        own = [name for name in names if name != "epsilon"]
-        found = {name: self._get_hyper(name, dtype) for name in own}
+        """Return hyperparameters, and epsilon if named, as 0-d CPU tensors by name."""
+        hyper_names = [name for name in names if name != "epsilon"]
+        tensors = {name: self._get_hyper(name, dtype) for name in hyper_names}
         if "epsilon" in names:
-            found["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype), device="cpu")
-        return found
+            tensors["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype), device="cpu")
+        return tensors
 
     def _beta_tensors(self, dtype: object) -> dict[str, Any]:
-        """The betas, and their powers in this step, as 0-d tensors."""
+        """Return both betas, their powers in this step and 1 - beta, as 0-d tensors by name."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
-        found: dict[str, object] = {}
+        tensors: dict[str, object] = {}
         for name in ("beta_1", "beta_2"):
             beta = self._get_hyper(name, dtype)
-            found[f"{name}_t"] = beta
-            found[f"{name}_power"] = torch.pow(beta, step)
-            found[f"one_minus_{name}_t"] = 1 - beta
-        return found
+            tensors[f"{name}_t"] = beta
+            tensors[f"{name}_power"] = torch.pow(beta, step)
+            tensors[f"one_minus_{name}_t"] = 1 - beta
+        return tensors
 
     def get_config(self) -> dict[str, Any]:
         return Optimizer.get_config(self)
@@ -87,7 +88,7 @@ class BuiltIn(RuleOptimizer):
         return {name: self._serialize_hyperparameter(name) for name in names}
 
     def _with_iterations(self, weights: list[object]) -> list[object]:
-        """A list of slots alone, as old checkpoints have it, with iterations 0 before it."""
+        """Return weights with 0 iterations prepended if an old checkpoint lacks them."""
         if len(self._weights) == len(weights) + 1:
             return [np.array(0), *weights]
         return weights

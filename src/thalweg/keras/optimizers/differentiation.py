@@ -1,4 +1,4 @@
-"""Computation of pairs of gradient and variable from a loss, and of the step."""
+"""Gradients of a loss: `minimize`, `get_gradients` and `get_updates`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg.variable import is_frozen, is_variable, titles_of
 
 
 class Differentiation:
-    """The part of `Optimizer` that computes gradients."""
+    """Mixin of `Optimizer` that computes gradients."""
 
     def apply_gradients(
         self,
@@ -72,13 +72,13 @@ class Differentiation:
         return self.apply_gradients(pairs, name=name)
 
     def _transform_loss(self, loss: Tensor) -> Tensor:
-        """Hook: changes the loss before it is differentiated."""
+        """Hook: return the loss to differentiate, by default unchanged."""
         return loss
 
     def _get_gradients(
         self, tape: GradientTape, loss: Tensor, var_list: list[Tensor], grad_loss: Tensor | None
     ) -> list[tuple[Any, Tensor]]:
-        """Hook: the gradients of the loss, paired with the variables."""
+        """Hook: return pairs of gradient and variable for a loss recorded on a tape."""
         return list(zip(tape.gradient(loss, var_list, grad_loss), var_list, strict=True))
 
     @untraced
@@ -89,13 +89,13 @@ class Differentiation:
         grad_loss: Tensor | None = None,
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
-        """Hook: the gradients of a loss given as a callable, or as a tensor with its tape."""
+        """Hook: return gradient-variable pairs of a callable loss, or of a tensor and its tape."""
         refuse_no_variables(var_list)
         if is_deferred(loss):
             symbol = graph_mode().variable_of(loss)
             value = self._transform_loss(symbol if is_symbolic(symbol) else symbol())
-            chosen = flatten(var_list() if callable(var_list) else var_list)
-            return graph_mode().gradients(value, chosen, grad_loss) if chosen else []
+            variables = flatten(var_list() if callable(var_list) else var_list)
+            return graph_mode().gradients(value, variables, grad_loss) if variables else []
         is_tensor = isinstance(loss, Tensor)
         if is_tensor and tape is None:
             raise ValueError("`tape` is required when a `Tensor` loss is passed.")
@@ -117,7 +117,7 @@ class Differentiation:
 
     @untraced
     def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Gradients of a loss tensor with respect to variables; `apply_gradients` clips them.
+        """Return gradients of a loss tensor with respect to variables, not yet clipped.
 
         Raises:
             ValueError: A variable has no gradient.
@@ -136,14 +136,14 @@ class Differentiation:
 
     @untraced
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Apply the gradients of a loss tensor; the result of `apply_gradients` in a list."""
+        """Apply the gradients of a loss tensor; return [result of `apply_gradients`]."""
         gradients = self.get_gradients(loss, params)
         return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
 
 
-def _check_sources(given: Sequence[object]) -> None:
-    """Refuse what can have no gradient. A tensor that is no variable can, but cannot be updated."""
-    check_variables([x for x in given if is_variable(x) or not isinstance(x, Tensor)])
+def _check_sources(sources: Sequence[object]) -> None:
+    """Raise TypeError for a source that is neither a variable nor a tensor."""
+    check_variables([x for x in sources if is_variable(x) or not isinstance(x, Tensor)])
 
 
 def _check_all(pairs: Iterable[tuple[object, object]]) -> None:

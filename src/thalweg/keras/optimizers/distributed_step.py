@@ -1,4 +1,4 @@
-"""A step in a strategy of `thalweg.distribute`: its gradients are summed over the replicas."""
+"""Steps in a strategy of `thalweg.distribute`, with gradients summed over the replicas."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg.keras.optimizers.step_adapter import KerasStepAdapter, with_gradients
 from thalweg.variable import titles_of
 
-_BEFORE = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
+_EARLY_HOOKS = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
 
 
-def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: bool) -> Any:
-    """`Optimizer.apply_gradients` in the scope of a strategy, or in one of its replicas."""
+def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
+    """Run `Optimizer.apply_gradients` in the scope of a strategy or in one of its replicas."""
     waits = aggregates and _is_summed(optimizer)
-    told = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
-    with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, told:
-        given = given if type(given) is list else as_pairs(given)
-        if not given:
+    reporting = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
+    with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, reporting:
+        pairs = pairs if type(pairs) is list else as_pairs(pairs)
+        if not pairs:
             if waits and executing_eagerly():
                 strategy = distribute.get_strategy()
                 distribute.sum_gradients(optimizer, strategy, [], fingerprint_of(optimizer))
@@ -35,24 +35,22 @@ def step_in_replicas(optimizer: Any, given: Any, name: str | None, aggregates: b
         hooks = optimizer._make_hooks(aggregates and not sums_first)
         if not sums_first:
             if waits and executing_eagerly():
-                given = distribute.fill_missing_gradients(as_pairs(given))
-            said = fingerprint_of(optimizer)
-            given, hooks.sharing = distribute.share_summed_step(
-                optimizer, given, hooks, optimizer._clipping, said
+                pairs = distribute.fill_missing_gradients(as_pairs(pairs))
+            fingerprint = fingerprint_of(optimizer)
+            pairs, hooks.sharing = distribute.share_summed_step(
+                optimizer, pairs, hooks, optimizer._clipping, fingerprint
             )
         elif distribute.shards_of(optimizer) is not None:
-            given, hooks.sharing = _summed_in_parts(optimizer, as_pairs(given), hooks)
+            pairs, hooks.sharing = _summed_in_parts(optimizer, as_pairs(pairs), hooks)
         else:
-            given = sum_over_replicas(optimizer, as_pairs(given))
+            pairs = sum_over_replicas(optimizer, as_pairs(pairs))
         with distribute.enter_shared_step(hooks.sharing):
-            outcome = optimizer._take_step(hooks, given)
-        return optimizer._end_step(outcome, given, name, aggregates and not sums_first)
+            outcome = optimizer._take_step(hooks, pairs)
+        return optimizer._end_step(outcome, pairs, name, aggregates and not sums_first)
 
 
 def waited_for(optimizer: object) -> AbstractContextManager[None]:
-    """Return the context manager of the block in which gradients are computed, for which other
-    replicas wait.
-    """
+    """Return a context manager for computing gradients that reports errors to waiting replicas."""
     if _sums_first(optimizer):
         return distribute.guard_backward(optimizer)
     return (
@@ -61,7 +59,7 @@ def waited_for(optimizer: object) -> AbstractContextManager[None]:
 
 
 def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return the pairs with the sums over all replicas."""
+    """Return pairs of the gradient sums over all replicas and their variables."""
     strategy = distribute.get_strategy()
     return _all_of(
         pairs, distribute.sum_gradients(optimizer, strategy, pairs, fingerprint_of(optimizer))
@@ -69,14 +67,14 @@ def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tupl
 
 
 def _sums_first(optimizer: Any) -> bool:
-    """Return whether the sum over replicas is all that comes before `_transform_gradients`."""
+    """Return whether only the sum over replicas precedes `_transform_gradients`."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
-    return _BEFORE.isdisjoint(optimizer._overridden_hooks())
+    return _EARLY_HOOKS.isdisjoint(optimizer._overridden_hooks())
 
 
 def _is_summed(optimizer: Any) -> bool:
-    """Return whether its class sums gradients over replicas, of which there are several."""
+    """Return whether the optimizer sums gradients over several replicas."""
     if optimizer._aggregator is not None or replicas() == 1:
         return False
     return "_aggregate_gradients" not in optimizer._overridden_hooks()
@@ -87,16 +85,16 @@ def _summed_in_parts(
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()
-    whole = sees or rule is None or (rule.whole and bool(optimizer._clipping))
-    strategy, said = distribute.get_strategy(), fingerprint_of(optimizer)
-    found, step = distribute.sum_for_shards(
-        optimizer, strategy, pairs, said, hooks, scatters=not whole
+    needs_full_sums = sees or rule is None or (rule.whole and bool(optimizer._clipping))
+    strategy, fingerprint = distribute.get_strategy(), fingerprint_of(optimizer)
+    summed_pairs, step = distribute.sum_for_shards(
+        optimizer, strategy, pairs, fingerprint, hooks, scatters=not needs_full_sums
     )
-    return _all_of(pairs, found), step
+    return _all_of(pairs, summed_pairs), step
 
 
 def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
-    """Return what must be the same on all replicas."""
+    """Return the fingerprint of a step, which must be equal on all replicas."""
 
     def words_of_step() -> list[str]:
         arguments = distribute.in_words(optimizer._arguments())
@@ -110,9 +108,9 @@ def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
 
 
 def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:
-    """The sums; says, as without ranks, which variables have none since no rank has a gradient."""
+    """Return the sums; warn about variables without a gradient on any rank."""
     if len(sums) < len(pairs):
-        there = {id(var) for _, var in sums}
-        marked = [(var if id(var) in there else None, var) for _, var in pairs]
-        with_gradients(marked, titles_of([var for _, var in pairs]))
+        summed_ids = {id(var) for _, var in sums}
+        sums_and_vars = [(var if id(var) in summed_ids else None, var) for _, var in pairs]
+        with_gradients(sums_and_vars, titles_of([var for _, var in pairs]))
     return sums

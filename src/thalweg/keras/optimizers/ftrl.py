@@ -66,13 +66,13 @@ class Ftrl(BuiltIn):
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
-        given = {
+        signed_options = {
             "initial_accumulator_value": initial_accumulator_value,
             "l1_regularization_strength": l1_regularization_strength,
             "l2_regularization_strength": l2_regularization_strength,
             "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
         }
-        numbers = {key: as_number(key, value) for key, value in given.items()}
+        numbers = {key: as_number(key, value) for key, value in signed_options.items()}
         for key, value in numbers.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
@@ -88,7 +88,8 @@ class Ftrl(BuiltIn):
 
     def _choose_rule(self) -> Rule:
         power = self._hyper.now("learning_rate_power")
-        if is_symbolic(power):  # which rule it is, a run knows; both have the same slots
+        # Only a run has the power's value. Both rules have the same slots.
+        if is_symbolic(power):
             return FTRL_POWER
         return FTRL if float(power) == -0.5 else FTRL_POWER
 
@@ -106,21 +107,21 @@ class Ftrl(BuiltIn):
         return self._initial_accumulator_value if name == "accumulator" else 0.0
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
-        before = len(self._weights)
+        old_count = len(self._weights)
         super()._create_slots(var_list)
         # Keras creates both slots of a variable before those of the next.
-        made = self._weights[before:]
-        half = len(made) // 2
-        self._weights[before:] = [
-            slot for pair in zip(made[:half], made[half:], strict=True) for slot in pair
+        new_slots = self._weights[old_count:]
+        half = len(new_slots) // 2
+        self._weights[old_count:] = [
+            slot for pair in zip(new_slots[:half], new_slots[half:], strict=True) for slot in pair
         ]
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
-        own = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
+        hypers = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
-        shrinkage = torch.full_like(own["beta"], shrinkage)
-        return {**own, "l2_shrinkage_regularization_strength": shrinkage}
+        shrinkage = torch.full_like(hypers["beta"], shrinkage)
+        return {**hypers, "l2_shrinkage_regularization_strength": shrinkage}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -27,7 +27,7 @@ from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
 from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
 
-# What people of torch.optim look for, and what its schedulers and trainers around it ask for.
+# Attributes of torch.optim.Optimizer that users and trainers try, with the alternative.
 _TORCH = {
     "add_param_group": ". Variables are those that steps are given.",
     "defaults": ". Hyperparameters are attributes.",
@@ -39,12 +39,12 @@ _TORCH = {
 
 
 def _in_torchs_form(kind: type) -> str:
-    """The class in torch's form with the same numbers, of a class of Keras or what derives of it.
+    """Return the name of the torch-style class with the same update as a Keras class.
 
-    Schedulers of torch, and trainers, take no other: they ask for `torch.optim.Optimizer`.
+    Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
     """
-    own = [each.__name__ for each in kind.__mro__ if each.__module__.startswith(_PACKAGE)]
-    name = own[0] if own else "Optimizer"
+    class_names = [cls.__name__ for cls in kind.__mro__ if cls.__module__.startswith(_PACKAGE)]
+    name = class_names[0] if class_names else "Optimizer"
     if name in ("Optimizer", "RuleOptimizer"):
         return "one of thalweg.optim"
     return f"thalweg.optim.tensorflow.{name}, which has the same numbers"
@@ -54,7 +54,7 @@ _PACKAGE = "thalweg.keras.optimizers."
 
 
 class Hypers(TrackableSlots):
-    """The part of `Optimizer` that keeps hyperparameters."""
+    """Mixin of `Optimizer` that stores hyperparameters and reads them as attributes."""
 
     _name: str
     _initial_decay: float
@@ -66,11 +66,11 @@ class Hypers(TrackableSlots):
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule.
 
-        One that is a variable is given the value: in graph mode in the session, see
-        `tf.keras.backend.set_value`.
+        A hyperparameter that is a variable is assigned by `tf.keras.backend.set_value`, in graph
+        mode in the session.
         """
         if name in vars(self).get("_deferred_dependencies", ()):
-            # What is set now counts, not what was restored before and waits.
+            # The new value takes precedence over a restored value that is still pending.
             if is_number(value):
                 self._create_hypers()
             else:
@@ -78,9 +78,9 @@ class Hypers(TrackableSlots):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """The hyperparameter as its attribute gives it; as a `dtype` tensor if given.
+        """Return a hyperparameter as its attribute does, or as a 0-d tensor of `dtype`.
 
-        In a hook of a step that a session runs, it is what the step has read.
+        In a hook of a step that a session runs, return the value that the step has read.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -97,13 +97,13 @@ class Hypers(TrackableSlots):
         return torch.tensor(number, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
-        for name, made in self._hyper.create(self._make_variable).items():
-            self._handle_deferred_dependencies(name=name, trackable=made)
+        for name, variable in self._hyper.create(self._make_variable).items():
+            self._handle_deferred_dependencies(name=name, trackable=variable)
 
     def _make_variable(self, name: str, initial_value: object) -> Variable | None:
-        """A variable of the optimizer that is not trained.
+        """Return a new untrained variable of the optimizer.
 
-        In graph mode it is one of the graph, named below the current name scope.
+        In graph mode it belongs to the graph and is named below the current name scope.
         """
         if executing_eagerly():
             title = f"{self._name}/{name}"
@@ -111,9 +111,9 @@ class Hypers(TrackableSlots):
         return graph_mode().variable(initial_value, name)
 
     def _serialize_hyperparameter(self, name: str) -> object:
-        """What `get_config` writes: a number that JSON knows, or the config of a schedule.
+        """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.
 
-        In graph mode the value of a variable is that of the session, or its first if none is known.
+        In graph mode return a variable's value in the session, or its initial value without one.
         """
         value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):
@@ -122,9 +122,9 @@ class Hypers(TrackableSlots):
             value = numpy_value(value)
         elif is_symbolic(value) and not is_function(self._hyper.raw(name)):
             value = graph_mode().config_value(value)
-        # A numpy.float64 is a float, and makes a hyperparameter of float64.
-        is_odd = isinstance(value, np.generic) and not isinstance(value, float)
-        return value.item() if is_odd else value
+        # numpy.float64 is a float: keep it, as it makes a hyperparameter of float64.
+        is_numpy_scalar = isinstance(value, np.generic) and not isinstance(value, float)
+        return value.item() if is_numpy_scalar else value
 
     def __getattr__(self, name: str) -> Any:
         hyper = self.__dict__.get("_hyper")
@@ -133,8 +133,8 @@ class Hypers(TrackableSlots):
             return self._get_hyper(key)
         hint = _TORCH.get(name, "")
         if hint:
-            own = _in_torchs_form(type(self))
-            hint += f" For what asks for an optimizer of torch, use {own}."
+            alternative = _in_torchs_form(type(self))
+            hint += f" For what asks for an optimizer of torch, use {alternative}."
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -155,7 +155,7 @@ class Hypers(TrackableSlots):
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
     def _scalar(self, name: str, dtype: type[np.floating]) -> Any:
-        """A hyperparameter as a scalar of a compute dtype; a callable is called once per step."""
+        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step."""
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(
                 f"{name} cannot be a schedule; only learning_rate can. Give a callable without"
@@ -169,9 +169,9 @@ class Hypers(TrackableSlots):
         return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
 
     def _rate_at(self, dtype: type[np.floating], count: int) -> object:
-        """Return `_learning_rate` of the step that follows `count` others.
+        """Return the learning rate of the step that follows `count` steps.
 
-        The learning rate is a number, a tensor, or a schedule given by a formula.
+        The hyperparameter must be a number, a tensor or a `FormulaSchedule`.
         """
         rate = self._hyper.raw("learning_rate")
         if isinstance(rate, FormulaSchedule):
@@ -189,9 +189,9 @@ class Hypers(TrackableSlots):
         return as_hyper(rate, dtype)  # pyright: ignore
 
     def _decayed_lr(self, var_dtype: object) -> Tensor:
-        """The learning rate of this step as a 0-d tensor, for subclasses' own arithmetic.
+        """Return the learning rate of this step as a 0-d CPU tensor, for subclasses' hooks.
 
-        While a graph is built, it is a tensor of the graph.
+        While a graph is built, return a tensor of the graph.
         """
         dtype = as_dtype(var_dtype)
         if is_deferred():

@@ -86,7 +86,8 @@ class Nadam(BuiltIn):
         super()._set_hyper(name, value)
 
     def _learning_rate(self, dtype: type[np.floating]) -> object:
-        return self._scalar("learning_rate", dtype)  # `decay` is psi, not the learning rate's
+        # Without decay: Nadam's `decay` is psi, the decay of the momentum schedule.
+        return self._scalar("learning_rate", dtype)
 
     def _hyper_scalars(self, dtype: type[np.floating]) -> dict[str, object]:
         cache = 1.0 if self._cache is None else resolve(self._cache).item()
@@ -100,10 +101,11 @@ class Nadam(BuiltIn):
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         cache = resolve(self._cache)
         if all(var.dtype.to_real() is not cache.dtype for var in variables):
-            return []  # as in TensorFlow, the scalars of another dtype leave the cache alone
+            # As in TensorFlow, steps of variables of another dtype do not change the cache.
+            return []
         dtype = compute_dtype(cache.dtype)
-        own = shared.get(dtype) or self._rule_scalars(dtype)
-        return [partial(cache.detach().fill_, own["momentum_cache"].item())]
+        scalars = shared.get(dtype) or self._rule_scalars(dtype)
+        return [partial(cache.detach().fill_, scalars["momentum_cache"].item())]
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {} if self._cache is None else {"momentum_cache": self._cache}
@@ -115,28 +117,28 @@ class Nadam(BuiltIn):
         self._make_cache(dtype)
 
     def _make_cache(self, dtype: torch.dtype) -> None:
-        one = torch.ones((), dtype=dtype, device="cpu")
-        self._cache = self._make_tracked_variable(one, "momentum_cache")
+        initial = torch.ones((), dtype=dtype, device="cpu")
+        self._cache = self._make_tracked_variable(initial, "momentum_cache")
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        own = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
+        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)
-        now, later = (
-            own["beta_1_t"] * (1.0 - 0.5 * torch.pow(base, self._initial_decay * each))
-            for each in (step, step + 1)
+        momentum, next_momentum = (
+            hypers["beta_1_t"] * (1.0 - 0.5 * torch.pow(base, self._initial_decay * step_number))
+            for step_number in (step, step + 1)
         )
         cache = 1.0 if self._cache is None else resolve(self._cache).detach().to(step.dtype)
         return {
-            **own,
+            **hypers,
             "neg_lr_t": -state["lr_t"],
-            "m_t": now,
-            "m_t_1": later,
-            "one_minus_m_t": 1.0 - now,
-            "one_minus_m_schedule_new": 1.0 - cache * now,
-            "one_minus_m_schedule_next": 1.0 - cache * now * later,
-            "v_t_prime_denominator": 1.0 - own["beta_2_power"],
+            "m_t": momentum,
+            "m_t_1": next_momentum,
+            "one_minus_m_t": 1.0 - momentum,
+            "one_minus_m_schedule_new": 1.0 - cache * momentum,
+            "one_minus_m_schedule_next": 1.0 - cache * momentum * next_momentum,
+            "v_t_prime_denominator": 1.0 - hypers["beta_2_power"],
         }
 
     def get_config(self) -> dict[str, Any]:
@@ -148,8 +150,8 @@ class Nadam(BuiltIn):
         }
 
     def _arguments(self) -> dict[str, object]:
-        own = super()._arguments()
-        return {"schedule_decay": own.pop("decay"), **own}
+        arguments = super()._arguments()
+        return {"schedule_decay": arguments.pop("decay"), **arguments}
 
     @classmethod
     def from_config(

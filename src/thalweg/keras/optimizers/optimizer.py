@@ -1,7 +1,7 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its other parts have a file each: `hypers` (hyperparameters as attributes), `weights` (iterations,
-slots), `options` (clipping, functions, engine), `state_dict`, and `differentiation` (`minimize`).
+Its mixins: `hyperparameters` (attributes), `weights` (iterations, slots), `options` (clipping,
+functions), `state_dict`, and `differentiation` (`minimize`).
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def _unique_name(cls: type) -> str:
 
 @cache
 def _in_replicas() -> Any:
-    """What optimizers do in strategies, which most trainings do not have."""
+    """Import and return the module of steps in strategies, on first use."""
     with importing:
         return import_module("thalweg.keras.optimizers.distributed_step")
 
 
-def _make_replay(optimizer: object, kept: PlanCache, given: object) -> object:
-    """What takes the next step of an optimizer in one call, if there can be such a thing."""
+def _make_replay(optimizer: object, cache: PlanCache, pairs: object) -> object:
+    """Return a replay of the optimizer's last step, or None if the step cannot be replayed."""
     with importing:
         from thalweg.keras.optimizers.replay import KerasReplay
-    return KerasReplay.of(optimizer, kept, given)
+    return KerasReplay.of(optimizer, cache, pairs)
 
 
 class Optimizer(
@@ -136,10 +136,14 @@ class Optimizer(
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = (*SlotOptimizer._NOT_COPIED, "_read")
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
-    _HAS_AGGREGATE_GRAD = True  # `apply_gradients` takes experimental_aggregate_gradients
-    _read: Any = None  # what an operation has of hyperparameters, while hooks are recorded
-    _use_locking = True  # what subclasses hand on to assignments and kernels
-    _BUILT_IN: ClassVar[dict[str, Any]] = {}  # the hooks as they are without a subclass
+    # `apply_gradients` accepts experimental_aggregate_gradients.
+    _HAS_AGGREGATE_GRAD = True
+    # Hyperparameters of the graph operation whose hooks are being recorded.
+    _read: Any = None
+    # Subclasses pass this on to assignments and kernels.
+    _use_locking = True
+    # Hooks by name as this class defines them, to find those that a subclass overrides.
+    _DEFAULT_HOOKS: ClassVar[dict[str, Any]] = {}
 
     def _forget_step(self) -> None:
         if "_hyper" in vars(self):
@@ -173,7 +177,7 @@ class Optimizer(
         KerasOptions.__init__(self, gradient_aggregator, gradient_transformers, clipping)
 
     def _spelling_hint(self, keyword: str) -> str:
-        """A hint at the argument that an unknown keyword may stand for."""
+        """Return a hint at the argument closest to an unknown keyword, or ""."""
         names = inspect.signature(type(self).__init__).parameters.keys() - {"self", "kwargs"}
         hint = did_you_mean(keyword, [*names, *_ALLOWED])
         return f" {hint}" if hint else ""
@@ -209,68 +213,70 @@ class Optimizer(
         aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
         is done. A note on the exception says which is the case.
         """
-        kept = self._plans.now()
-        before = count_replayed(kept)
+        cache = self._plans.now()
+        count_before = count_replayed(cache)
         try:
             if thread.strategies:
                 return _in_replicas().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock:
-                replay, given = kept.replay, grads_and_vars
-                given = list(given) if type(given) is zip else given
-                if replay is not None and not replay.calls and replay.take(self, kept, given):
+                replay, pairs = cache.replay, grads_and_vars
+                pairs = list(pairs) if type(pairs) is zip else pairs
+                if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
                 with self._hyper:
-                    if replay is not None and replay.calls and replay.take(self, kept, given):
+                    if replay is not None and replay.calls and replay.take(self, cache, pairs):
                         return self.iterations
                     with self._plans.one_step(self._name):
-                        return self._step_alone(given, name, experimental_aggregate_gradients)
+                        return self._step_alone(pairs, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
-                say_what_became(error, kept, before)
+                say_what_became(error, cache, count_before)
             raise
 
-    def _step_alone(self, given: object, name: str | None, aggregates: bool) -> Tensor | None:
-        """Apply gradients outside of any strategy."""
-        given = given if type(given) is list else as_pairs(given)
-        if not given:
+    def _step_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
+        """Apply gradients outside of any strategy; return as `apply_gradients` does."""
+        pairs = pairs if type(pairs) is list else as_pairs(pairs)
+        if not pairs:
             return self._step_over_nothing()
         hooks = self._make_hooks(aggregates)
-        if self._slots.parts is None and not (is_imported() and _has_dtensors(given)):
-            return self._end_step(self._take_step(hooks, given), given, name, aggregates)
-        said = _in_replicas().fingerprint_of(self)
-        given, hooks.sharing = distribute.share_summed_step(
-            self, given, hooks, self._clipping, said
+        if self._slots.parts is None and not (is_imported() and _has_dtensors(pairs)):
+            return self._end_step(self._take_step(hooks, pairs), pairs, name, aggregates)
+        fingerprint = _in_replicas().fingerprint_of(self)
+        pairs, hooks.sharing = distribute.share_summed_step(
+            self, pairs, hooks, self._clipping, fingerprint
         )
         with distribute.enter_shared_step(hooks.sharing):
-            outcome = self._take_step(hooks, given)
-        return self._end_step(outcome, given, name, aggregates)
+            outcome = self._take_step(hooks, pairs)
+        return self._end_step(outcome, pairs, name, aggregates)
 
     def _step_over_nothing(self) -> Any:
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
-    def _take_step(self, hooks: KerasStepAdapter, given: Any) -> StepResult | None:
-        """Take a step, and say how it went; None if it belongs in a graph."""
-        how = NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
-        kept, recorder = self._plans.now(), self._recorder
+    def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
+        """Take a step and return its result; return None if the step belongs in a graph."""
+        transforms = (
+            NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
+        )
+        cache, recorder = self._plans.now(), self._recorder
         with contextlib.nullcontext() if recorder is None else recorder.around(hooks):
             if executing_eagerly():
-                outcome = try_rebind(hooks, kept, given, how)
+                outcome = try_rebind(hooks, cache, pairs, transforms)
                 if outcome is not None:
                     if hooks.watch is None:
-                        note_repeated(kept, _make_replay)
+                        note_repeated(cache, _make_replay)
                     return outcome
-            if is_deferred(*(part for pair in as_pairs(given) for part in pair)):
+            if is_deferred(*(part for pair in as_pairs(pairs) for part in pair)):
                 return None
-            return run_step(hooks, kept, given, how, may_rebind=False)
+            return run_step(hooks, cache, pairs, transforms, may_rebind=False)
 
     def _end_step(
-        self, outcome: StepResult | None, given: object, name: str | None, aggregates: bool
+        self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """What `apply_gradients` returns after a step."""
+        """Return the result of `apply_gradients`; raise the first error of the step."""
         if outcome is None:
-            return graph_mode().apply_gradients(self, as_pairs(given), name, aggregates)
+            return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)
         commit_sums(self, bool(outcome.errors))
         raise_first(outcome.errors)
         return self.iterations
@@ -280,13 +286,13 @@ class Optimizer(
         return has_hooks(self) and not self.HOOKS_AT_EACH_RUN and distribute.shards_of(self) is None
 
     def _waited_for(self) -> AbstractContextManager[None]:
-        """The block in which gradients are computed, for which other replicas wait."""
+        """Return a context manager for computing gradients, for which other replicas wait."""
         if not thread.strategies:
             return contextlib.nullcontext()
         return _in_replicas().waited_for(self)
 
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
-        """What counts a step of these variables beside `iterations`, as functions in C."""
+        """Return C functions that count a step of these variables beside `iterations`."""
         return []
 
     @classmethod
@@ -304,16 +310,16 @@ class Optimizer(
     @classmethod
     @cache
     def _overridden_hooks(cls) -> frozenset[str]:
-        """The hooks that a subclass overrides."""
+        """Return the names of the hooks that a subclass overrides."""
         return frozenset(
-            name for name, hook in cls._BUILT_IN.items() if getattr(cls, name) is not hook
+            name for name, hook in cls._DEFAULT_HOOKS.items() if getattr(cls, name) is not hook
         )
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""
-        own = self._own_children().values()
-        if any(map(is_symbolic, own)):
-            graph_mode().check_graph(own, self._name)
+        children = self._own_children().values()
+        if any(map(is_symbolic, children)):
+            graph_mode().check_graph(children, self._name)
         _ = self.iterations
         self._create_hypers()
         self._create_slots(list(var_list))
@@ -332,7 +338,7 @@ class Optimizer(
         """Hook: create slots with `add_slot`."""
 
     def _prepare(self, var_list: Sequence[Tensor]) -> ApplyState:
-        """The coefficients of a step for each (device, dtype)."""
+        """Return the coefficients of a step by device and dtype."""
         state = ApplyState()
         for device, dtype in dict.fromkeys((str(var.device), var.dtype) for var in var_list):
             state[device, dtype] = {}
@@ -341,29 +347,27 @@ class Optimizer(
 
     def _prepare_local(self, var_device: str, var_dtype: Any, apply_state: ApplyState) -> None:
         """Hook: put coefficients of a step into `apply_state[var_device, var_dtype]`."""
-        own = apply_state[var_device, var_dtype]
+        coefficients = apply_state[var_device, var_dtype]
         if "learning_rate" in self._hyper:
-            own["lr_t"] = self._decayed_lr(var_dtype)
-        own.update(self._step_coefficients(var_dtype, own))
+            coefficients["lr_t"] = self._decayed_lr(var_dtype)
+        coefficients.update(self._step_coefficients(var_dtype, coefficients))
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """What a class of the library adds to `state` for its subclasses' hooks, under the names
-        that it has in TensorFlow.
-        """
+        """Return TensorFlow's coefficients of this class, for hooks of its subclasses, by name."""
         return {}
 
     def _fallback_apply_state(self, var_device: str, var_dtype: Any) -> dict[str, Any]:
-        """The coefficients, for a hook that was called without them."""
+        """Return the coefficients for a hook that was called without `apply_state`."""
         state = ApplyState({(var_device, var_dtype): {}})
         self._prepare_local(var_device, var_dtype, state)
         return state[var_device, var_dtype]
 
     def _transform_unaggregated_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
-        """Hook: changes gradients before they are aggregated."""
+        """Hook: return the pairs to aggregate, by default unchanged."""
         return grads_and_vars
 
     def _aggregate_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
-        """Hook: aggregates gradients over replicas, by `gradient_aggregator` or as sums."""
+        """Hook: aggregate gradients over replicas, by `gradient_aggregator` or as sums."""
         if self._aggregator is not None:
             return self._aggregator(grads_and_vars)
         if replicas() == 1:
@@ -371,7 +375,7 @@ class Optimizer(
         return _in_replicas().sum_over_replicas(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
-        """Hook: clips gradients and calls `gradient_transformers`."""
+        """Hook: clip gradients and call `gradient_transformers`."""
         flush = self._selection().denormals == "flush"
         if is_deferred(*(grad for grad, _ in grads_and_vars)):
             pairs = graph_mode().clip(grads_and_vars, self._clipping, flush)
@@ -394,19 +398,19 @@ class Optimizer(
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        """Hook: as `_resource_apply_sparse`, where `indices` may name a row twice."""
+        """Hook: update rows of `var`; sum the gradient rows of repeated `indices` first."""
         values, unique = deduplicated(grad, indices)
         return call(self._resource_apply_sparse, (values, var, unique), apply_state)
 
     def _resource_scatter_add(self, x: Any, i: Any, v: Any) -> Tensor:
-        """Add the rows of `v` to the rows `i` of a variable; returns its value."""
+        """Add the rows of `v` to the rows `i` of a variable; return its value."""
         if is_symbolic(x):
             return x.scatter_add(rows_of(v, i))
         scatter(x, i, v, "add")
         return x.detach().clone()
 
     def _resource_scatter_update(self, x: Any, i: Any, v: Any) -> Tensor:
-        """Set the rows `i` of a variable to the rows of `v`; returns its value."""
+        """Set the rows `i` of a variable to the rows of `v`; return its value."""
         if is_symbolic(x):
             return x.scatter_update(rows_of(v, i))
         scatter(x, i, v, "update")
@@ -414,20 +418,21 @@ class Optimizer(
 
     @property
     def _dense_apply_args(self) -> list[str]:
-        """The arguments of `_resource_apply_dense`, which may not have `apply_state`."""
+        """Names of the parameters of `_resource_apply_dense`, with or without `apply_state`."""
         return inspect.getfullargspec(self._resource_apply_dense).args
 
     @property
     def _sparse_apply_args(self) -> list[str]:
-        """The arguments of `_resource_apply_sparse`, which may not have `apply_state`."""
+        """Names of the parameters of `_resource_apply_sparse`, with or without `apply_state`."""
         return inspect.getfullargspec(self._resource_apply_sparse).args
 
     def _call_if_callable(self, param: Any) -> Any:
-        """What a callable returns, or what was given."""
+        """Return the result of a callable, or the argument itself."""
         return param() if callable(param) and not isinstance(param, Tensor) else param
 
     def __repr__(self) -> str:
-        if "_hyper" not in vars(self):  # a subclass has yet to call __init__
+        # A subclass has not called __init__ yet.
+        if "_hyper" not in vars(self):
             return object.__repr__(self)
         clipping = {key: value for key, value in self._clipping_options().items() if value}
         options = {"engine": self._engine or "auto", **clipping}
@@ -444,24 +449,27 @@ class Optimizer(
         """Return the configuration: a dictionary from which `from_config` makes the same
         optimizer.
         """
-        given = {key: value for key, value in self._clipping_options().items() if value is not None}
-        return {"name": self._name, **given}
+        clipping = {
+            key: value for key, value in self._clipping_options().items() if value is not None
+        }
+        return {"name": self._name, **clipping}
 
     def _arguments(self) -> dict[str, object]:
-        """What the constructor was given that numbers depend on, by name."""
+        """Return the constructor's arguments that affect updates, by name."""
         try:
             with self._hyper.uncalled():
-                found = dict(self.get_config())
-        except NotImplementedError:  # a subclass without one
-            found = {}
-        found.pop("name", None)
+                arguments = dict(self.get_config())
+        # A subclass need not define get_config.
+        except NotImplementedError:
+            arguments = {}
+        arguments.pop("name", None)
         numbers = self._hyper.numbers()
-        found |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        arguments |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
         functions = {
             "gradient_transformers": self.gradient_transformers,
             "gradient_aggregator": self.gradient_aggregator,
         }
-        return {**found, **{name: each for name, each in functions.items() if each}}
+        return {**arguments, **{name: function for name, function in functions.items() if function}}
 
     @classmethod
     def from_config(
@@ -483,15 +491,15 @@ class Optimizer(
         return cls(**config)
 
 
-def _has_dtensors(given: object) -> bool:
-    return any(is_on_mesh(var) for _, var in as_pairs(given))
+def _has_dtensors(pairs: object) -> bool:
+    return any(is_on_mesh(var) for _, var in as_pairs(pairs))
 
 
 _deduplicate_indexed_slices = deduplicated
 _var_key = variable_key
 
 
-Optimizer._BUILT_IN = {
+Optimizer._DEFAULT_HOOKS = {
     name: getattr(Optimizer, name)
     for name in (
         *UPDATES,

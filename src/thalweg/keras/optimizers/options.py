@@ -1,4 +1,4 @@
-"""The options of an optimizer that are not hyperparameters: clipping and functions."""
+"""Options of an optimizer that are not hyperparameters: clipping and functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def as_option(key: str, value: Any) -> Any:
     """Return a number that is 0 or more, or None where None was given.
 
     Raises:
-        TypeError: It is not a number; names the argument.
-        ValueError: It is negative or NaN, or a norm that is not finite.
+        TypeError: The value is not a number.
+        ValueError: The value is negative or NaN, or an infinite norm.
     """
     if value is None:
         return None
@@ -45,16 +45,16 @@ def _checked_aggregator(function: object) -> Any:
 def _checked_transformers(functions: object) -> list[Transformer]:
     if functions is None:
         return []
-    found: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
-    if not isinstance(functions, Iterable) or not all(map(callable, found)):
+    transformers: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
+    if not isinstance(functions, Iterable) or not all(map(callable, transformers)):
         raise InvalidTypeError(
             f"gradient_transformers must be a list of functions, not {show_value(functions)}."
         )
-    return found
+    return transformers
 
 
 class KerasOptions:
-    """The part of `Optimizer` that keeps clipping, aggregator and transformers."""
+    """Mixin of `Optimizer` that stores clipping, aggregator and transformers."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class KerasOptions:
         self._set_clipping(**clipping)
 
     def _set_clipping(self, **changes: object) -> None:
-        given = {key: as_option(key, value) for key, value in changes.items()}
-        clipping = GradientTransforms(**{**self._clipping_options(), **given})
+        checked_changes = {key: as_option(key, value) for key, value in changes.items()}
+        clipping = GradientTransforms(**{**self._clipping_options(), **checked_changes})
         if clipping.clipnorm is not None and clipping.global_clipnorm is not None:
             raise ValueError("Cannot accept both `clipnorm` and `global_clipnorm`.")
         if clipping and self._transformers:
@@ -122,9 +122,9 @@ class KerasOptions:
 
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
-        before, self._transformers = self._transformers, _checked_transformers(functions)
+        previous, self._transformers = self._transformers, _checked_transformers(functions)
         try:
             self._set_clipping()
         except ValueError:
-            self._transformers = before
+            self._transformers = previous
             raise

@@ -1,4 +1,4 @@
-"""A step of `apply_gradients` in one call; see `_core/replay_apply.py`."""
+"""Replay of a step of `apply_gradients` in one call; see `_core/replay_apply.py`."""
 
 from __future__ import annotations
 
@@ -28,93 +28,96 @@ from thalweg.variable import Variable
 _EXACT = (int, float, np.number)
 _UNREAD = object()  # the learning rate while numbers are being read
 _RATE = "learning_rate"
-# What decides on a step beside hyperparameters.
-_ASKED = (
+# Attributes other than hyperparameters that affect a step.
+_ATTRIBUTES = (
     "_clipping", "_aggregator", "_initial_decay", "_slots", "_slots.parts", "_hyper", "_iterations",
 )  # fmt: skip
 
 
 class KerasReplay(ReplayedApply):
-    """A step that may be taken again.
+    """Replay of the last step of a Keras optimizer.
 
-    Hyperparameters are read again when they were written to. A learning rate that follows from the
-    number of the step is computed for several steps at a time. Users' functions are called once the
-    step was found to be as it was, and it is compared once more after them.
+    Hyperparameters are read again after they were written to. A learning rate that depends only on
+    the step number is computed for several steps at a time. Users' functions are called after the
+    step was compared with the recorded one, and the comparison is repeated after them.
     """
 
     def __init__(
-        self, optimizer: Any, planned: CachedPlan, found: ReplayedPairs, holds_attributes: bool
+        self, optimizer: Any, plan: CachedPlan, pairs: ReplayedPairs, holds_attributes: bool
     ) -> None:
-        super().__init__(optimizer, planned, found, holds_attributes)
-        self._asked_for = attrgetter(*_ASKED, *optimizer._exact_names())
-        self._asked = self._asked_for(optimizer)
-        self._is_usual = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
+        super().__init__(optimizer, plan, pairs, holds_attributes)
+        self._get_attributes = attrgetter(*_ATTRIBUTES, *optimizer._exact_names())
+        self._attribute_values = self._get_attributes(optimizer)
+        self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
         self._has_known_scalars = optimizer._has_usual_scalars()
-        self._dtypes = planned.ready.dtypes
+        self._dtypes = plan.ready.dtypes
         self._values = optimizer._hyper._values
-        self._tensors = {name: each for name, each in self._values.items() if _is_tensor(each)}
-        hypers = [each.name for each in self._rule.hypers]
-        self._scalar_names = {optimizer.NAMES.get(each, each): each for each in hypers}
+        self._tensors = {
+            name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
+        }
+        hypers = [hyper.name for hyper in self._rule.hypers]
+        self._scalar_names = {optimizer.NAMES.get(key, key): key for key in hypers}
         self._rate_tensor = self._tensors.get(_RATE)
         self._selection = optimizer._selection()
-        self._called: dict[Dtype, dict[str, Any]] = {}
+        self._user_scalars: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
-        # Numbers follow from that of the step, but for those of users' functions.
-        self._is_foreseen = self._is_usual and self._has_known_scalars and holds_attributes
+        # Apart from users' functions, all scalars depend only on the step number.
+        self._is_foreseen = self._is_standard and self._has_known_scalars and holds_attributes
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
-        """Read the count of steps and all hyperparameters, which others may have written to.
+        """Read the count of steps and all hyperparameters, which users may have written to.
 
-        A signal's function may take a step meanwhile: until the end it finds `_UNREAD`, or numbers
-        that are not as expected, and reads for itself.
+        A signal handler may take a step meanwhile: until the end it meets `_UNREAD` or unexpected
+        numbers, and then reads everything itself.
         """
         self._given_rate, rate = _UNREAD, self._values.get(_RATE)
-        self._versions = {name: each._version for name, each in self._tensors.items()}
+        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
         steps, numbers = -1, []
-        while steps != self.taken:  # else the count is not that of these steps
+        # Repeat if a signal handler took a step, since `iterations` and `steps` then differ.
+        while steps != self.taken:
             steps = self.taken
             numbers = [
-                Tensor.item(each) for each in (optimizer.iterations, *self._tensors.values())
+                Tensor.item(tensor) for tensor in (optimizer.iterations, *self._tensors.values())
             ]
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._schedule = _Schedule(rate)
         self._functions = _user_functions(optimizer)
         self.calls = bool(self._functions)
         if self._has_known_scalars:
-            functions = [name for name, each in self._values.items() if is_function(each)]
+            functions = [name for name, hyper in self._values.items() if is_function(hyper)]
             with optimizer._hyper.knowing(dict.fromkeys(functions, 0.0)):
-                scalars = {each: optimizer._hyper_scalars(each) for each in self._dtypes}
-        # An interruption may come between a step and what is kept of it here.
-        self._begun, self._scalars = int(numbers[0]) - steps, scalars
+                scalars = {dtype: optimizer._hyper_scalars(dtype) for dtype in self._dtypes}
+        # An interruption may come between a step and this assignment.
+        self._start_iteration, self._scalars = int(numbers[0]) - steps, scalars
         self._follow_rate(optimizer, rate)
         self._forget_coming()
         self._found.expect(numbers)
         self._given_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read the hyperparameters that were set since they were read, as far as versions tell."""
+        """Read the hyperparameters whose tensor versions changed since the last reading."""
         if not self._has_known_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
         versions, change = self._versions, self._found.change
-        for place, (name, tensor) in enumerate(self._tensors.items(), 1):
+        for index, (name, tensor) in enumerate(self._tensors.items(), 1):
             version = tensor._version
             if version == versions[name]:
                 continue
             number = Tensor.item(tensor)
             if name in self._scalar_names:
-                for dtype, own in self._scalars.items():
-                    change(dtype, own, self._scalar_names[name], as_read(tensor, number, dtype))
+                for dtype, scalars in self._scalars.items():
+                    change(dtype, scalars, self._scalar_names[name], as_read(tensor, number, dtype))
             if name == _RATE and self._rates:
                 self._follow_rate(optimizer, self._given_rate)
             self._forget_coming()
-            # Last: a step that a signal's function takes before finds the number unexpected.
-            self._found.expect((number,), place)
+            # Last: a signal handler's step before this line sees an unexpected number.
+            self._found.expect((number,), index)
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Have the learning rate computed ahead, if it follows from the number of the step."""
+        """Compute the learning rate ahead if it depends only on the step number."""
         self._rates = {}
         decays = optimizer._initial_decay > 0
         if not self._has_known_scalars or self._functions or rate is None:
@@ -125,48 +128,50 @@ class KerasReplay(ReplayedApply):
             }
 
     @staticmethod
-    def of(optimizer: Any, kept: PlanCache, given: Any) -> KerasReplay | None:
-        """Return the step that was repeated last, if it can be taken so; else None."""
-        planned, hooks = kept.last, optimizer._make_hooks(True)
+    def of(optimizer: Any, cache: PlanCache, pairs: Any) -> KerasReplay | None:
+        """Return a replay of the cached last step, or None if it cannot be replayed."""
+        plan, hooks = cache.last, optimizer._make_hooks(True)
         hooks.calls = hooks.calls and _may_call_users(optimizer)
         if (
-            planned is None
-            or not is_repeatable(planned, hooks, optimizer._clipping.stages)
+            plan is None
+            or not is_repeatable(plan, hooks, optimizer._clipping.stages)
             or not (hooks.repeats and type(hooks) is KerasRuleStepAdapter)
             or not _is_plain(optimizer)
         ):
             return None
         values = optimizer._hyper._values
         numbers = [optimizer.iterations, *filter(_is_tensor, values.values())]
-        if any(each.is_inference() for each in numbers):  # which have no versions
+        # Inference tensors have no versions.
+        if any(number.is_inference() for number in numbers):
             return None
         varying = None if _is_tensor(values.get(_RATE)) else _RATE
-        looked_at: list[Any] = [(values, varying)]
-        holds_attributes = kept.has_constant_attributes
+        checked_dicts: list[Any] = [(values, varying)]
+        holds_attributes = cache.has_constant_attributes
         if holds_attributes:
-            looked_at.append((vars(optimizer), "_plans"))  # which hold this step
-        own = (planned, given, numbers[:1], numbers, looked_at)
-        found = ReplayedPairs.of(*own, optimizer._clipping)
-        if found is None:
+            # `_plans` holds this replay, so it is exempt from the comparison.
+            checked_dicts.append((vars(optimizer), "_plans"))
+        pairs_args = (plan, pairs, numbers[:1], numbers, checked_dicts)
+        replayed_pairs = ReplayedPairs.of(*pairs_args, optimizer._clipping)
+        if replayed_pairs is None:
             return None
-        return KerasReplay(optimizer, planned, found, holds_attributes)
+        return KerasReplay(optimizer, plan, replayed_pairs, holds_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
-            and all(map(is_, self._asked_for(optimizer), self._asked))
+            and all(map(is_, self._get_attributes(optimizer), self._attribute_values))
         )
 
-    def _take(self, optimizer: Any, kept: PlanCache, given: object) -> bool:
-        if type(given) is not list:
+    def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
+        if type(pairs) is not list:
             return False
         if self._is_foreseen and not self._functions and self._is_as_read(optimizer):
-            other = self._take_coming(optimizer, given, optimizer._clipping)
-            if not other:
+            mismatch = self._take_coming(optimizer, pairs, optimizer._clipping)
+            if not mismatch:
                 return True
-            if other not in (replay_kernel.NOT_TABLED, replay_kernel.WRITTEN_BY_OTHERS):
-                self._drop(optimizer, kept, other)
+            if mismatch not in (replay_kernel.NOT_TABLED, replay_kernel.WRITTEN_BY_OTHERS):
+                self._drop(optimizer, cache, mismatch)
                 return False
         if (
             optimizer._choose_rule() is not self._rule
@@ -181,27 +186,28 @@ class KerasReplay(ReplayedApply):
                 if not (is_number(other_rate) or isinstance(other_rate, FormulaSchedule)):
                     return False
                 self._read(optimizer)
-                if self._functions and not optimizer._hyper.is_begun:  # as its fields are others
+                # New fields of the schedule may make it a function to call.
+                if self._functions and not optimizer._hyper.is_begun:
                     return False
         elif rate._version != self._versions[_RATE]:
             self._read_written(optimizer)
         if self._functions:
-            other = self._known(optimizer, given, self._compare)
-            if not other:
+            mismatch = self._retry_after_reading(optimizer, pairs, self._compare)
+            if not mismatch:
                 self._call_functions(optimizer)
-                if not self._is_of(optimizer, kept) or optimizer._choose_rule() is not self._rule:
+                if not self._is_of(optimizer, cache) or optimizer._choose_rule() is not self._rule:
                     return False
-                other = self._known(optimizer, given, self._take_as_known)
+                mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         else:
-            other = self._take_as_known(optimizer, given)
-            if other == replay_kernel.WRITTEN_BY_OTHERS:
-                other = self._known(optimizer, given, self._take_as_known)
-        if other:
-            self._drop(optimizer, kept, other)
-        return not other
+            mismatch = self._take_as_known(optimizer, pairs)
+            if mismatch == replay_kernel.WRITTEN_BY_OTHERS:
+                mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
+        if mismatch:
+            self._drop(optimizer, cache, mismatch)
+        return not mismatch
 
     def _is_as_read(self, optimizer: Any) -> bool:
-        """Return whether no number was set since all were read, as far as Python can tell."""
+        """Return whether no scalar was set in Python since all were read."""
         rate = self._values.get(_RATE)
         return (
             rate is self._given_rate
@@ -213,65 +219,75 @@ class KerasReplay(ReplayedApply):
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
         scalars = self._scalars
-        for step in count(self._begun + first + 1):
+        for step in count(self._start_iteration + first + 1):
             if self._rates:
                 scalars = {
-                    dtype: {**own, _RATE: self._rates[dtype].alone(step - 1)}
-                    for dtype, own in self._scalars.items()
+                    dtype: {**dtype_scalars, _RATE: self._rates[dtype].alone(step - 1)}
+                    for dtype, dtype_scalars in self._scalars.items()
                 }
             yield ComingStep(scalars, step, (step,))
 
-    def _known(self, optimizer: Any, given: Any, look_at: Callable[[Any, Any], int]) -> int:
-        """Return what a look returns, once the numbers that others have written to are read."""
-        other = look_at(optimizer, given)
-        for read in (self._read_written, self._read):  # what versions tell; everything
-            if other == replay_kernel.WRITTEN_BY_OTHERS:
+    def _retry_after_reading(
+        self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
+    ) -> int:
+        """Return the mismatch of an attempt, repeated after reading scalars written meanwhile."""
+        mismatch = attempt(optimizer, pairs)
+        # First read only scalars with new versions, then all of them.
+        for read in (self._read_written, self._read):
+            if mismatch == replay_kernel.WRITTEN_BY_OTHERS:
                 read(optimizer)
-                other = look_at(optimizer, given)
-        return other
+                mismatch = attempt(optimizer, pairs)
+        return mismatch
 
-    def _compare(self, optimizer: Any, given: Any) -> int:
-        return self._found.compare(given, self._count.value)
+    def _compare(self, optimizer: Any, pairs: Any) -> int:
+        return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
-        """Call users' functions; what they return is kept for a careful step, too."""
+        """Call users' functions and store their results, which a full step reuses."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
-                self._called = {each: {_RATE: optimizer._rate(each)} for each in self._dtypes}
+                self._user_scalars = {
+                    dtype: {_RATE: optimizer._rate(dtype)} for dtype in self._dtypes
+                }
             else:
-                self._called = {each: optimizer._hyper_scalars(each) for each in self._dtypes}
+                self._user_scalars = {
+                    dtype: optimizer._hyper_scalars(dtype) for dtype in self._dtypes
+                }
 
-    def _take_as_known(self, optimizer: Any, given: Any) -> int:
-        """Return 0 if the step was taken with numbers that are known; else what is different."""
-        begun = self._count.value
-        step = self._begun + begun + 1
-        number = step if self._is_usual else None
+    def _take_as_known(self, optimizer: Any, pairs: Any) -> int:
+        """Take the step with the scalars read before; return 0, or the mismatch if not taken."""
+        count_before = self._count.value
+        step = self._start_iteration + count_before + 1
+        number = step if self._is_standard else None
         try:
             values_of = self._values_of(optimizer, step - 1)
-            return self._found.take(given, begun, values_of, number, (step,), optimizer._clipping)
+            return self._found.take(
+                pairs, count_before, values_of, number, (step,), optimizer._clipping
+            )
         except ERRORS:
-            if self.taken != begun:  # a signal's function raised it after the step
+            # A signal handler raised the error after the step.
+            if self.taken != count_before:
                 raise
-            # The careful step raises the error.
+            # The full step raises the error.
             return FAILED
 
     def _values_of(self, optimizer: Any, count: int) -> Callable[[Dtype], dict[str, Any]]:
-        """Return what gives the hyperparameters of a step for a compute dtype.
+        """Return a function from compute dtype to the hyperparameters of a step.
 
         Args:
             optimizer: The optimizer.
-            count: How many steps were taken before it.
+            count: Number of steps before this one.
         """
         if not self._has_known_scalars:
-            return optimizer._hyper_scalars if self._is_usual else optimizer._rule_scalars
+            return optimizer._hyper_scalars if self._is_standard else optimizer._rule_scalars
         if self._rates or self._functions:
             change = self._found.change
-            for dtype, own in self._scalars.items():
+            for dtype, scalars in self._scalars.items():
                 if self._rates:
-                    change(dtype, own, _RATE, self._rates[dtype].at(count))
+                    change(dtype, scalars, _RATE, self._rates[dtype].at(count))
                 else:
-                    for name, value in self._called[dtype].items():
-                        change(dtype, own, name, value)
+                    for name, value in self._user_scalars[dtype].items():
+                        change(dtype, scalars, name, value)
         return self._scalars.__getitem__
 
 
@@ -280,14 +296,14 @@ def _is_tensor(value: object) -> bool:
 
 
 def _user_functions(optimizer: Any) -> list[str]:
-    """Return the hyperparameters whose functions may do anything, or not the same each time.
+    """Return the names of hyperparameters that are callables other than formula schedules.
 
-    Those of the library's schedules follow from the number of the step and their fields.
+    Formula schedules depend only on the step number and their fields.
     """
     return [
         name
-        for name, each in optimizer._hyper.items()
-        if is_function(each) and not _is_formula(each)
+        for name, hyper in optimizer._hyper.items()
+        if is_function(hyper) and not _is_formula(hyper)
     ]
 
 
@@ -295,55 +311,58 @@ def _is_formula(function: Any) -> bool:
     return (
         isinstance(function, FormulaSchedule)
         and is_ours(function)
-        and not hasattr(function, "load_state_dict")  # as those that draw
+        # Schedules that draw random numbers have a state.
+        and not hasattr(function, "load_state_dict")
         and _Schedule(function).is_plain()
     )
 
 
 class _Schedule:
-    """The fields of a schedule as they were, if a learning rate is one.
+    """Snapshot of a schedule's fields; empty for other learning rates.
 
     Args:
-        rate: The learning rate as the optimizer keeps it.
+        rate: The learning rate as the optimizer stores it.
     """
 
     def __init__(self, rate: object) -> None:
-        self._own = vars(rate) if isinstance(rate, FormulaSchedule) else {}
-        self._fields = [*self._own.values()]
-        self._lists = [(each, [*each]) for each in self._fields if isinstance(each, list | tuple)]
+        self._current_fields = vars(rate) if isinstance(rate, FormulaSchedule) else {}
+        self._fields = [*self._current_fields.values()]
+        self._lists = [
+            (field, [*field]) for field in self._fields if isinstance(field, list | tuple)
+        ]
 
     def is_plain(self) -> bool:
-        """Return whether all fields are numbers or lists of them, which only `is_same` is about."""
-        items = [item for _, own in self._lists for item in own]
-        fields = [each for each in self._fields if not isinstance(each, list | tuple)]
-        return all(isinstance(each, _FIELDS) for each in (*items, *fields))
+        """Return whether all fields are scalars, strings or lists of them, as `is_same` assumes."""
+        items = [entry for _, sequence in self._lists for entry in sequence]
+        fields = [field for field in self._fields if not isinstance(field, list | tuple)]
+        return all(isinstance(field, _FIELDS) for field in (*items, *fields))
 
     def is_same(self) -> bool:
-        """Return whether no field was set since, and no list changed."""
-        own = self._own
+        """Return whether no field was set and no list changed since the snapshot."""
+        fields = self._current_fields
         return (
-            len(own) == len(self._fields)
-            and all(map(is_, own.values(), self._fields))
-            and (not self._lists or all(_are_same(each, before) for each, before in self._lists))
+            len(fields) == len(self._fields)
+            and all(map(is_, fields.values(), self._fields))
+            and (not self._lists or all(_are_same(entries, old) for entries, old in self._lists))
         )
 
 
-def _are_same(items: Collection[object], before: Collection[object]) -> bool:
-    return len(items) == len(before) and all(map(is_, items, before))
+def _are_same(new_items: Collection[object], old_items: Collection[object]) -> bool:
+    return len(new_items) == len(old_items) and all(map(is_, new_items, old_items))
 
 
 _FIELDS = (int, float, str, np.generic, type(None))
 
 
 def _may_call_users(optimizer: Any) -> bool:
-    """Return whether a step calls users' functions elsewhere than where this file does."""
+    """Return whether a step calls users' functions outside of `_call_functions`."""
     return optimizer._is_begun_by_users() or (
         bool(_user_functions(optimizer)) and not optimizer._has_usual_scalars()
     )
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return whether a step is the update of a rule, and a count, and all that it reads stays."""
+    """Return whether a step only updates by a rule and counts, and its exact numbers are plain."""
     count = optimizer.iterations
     return (
         not optimizer._counts_more()
@@ -351,6 +370,6 @@ def _is_plain(optimizer: Any) -> bool:
         and optimizer._slots.parts is None
         and type(count) is Variable
         and count.dtype == torch.int64
-        and all(isinstance(getattr(optimizer, each), _EXACT) for each in optimizer._exact_names())
+        and all(isinstance(getattr(optimizer, name), _EXACT) for name in optimizer._exact_names())
         and not has_own_methods(optimizer)
     )

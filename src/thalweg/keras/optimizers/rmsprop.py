@@ -71,8 +71,8 @@ class RMSprop(BuiltIn):
         return self._with_iterations(weights)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        own = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
-        return {**own, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - own["rho"]}
+        hypers = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
+        return {**hypers, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - hypers["rho"]}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -36,7 +36,7 @@ from thalweg.keras.optimizers.step_adapter import (
 
 
 class RuleOptimizer(Optimizer):
-    """Runs any update rule, the library's or your own, through any engine.
+    """Optimizer that runs any update rule, the library's or yours, on any engine.
 
     Args:
         rule: The rule.
@@ -50,8 +50,8 @@ class RuleOptimizer(Optimizer):
         NAMES: Names of hyperparameters, where the rule's differ.
 
     Raises:
-        TypeError: A keyword that is neither.
-        RuleError: A scalar of the rule has a name that means something else to every optimizer.
+        TypeError: A keyword is neither.
+        RuleError: A scalar of the rule has the name of an attribute or option of all optimizers.
 
     Example:
         >>> from thalweg import Hyper, Rule, Variable, sign
@@ -73,38 +73,40 @@ class RuleOptimizer(Optimizer):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        own = defaults_of(rule)
-        reserved = [key for key in own if key in _RESERVED or hasattr(Optimizer, key)]
+        defaults = defaults_of(rule)
+        reserved = [key for key in defaults if key in _RESERVED or hasattr(Optimizer, key)]
         if reserved:
             raise RuleError(
                 f"Rule {rule.name!r} has hyperparameters named {', '.join(reserved)}, which mean"
                 " something else to every optimizer. Rename them."
             )
-        given = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
-        vars(self)["rule"] = rule  # which the error about an unknown keyword names
+        rule_hypers = {key: kwargs.pop(key) for key in list(kwargs) if key in defaults}
+        # Before super().__init__, whose error about an unknown keyword names the rule.
+        vars(self)["rule"] = rule
         super().__init__(name or rule.name, **kwargs)
         if learning_rate is not None:
             learning_rate = check_value("learning_rate", learning_rate)
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
-            own["learning_rate"] = learning_rate
-        _engines.check_rule(rule, {**own, **given})
-        for key, value in {**own, **given}.items():
+            defaults["learning_rate"] = learning_rate
+        _engines.check_rule(rule, {**defaults, **rule_hypers})
+        for key, value in {**defaults, **rule_hypers}.items():
             self._set_hyper(key, value)
 
     def _spelling_hint(self, keyword: str) -> str:
-        if type(self).__init__ is not RuleOptimizer.__init__:  # arguments of its own say more
+        # The signature of a subclass's constructor gives a better hint.
+        if type(self).__init__ is not RuleOptimizer.__init__:
             return super()._spelling_hint(keyword)
-        own = [hyper.name for hyper in self.rule.hypers]
-        near = did_you_mean(keyword, own)
-        return f" Rule {self.rule.name!r} has {', '.join(own)}. {near}".rstrip()
+        hyper_names = [hyper.name for hyper in self.rule.hypers]
+        suggestion = did_you_mean(keyword, hyper_names)
+        return f" Rule {self.rule.name!r} has {', '.join(hyper_names)}. {suggestion}".rstrip()
 
     def _choose_rule(self) -> Rule:
-        """The rule of this step; it may depend on hyperparameters."""
+        """Return the rule of this step, which may depend on hyperparameters."""
         return self.rule
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
-        """The rule's hyperparameters in this step as scalars of a compute dtype."""
+        """Return the rule's hyperparameters in this step as scalars of a compute dtype."""
         values = {
             hyper.name: self._scalar_of(hyper.name, dtype)
             for hyper in self._choose_rule().hypers
@@ -115,7 +117,7 @@ class RuleOptimizer(Optimizer):
         return values
 
     def _scalar_of(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter in this step by its name in the rule; see `_hyper_scalars`."""
+        """Return a hyperparameter of this step, by its name in the rule, as a scalar."""
         if name == "learning_rate":
             return self._rate(dtype)
         return self._scalar(self.NAMES.get(name, name), dtype)
@@ -123,41 +125,41 @@ class RuleOptimizer(Optimizer):
     def _rule_scalars(
         self, dtype: Dtype, rate: float | None = None, in_common: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
-        """Everything that formulas may ask for in this step, as scalars of a compute dtype.
+        """Return all scalars that formulas may read in this step, in a compute dtype.
 
         Args:
-            dtype: The dtype.
-            rate: The learning rate that a subclass's `_prepare_local` put in place of the usual.
-            in_common: The rule's numbers per optimizer.
+            dtype: The compute dtype.
+            rate: Learning rate that a subclass's `_prepare_local` has set, or None.
+            in_common: The rule's optimizer-wide scalars.
         """
         values = self._hyper_scalars(dtype)
-        values |= {name: dtype(each) for name, each in (in_common or {}).items()}
+        values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}
         if rate is not None:
             values["learning_rate"] = dtype(rate)
         return derived(self._choose_rule(), values, dtype, int(self.iterations.item()) + 1)
 
     def _has_usual_scalars(self) -> bool:
-        """Return whether only the library's code makes scalars of hyperparameters."""
-        made = (
+        """Return whether no method that computes scalars is overridden by users."""
+        methods = (
             self._decayed_lr, self._choose_rule, self._rule_scalars, self._hyper_scalars,
             self._scalar, self._rate, self._learning_rate, self._get_hyper,
         )  # fmt: skip
-        return all(map(is_ours, made))
+        return all(map(is_ours, methods))
 
     def _exact_names(self) -> tuple[str, ...]:
-        """The attributes that scalars are made of and that are no variables."""
+        """Return the names of attributes, other than variables, that scalars depend on."""
         return ()
 
     def _rate(self, dtype: Dtype) -> object:
-        """The learning rate of this step, as a subclass's `_decayed_lr` would have it."""
-        is_own = type(self)._decayed_lr is not Optimizer._decayed_lr
-        if is_own and (current_session() is None or not self._is_recorded()):
+        """Return the learning rate of this step, by `_decayed_lr` if a subclass overrides it."""
+        is_overridden = type(self)._decayed_lr is not Optimizer._decayed_lr
+        if is_overridden and (current_session() is None or not self._is_recorded()):
             kind = torch.float64 if dtype is np.float64 else torch.float32
             return dtype(float(self._decayed_lr(kind)))
         return self._learning_rate(dtype)
 
     def _slot_initial(self, name: str) -> float:
-        """What new slots of this name are filled with."""
+        """Return the initial value of new slots of this name."""
         return next(slot.initial for slot in self._choose_rule().slots if slot.name == name)
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
@@ -174,25 +176,27 @@ class RuleOptimizer(Optimizer):
         return not self._overridden_hooks().isdisjoint(UPDATES)
 
     def _may_repeat(self) -> bool:
-        """Return whether steps may be repeated without a look at the gradients."""
-        seen = self._aggregator is not None or bool(self._transformers)
-        return not seen and not self._overridden_hooks()
+        """Return whether steps may be replayed: no hook or function receives gradients."""
+        has_functions = self._aggregator is not None or bool(self._transformers)
+        return not has_functions and not self._overridden_hooks()
 
     @classmethod
     @cache
     def _is_begun_by_users(cls) -> bool:
         """Return whether a subclass's hooks are called before the updates."""
-        own = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
-        return not own or not cls._overridden_hooks() <= {*UPDATES}
+        is_standard = is_ours(cls._decayed_lr) and is_ours(cls._create_slots)
+        return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Learning rates that a subclass's `_prepare_local` put in place of the usual ones."""
-        found: dict[Dtype, float] = {}
-        # Of the dtypes that are computed alike, the widest has the least rounded rate.
-        for (_, dtype), own in sorted(state.items(), key=lambda item: item[0][1].itemsize):
-            if "lr_t" in own and float(own["lr_t"]) != float(self._decayed_lr(dtype)):
-                found[compute_dtype(dtype)] = float(own["lr_t"])
-        return found
+        """Return learning rates that a subclass's `_prepare_local` has set, by compute dtype."""
+        rates: dict[Dtype, float] = {}
+        # Dtypes may share a compute dtype: the widest, which comes last, has the most exact rate.
+        for (_, dtype), coefficients in sorted(state.items(), key=lambda item: item[0][1].itemsize):
+            if "lr_t" in coefficients and float(coefficients["lr_t"]) != float(
+                self._decayed_lr(dtype)
+            ):
+                rates[compute_dtype(dtype)] = float(coefficients["lr_t"])
+        return rates
 
     def _resource_apply_dense(self, grad: Tensor, var: Any, apply_state: Any = None) -> Any:
         return self._apply_one(grad, var, apply_state)
@@ -205,14 +209,14 @@ class RuleOptimizer(Optimizer):
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, var: Any, indices: Tensor, apply_state: Any = None
     ) -> Any:
-        # Where TensorFlow scatters it calls no other hook, whichever a subclass has.
+        # For rules that scatter, TensorFlow does not call `_resource_apply_sparse`.
         scatters = self._choose_rule().duplicates == "successive"
         if "_resource_apply_sparse" in self._overridden_hooks() and not scatters:
             return super()._resource_apply_sparse_duplicate_indices(grad, var, indices, apply_state)
         return self._apply_one(rows_of(grad, indices), var, apply_state)
 
     def _apply_one(self, grad: Any, var: Any, apply_state: Any) -> Any:
-        """Hand a variable back to the rule, from a hook that wanted to see it."""
+        """Update a variable by the rule, for a hook that a subclass overrides and calls."""
         if is_symbolic(var):
             return graph_mode().update(self, grad, var, apply_state)
         self._update_one(grad, var, apply_state)
@@ -220,8 +224,8 @@ class RuleOptimizer(Optimizer):
     def _update_one(
         self, grad: Any, var: Tensor, apply_state: Any, rates: dict[Dtype, float] | None = None
     ) -> None:
-        """Update a variable by the rule, at these learning rates if they are known."""
-        kept = self._plans.now().alone(var)
+        """Update a variable by the rule, at these learning rates if given."""
+        cache = self._plans.now().alone(var)
         hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._choose_rule().linear:
             hooks.create_state([var])
@@ -232,11 +236,11 @@ class RuleOptimizer(Optimizer):
             return
         if var.is_complex():
             hooks, pair = ComplexHooks(self, apply_state, var, rates), real_pair(grad, var)
-        raise_within(run_step(hooks, kept, [pair], is_last=False).errors)
+        raise_within(run_step(hooks, cache, [pair], is_last=False).errors)
 
     def _arguments(self) -> dict[str, object]:
-        own = super()._arguments()
-        return {**own, "rule": self.rule} if "rule" in own else own
+        arguments = super()._arguments()
+        return {**arguments, "rule": self.rule} if "rule" in arguments else arguments
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration; it holds the name of the rule, not the rule."""
@@ -258,17 +262,20 @@ class RuleOptimizer(Optimizer):
                 known.
 
         Raises:
-            ValueError: There is no rule of that name.
+            ValueError: No rule has this name.
         """
         name = config.get("rule")
         with importing:
             from thalweg.rules.modern import MODERN_RULES
-        known = {rule.name: rule for rule in (*rules.RULES, *MODERN_RULES)}
-        rule = {**known, **(custom_objects or {})}.get(str(name))
+        library_rules = {rule.name: rule for rule in (*rules.RULES, *MODERN_RULES)}
+        rule = {**library_rules, **(custom_objects or {})}.get(str(name))
         if not isinstance(rule, Rule):
             raise ValueError(f"Unknown rule: {name}. Give it as custom_objects={{{name!r}: rule}}.")
         return super().from_config({**config, "rule": rule}, custom_objects)
 
 
-_RESERVED = ("name", "lr", "decay", "rule")  # keywords of the constructor
-RuleOptimizer._BUILT_IN = {name: getattr(RuleOptimizer, name) for name in Optimizer._BUILT_IN}
+# Keywords of the constructor.
+_RESERVED = ("name", "lr", "decay", "rule")
+RuleOptimizer._DEFAULT_HOOKS = {
+    name: getattr(RuleOptimizer, name) for name in Optimizer._DEFAULT_HOOKS
+}

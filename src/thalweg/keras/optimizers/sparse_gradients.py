@@ -1,4 +1,4 @@
-"""Rows of sparse gradients, in eager mode or of a graph."""
+"""Sparse gradients in eager and graph mode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 def rows_of(values: object, indices: object) -> IndexedSlices | None:
-    """Rows of a tensor: `values` at `indices`."""
+    """Return a sparse gradient with rows `values` at `indices`."""
     if is_symbolic(values) or is_symbolic(indices):
         return graph_mode().slices(values, indices)
     return IndexedSlices(values, indices)
 
 
 def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
-    """Return the sums of rows that are named more than once, and the indices, each once.
+    """Return (values, indices) with unique indices; rows of repeated indices are summed.
 
     Args:
         values: The rows.
@@ -25,5 +25,5 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """
     if is_symbolic(values) or is_symbolic(indices):
         return graph_mode().deduplicated(values, indices)
-    found = IndexedSlices(values, indices).deduplicated()
-    return found.values, found.indices
+    unique_slices = IndexedSlices(values, indices).deduplicated()
+    return unique_slices.values, unique_slices.indices

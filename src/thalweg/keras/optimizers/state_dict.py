@@ -1,4 +1,4 @@
-"""`state_dict` and `load_state_dict`: everything an optimizer remembers, by name."""
+"""`state_dict` and `load_state_dict` of Keras optimizers: state by variable names."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from thalweg.variable import name_of
 
 FORMAT = 1
 _SECTIONS = ("hyperparameters", "weights", "slots")
-Called = tuple[str, str, Tensor]  # what a variable's slots' names begin with, its name in a state
+# Prefix of the names of a variable's slots, the variable's name in a state, and the variable.
+SlotKey = tuple[str, str, Tensor]
 _PARTS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
 class KerasStateDict(TrackableSlots, state.StateDict):
-    """The part of `Optimizer` that saves and loads.
+    """Mixin of `Optimizer` that saves and loads state.
 
     Attributes:
-        EXTRA: Names of scalar weights that belong neither to a variable nor to every optimizer.
+        EXTRA: Names of scalar weights of this class that belong to no variable.
     """
 
     EXTRA: tuple[str, ...] = ()
@@ -43,23 +44,24 @@ class KerasStateDict(TrackableSlots, state.StateDict):
 
     def __init__(self) -> None:
         self._pending: dict[str, dict[str, Tensor]] = {}
-        self._awaits = False  # whether no variable has come for what was loaded
+        # True while no variable of a loaded state has been trained.
+        self._awaits = False
 
     def _foreign(self) -> list[object]:
-        own = {id(weight) for weight in self._weights if weight is not self._counts_for}
-        given = [each for each in super()._foreign() if id(each) not in own]
-        return given + [self._hyper.raw(name) for name in self._hyper]
+        weight_ids = {id(weight) for weight in self._weights if weight is not self._counts_for}
+        tensors = [tensor for tensor in super()._foreign() if id(tensor) not in weight_ids]
+        return tensors + [self._hyper.raw(name) for name in self._hyper]
 
     def _own_children(self) -> dict[str, object]:
-        """The variables that are no slots."""
+        """Return the variables other than slots, by name."""
         raise NotImplementedError
 
     def _extra_weights(self) -> dict[str, Tensor]:
-        """The weights named in `EXTRA` that exist by now."""
+        """Return the existing weights named in `EXTRA`, by name."""
         return {}
 
     def _make_extra(self, name: str, dtype: torch.dtype) -> None:
-        """Make one that does not exist."""
+        """Create the weight `name` of `EXTRA`."""
         raise NotImplementedError
 
     @untraced
@@ -83,17 +85,19 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return self._saved(_titles_of)
 
     def _saved(self, names: Names = state.keys_of) -> dict[str, object]:
-        """`state_dict` by other names of variables."""
+        """Return `state_dict` with variables named by a function."""
         self._check_eager()
         with self._lock:
             self._settle()
             owners = self._owners()
             slots = {
-                name: {each.name[1:]: each.read() for each in state.of_slots(self._slots, var, "")}
+                name: {
+                    entry.name[1:]: entry.read() for entry in state.of_slots(self._slots, var, "")
+                }
                 for name, var in zip(names(owners), owners, strict=True)
             }
-            for name, own in self._pending.items():
-                slots[name] = {key: value.clone() for key, value in own.items()}
+            for name, pending_slots in self._pending.items():
+                slots[name] = {key: value.clone() for key, value in pending_slots.items()}
             return {
                 "class_name": type(self).__name__,
                 "format": FORMAT,
@@ -121,8 +125,8 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
             FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
         """
-        with self._loading(state_dict, var_list) as found:
-            state.restore(found)
+        with self._loading(state_dict, var_list) as loading:
+            state.restore(loading)
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[object, object]:
         var_list = None if var_list is None else flatten(var_list)
@@ -131,90 +135,98 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         return state_dict, var_list
 
     def _check_eager(self, variables: Sequence[object] = ()) -> None:
-        own = [*self._weights, *self._own_children().values(), *variables]
-        state.check_eager(f"The state of {self._name}", own, self._weights or executing_eagerly())
+        tensors = [*self._weights, *self._own_children().values(), *variables]
+        state.check_eager(
+            f"The state of {self._name}", tensors, self._weights or executing_eagerly()
+        )
 
     def _state_parts(
-        self, given: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
+        self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        slots, is_named = given["slots"], names is not state.keys_of
+        slots, has_custom_names = state_dict["slots"], names is not state.keys_of
         self._pending = {}
         owners = self._slots.owners()
         if variables is not None:
-            wanted = distinct(variables)
-            if wanted:
-                self._create_all_weights(wanted)
-            owners = distinct([*self._slots.owners(), *wanted])
-        for name in self.EXTRA if slots else given["weights"].keys() & set(self.EXTRA):
+            new_variables = distinct(variables)
+            if new_variables:
+                self._create_all_weights(new_variables)
+            owners = distinct([*self._slots.owners(), *new_variables])
+        for name in self.EXTRA if slots else state_dict["weights"].keys() & set(self.EXTRA):
             if name not in self._extra_weights():
-                self._make_extra(name, _float_type(given["weights"].get(name)))
-        called = _named_by(names, owners) if is_named else _names_in_state(owners, slots)
-        entries, known, rest = self._slot_entries(called, slots)
-        waiting = self._make_room(rest) if variables is None and not is_named else []
+                self._make_extra(name, _float_type(state_dict["weights"].get(name)))
+        slot_keys = _named_by(names, owners) if has_custom_names else _names_in_state(owners, slots)
+        entries, values, other_slots = self._slot_entries(slot_keys, slots)
+        waiting = self._make_room(other_slots) if variables is None and not has_custom_names else []
         self._awaits = bool(waiting) and not owners
         return "", [
-            ([self._counter_entry()], {"iterations": given["iterations"]}, True),
-            (self._number_entries(all_of_them=True), given["hyperparameters"], False),
-            (self._extra_entries(), given["weights"], bool(slots)),
-            (entries, known, True),
-            (waiting, _flatten_slots(rest), True),
+            ([self._counter_entry()], {"iterations": state_dict["iterations"]}, True),
+            (self._number_entries(includes_all=True), state_dict["hyperparameters"], False),
+            (self._extra_entries(), state_dict["weights"], bool(slots)),
+            (entries, values, True),
+            (waiting, _flatten_slots(other_slots), True),
         ]
 
     def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
-        """Where slots of variables that are not known yet are to be kept."""
-        for title, own in slots.items():
-            self._pending[title] = {name: state.room_for(value) for name, value in own.items()}
+        """Reserve pending tensors for slots of unknown variables; return their entries."""
+        for title, values in slots.items():
+            self._pending[title] = {name: state.room_for(value) for name, value in values.items()}
         return [Entry(name, room) for name, room in _flatten_slots(self._pending).items()]
 
     def _counter_entry(self) -> Entry:
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
 
-    def _number_entries(self, all_of_them: bool = False) -> list[Number]:
-        """The hyperparameters that are numbers, or all: those of other kinds stay as they are."""
+    def _number_entries(self, includes_all: bool = False) -> list[Number]:
+        """Return entries of the numeric hyperparameters, or of all, others then with value 0."""
         hyper, numbers = self._hyper, self._hyper.numbers()
-        names = hyper if all_of_them else numbers
+        names = hyper if includes_all else numbers
         return [Number(name, numbers.get(name, 0), partial(hyper.setting, name)) for name in names]
 
     def _extra_entries(self) -> list[Entry]:
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
 
     def _slot_entries(
-        self, called: Sequence[Called], given: dict[str, dict[str, Any]], all_of_them: bool = True
+        self,
+        slot_keys: Sequence[SlotKey],
+        saved_slots: dict[str, dict[str, Any]],
+        includes_all: bool = True,
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
-        """The slots of these variables, or of those in a state; what that has of them, by name;
-        and what of others.
+        """Match slots of variables with those of a state.
+
+        Returns:
+            Entries of the variables' slots (without `includes_all` only of variables in the
+            state), the state's values for them by name, and the state's other variables.
         """
         entries: list[Entry] = []
-        known: dict[str, Any] = {}
-        rest = dict(given)
-        for key, title, var in called:
-            if not all_of_them and title not in given:
+        values: dict[str, Any] = {}
+        other_slots = dict(saved_slots)
+        for key, title, var in slot_keys:
+            if not includes_all and title not in saved_slots:
                 continue
             entries += state.of_slots(self._slots, var, key)
-            known |= {f"{key}/{name}": value for name, value in rest.pop(title, {}).items()}
-        return entries, known, rest
+            values |= {f"{key}/{name}": value for name, value in other_slots.pop(title, {}).items()}
+        return entries, values, other_slots
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
         raise NotImplementedError
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
-        """Put pending slots of these variables in place."""
+        """Copy pending slots of these variables into their new slots."""
         if not self._pending:
             return
-        owners, wanted = self._owners(), {id(var) for var in var_list}
-        called = _names_in_state(owners, self._pending)
-        found = {
+        owners, ids = self._owners(), {id(var) for var in var_list}
+        slot_keys = _names_in_state(owners, self._pending)
+        pending = {
             title: self._pending[title]
-            for _, title, var in called
-            if id(var) in wanted and title in self._pending
+            for _, title, var in slot_keys
+            if id(var) in ids and title in self._pending
         }
-        entries, known, _ = self._slot_entries(called, found, all_of_them=False)
-        differences = state.differences(entries, known)
+        entries, values, _ = self._slot_entries(slot_keys, pending, includes_all=False)
+        differences = state.differences(entries, values)
         if differences:
             raise state.mismatch(differences, outcome="The step was not taken.")
         if self._awaits and var_list:
             self._awaits = False
-            if not found:
+            if not pending:
                 warn(
                     f"{self._name} loaded slots for {_list_quoted(self._pending)}, but the first"
                     f" step is over {_list_quoted(_titles_of(owners))}, whose slots begin anew."
@@ -222,61 +234,63 @@ class KerasStateDict(TrackableSlots, state.StateDict):
                     " load_state_dict.",
                     NumericsWarning,
                 )
-        pops = [partial(self._pending.pop, title) for title in found]
-        state.restore(state.Loading([(each, known[each.name]) for each in entries], pops))
+        pops = [partial(self._pending.pop, title) for title in pending]
+        state.restore(state.Loading([(entry, values[entry.name]) for entry in entries], pops))
 
 
-def _check_form(given: object, class_name: str) -> None:
-    """Refuse what is no state of this class of optimizer."""
-    if not isinstance(given, dict) or not isinstance(given.get("class_name"), str):
+def _check_form(state_dict: object, class_name: str) -> None:
+    """Raise unless the argument is a state of this optimizer class and format."""
+    if not isinstance(state_dict, dict) or not isinstance(state_dict.get("class_name"), str):
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."
         )
-    if given["class_name"] != class_name:
+    if state_dict["class_name"] != class_name:
         raise ValueError(
-            f"The state is of {given['class_name']}, this optimizer is {class_name}."
+            f"The state is of {state_dict['class_name']}, this optimizer is {class_name}."
             " Nothing was loaded."
         )
-    version = given.get("format")
+    version = state_dict.get("format")
     if type(version) is not int or version != FORMAT:
         raise state.mismatch([f"The state is of format {state.shown(version)}, not {FORMAT}"])
-    found = _find_strange_parts(given)
-    if not found:
-        slots: Any = given["slots"]
-        if len(_flatten_slots(slots)) < sum(len(own) or 1 for own in slots.values()):
-            found = ["two slots have the same name"]
-    if found:
-        raise state.mismatch(found)
+    differences = _find_strange_parts(state_dict)
+    if not differences:
+        slots: Any = state_dict["slots"]
+        if len(_flatten_slots(slots)) < sum(len(var_slots) or 1 for var_slots in slots.values()):
+            differences = ["two slots have the same name"]
+    if differences:
+        raise state.mismatch(differences)
 
 
-def _find_strange_parts(given: dict[str, Any]) -> list[str]:
-    """What is missing, is too much, or is no dictionary of names."""
-    found = [f"the state has no {key!r}" for key in _PARTS if key not in given]
-    found += state.differences([], {key: None for key in given if key not in _PARTS})
-    parts = {key: given[key] for key in _SECTIONS if key in given}
+def _find_strange_parts(state_dict: dict[str, Any]) -> list[str]:
+    """Return differences: missing or unknown sections, and sections that are not dicts."""
+    differences = [f"the state has no {key!r}" for key in _PARTS if key not in state_dict]
+    differences += state.differences([], {key: None for key in state_dict if key not in _PARTS})
+    parts = {key: state_dict[key] for key in _SECTIONS if key in state_dict}
     if isinstance(parts.get("slots"), dict):
-        parts |= {f"slots of {state.shown(name)}": own for name, own in given["slots"].items()}
+        parts |= {
+            f"slots of {state.shown(name)}": slots for name, slots in state_dict["slots"].items()
+        }
     for title, part in parts.items():
         if not isinstance(part, dict):
-            found.append(f"{title}: {state.shown(part)} is no dictionary")
+            differences.append(f"{title}: {state.shown(part)} is no dictionary")
         else:
             names = [state.shown(name) for name in part if not isinstance(name, str)]
-            found += [f"{title}: {name} is no name" for name in names]
-    return found
+            differences += [f"{title}: {name} is no name" for name in names]
+    return differences
 
 
 def _titles_of(variables: Sequence[Tensor]) -> list[str]:
-    """What a state calls the variables: "w:0", and the second one "w:0#1"."""
+    """Return the variables' names in a state: "w:0", and "w:0#1" for its second use."""
     return state.distinct([name_of(var) for var in variables])
 
 
-def _names_in_state(owners: Sequence[Tensor], given: Mapping[str, object]) -> list[Called]:
-    """The variables by what a state calls them: "w:0", or "w", as in a file."""
-    named = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
-    return [(key, title if title in given else key, var) for key, title, var in named]
+def _names_in_state(owners: Sequence[Tensor], slots_by_name: Mapping[str, object]) -> list[SlotKey]:
+    """Return slot keys of variables that a state names "w:0", or "w" as files do."""
+    keys = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
+    return [(key, title if title in slots_by_name else key, var) for key, title, var in keys]
 
 
-def _named_by(names: Names, owners: Sequence[Tensor]) -> list[Called]:
+def _named_by(names: Names, owners: Sequence[Tensor]) -> list[SlotKey]:
     return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
 
 
@@ -291,12 +305,12 @@ def _key_of(title: str) -> str:
 
 
 def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Slots by their full names."""
-    found: dict[str, object] = {}
-    for title, own in slots.items():
-        named = {f"{_key_of(title)}/{name}": value for name, value in own.items()}
-        found |= named or {_key_of(title): None}
-    return found
+    """Return slots by full names such as "w/momentum"; None for a variable without slots."""
+    flat: dict[str, object] = {}
+    for title, var_slots in slots.items():
+        named_slots = {f"{_key_of(title)}/{name}": value for name, value in var_slots.items()}
+        flat |= named_slots or {_key_of(title): None}
+    return flat
 
 
 def _list_quoted(names: Iterable[str]) -> str:

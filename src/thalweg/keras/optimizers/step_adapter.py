@@ -32,14 +32,14 @@ from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
 
 
 class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
-    """The coefficients of a step by device and dtype; a device may be given by its name."""
+    """Coefficients of a step by device, or its name, and dtype."""
 
     def __init__(
-        self, given: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
+        self, coefficients: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
     ) -> None:
         super().__init__()
-        if given:
-            self.update({_by_name(key): value for key, value in given.items()})
+        if coefficients:
+            self.update({_by_name(key): value for key, value in coefficients.items()})
 
     def __getitem__(self, key: tuple[object, torch.dtype]) -> dict[str, Any]:
         return super().__getitem__(_by_name(key))
@@ -59,7 +59,7 @@ def _by_name(key: object) -> Any:
 
 
 def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object) -> Any:
-    """Call a hook, with `apply_state` if it takes it: older subclasses' hooks do not."""
+    """Call a hook, with `apply_state` unless it lacks this parameter, as in older subclasses."""
     code = getattr(hook, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if code is None or "apply_state" in names or code.co_flags & 0x08:
@@ -112,7 +112,8 @@ class KerasStepAdapter(StepAdapter):
         check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        if current_session() is None:  # in a graph they were made when it was built
+        # In graph mode, state was created when the graph was built.
+        if current_session() is None:
             with making(self._optimizer, variables):
                 self._optimizer._create_all_weights(list(variables))
 
@@ -123,26 +124,26 @@ class KerasStepAdapter(StepAdapter):
         optimizer = self._optimizer
         if self._aggregates:
             pairs = self._call_hook("_transform_unaggregated_gradients", pairs)
-            is_needed = optimizer._aggregator is not None or replicas() > 1
-            pairs = self._call_hook("_aggregate_gradients", pairs, is_needed)
+            is_required = optimizer._aggregator is not None or replicas() > 1
+            pairs = self._call_hook("_aggregate_gradients", pairs, is_required)
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
-    def _call_hook(self, hook: str, pairs: list[Pair], is_needed: bool = False) -> list[Pair]:
-        """What a hook makes of the pairs, checked; the pairs where it would do nothing."""
+    def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
+        """Return the checked pairs of a hook; skip it if not overridden and not required."""
         optimizer = self._optimizer
-        if not (is_needed or hook in optimizer._overridden_hooks()):
+        if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
-        listed = as_pairs(getattr(optimizer, hook)(list(pairs)))
-        check_variables([var for _, var in listed])
-        converted = self._convert_gradients(listed)
-        if not converted:
+        hook_pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
+        check_variables([var for _, var in hook_pairs])
+        new_pairs = self._convert_gradients(hook_pairs)
+        if not new_pairs:
             raise ValueError("The aggregator or transformer returned no gradients.")
-        known = {id(var) for var in optimizer._slots.owners()}
-        new = [var for _, var in converted if id(var) not in known]
-        if known and new:
+        owner_ids = {id(var) for var in optimizer._slots.owners()}
+        new = [var for _, var in new_pairs if id(var) not in owner_ids]
+        if owner_ids and new:
             optimizer._create_slots(distinct(new))
-        self.check_pairs(converted, False)
-        return converted
+        self.check_pairs(new_pairs, False)
+        return new_pairs
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
         optimizer = self._optimizer
@@ -155,11 +156,11 @@ class KerasStepAdapter(StepAdapter):
                 call(optimizer._resource_apply_dense, (grad, var), self._state)
 
     def written_tensors(self, variables: Sequence[Tensor]) -> list[Tensor]:
-        kept: list[Tensor] = []
-        for each in self._optimizer._with_inner():
-            slots = [slot for var in variables for slot in each._slots.all_of(var).values()]
-            kept += [*slots, *map(resolve, each._added)]
-        return [*variables, *kept]
+        optimizer_state: list[Tensor] = []
+        for optimizer in self._optimizer._with_inner():
+            slots = [slot for var in variables for slot in optimizer._slots.all_of(var).values()]
+            optimizer_state += [*slots, *map(resolve, optimizer._added_weights)]
+        return [*variables, *optimizer_state]
 
     def counting_calls(self, shared: Shared) -> list[Call]:
         return [counting(self._optimizer.iterations)]
@@ -173,8 +174,10 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         self.calls = optimizer._hyper.calls or optimizer._is_begun_by_users()
         self.repeats = optimizer._may_repeat()
         self._rates: dict[Dtype, float] = {}
-        self._known: dict[Dtype, dict[str, object]] = {}  # what users' functions were called for
-        self._variables: Sequence[Tensor] = ()  # of the step, once it is prepared
+        # Scalars computed by users' functions.
+        self._scalars_by_dtype: dict[Dtype, dict[str, object]] = {}
+        # Variables of the step, set by `read_hypers`.
+        self._variables: Sequence[Tensor] = ()
 
     def step_rule(self) -> Rule:
         return self._optimizer._choose_rule()
@@ -186,19 +189,21 @@ class KerasRuleStepAdapter(KerasStepAdapter):
     def find_common_slots(self) -> list[Sequence[Tensor]]:
         optimizer = self._optimizer
         names = [slot.name for slot in optimizer._choose_rule().common_slots]
-        every = map(optimizer._slots.all_of, optimizer._slots.owners())
-        return [[own[n] for n in names] for own in every if all(n in own for n in names)]
+        owner_slots = map(optimizer._slots.all_of, optimizer._slots.owners())
+        return [
+            [slots[n] for n in names] for slots in owner_slots if all(n in slots for n in names)
+        ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         self._variables = variables
-        # Only hooks read these coefficients; a schedule need not be asked for them otherwise.
+        # Only hooks read these coefficients, so schedules are not called for them without hooks.
         optimizer = self._optimizer
-        if not _PREPARED.isdisjoint(optimizer._overridden_hooks()):
+        if not _COEFFICIENT_HOOKS.isdisjoint(optimizer._overridden_hooks()):
             super().read_hypers(variables)
             self._rates = optimizer._changed_rates(self._state)
         if self.calls:
             for dtype in dict.fromkeys(compute_dtype(var.dtype) for var in variables):
-                self._known[dtype] = self.scalars_of(dtype, None)
+                self._scalars_by_dtype[dtype] = self.scalars_of(dtype, None)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         unreal = [pair for pair in pairs if pair[1].is_complex()]
@@ -213,8 +218,8 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         return self._optimizer._one_by_one() or any(var.is_complex() for _, var in pairs)
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        if dtype in self._known:
-            return self._known[dtype]
+        if dtype in self._scalars_by_dtype:
+            return self._scalars_by_dtype[dtype]
         rate = self._rates.get(dtype)
         if not self.in_common:
             return self._optimizer._rule_scalars(dtype, rate)
@@ -228,9 +233,10 @@ class KerasRuleStepAdapter(KerasStepAdapter):
 
 
 class KerasHookStepAdapter(KerasRuleStepAdapter):
-    """A user's hook that hands one variable back to the rule, in the course of a step."""
+    """Adapter for a user's hook that has the rule update one variable within a step."""
 
-    constrains = False  # the step does that
+    # The outer step applies constraints.
+    constrains = False
     sees_all = False
 
     def __init__(
@@ -242,11 +248,12 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         super().__init__(optimizer, False)
         self._state = apply_state or ApplyState()
         self._rates = rates or {}
-        self._is_told = rates is not None  # the rates, as hooks had them when a graph was built
+        # Rates are fixed if hooks were recorded when a graph was built.
+        self._has_fixed_rates = rates is not None
         self.repeats = True
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        if self._is_told:
+        if self._has_fixed_rates:
             return
         if not self._state:
             super().read_hypers(variables)
@@ -257,9 +264,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Check only memories and gradients, which the hook may have changed since the step was
-        checked.
-        """
+        """Check memories and gradients again, which the hook may have changed."""
         variables = [var for _, var in pairs]
         check_memories(variables)
         check_readable([grad for grad, _ in pairs], self.names_of(variables))
@@ -272,7 +277,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
 
 
 class ComplexHooks(KerasHookStepAdapter):
-    """A complex variable, updated on its own as pairs of real numbers."""
+    """Adapter that updates one complex variable as pairs of real numbers."""
 
     def __init__(
         self,
@@ -294,15 +299,15 @@ class ComplexHooks(KerasHookStepAdapter):
         return list(map(as_real, super().slots_of(self._var)))
 
 
-# A subclass that overrides one of these wants to be called pair by pair.
+# A subclass that overrides one of these hooks is called pair by pair.
 UPDATES = (
     "_resource_apply_dense",
     "_resource_apply_sparse",
     "_resource_apply_sparse_duplicate_indices",
 )
-_PREPARED = frozenset((*UPDATES, "_prepare", "_prepare_local"))
+_COEFFICIENT_HOOKS = frozenset((*UPDATES, "_prepare", "_prepare_local"))
 _HOOKS = (
-    *_PREPARED,
+    *_COEFFICIENT_HOOKS,
     "_decayed_lr",
     "_transform_unaggregated_gradients",
     "_aggregate_gradients",
@@ -311,16 +316,16 @@ _HOOKS = (
 
 
 def has_hooks(optimizer: Any) -> bool:
-    """Return True if a step calls functions of a user, other than those of hyperparameters."""
+    """Return whether a step calls users' functions other than hyperparameters."""
     hooks = [getattr(optimizer, hook) for hook in _HOOKS]
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
-    """Return the pairs that have a gradient.
+    """Return the pairs with a gradient; warn about unfrozen variables without one.
 
     Raises:
-        ValueError: None has one.
+        ValueError: No pair has a gradient.
     """
     missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
     if missing and len(missing) == len(pairs):

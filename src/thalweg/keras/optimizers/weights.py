@@ -1,4 +1,4 @@
-"""The variables of an optimizer: `iterations`, slots and weights, and their values."""
+"""Variables of an optimizer: `iterations`, slots and weights."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from thalweg.variable import (
     to_tensor,
 )
 
-COUNTERS = (torch.int64, torch.int32)  # what `iterations` may be
+# Dtypes that `iterations` may have.
+COUNTERS = (torch.int64, torch.int32)
 _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the tensor that an initializer makes, on the CPU.
+    """Return the CPU tensor that an initializer makes.
 
     While a graph is built, a callable may return a tensor of the graph.
 
@@ -57,7 +58,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
         dtype: The dtype.
 
     Raises:
-        ValueError: An unknown name, or a value that does not fit the shape.
+        ValueError: The name is unknown, or the value does not fit the shape.
     """
     if isinstance(initializer, str):
         if initializer not in _FILL:
@@ -77,7 +78,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
 
 
 class Weights(TrackableSlots):
-    """The part of `Optimizer` that keeps `iterations`, slots and other weights."""
+    """Mixin of `Optimizer` that stores `iterations`, slots and other weights."""
 
     _name: str
     _hyper: Hyperparameters
@@ -86,19 +87,20 @@ class Weights(TrackableSlots):
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
         self._iterations: Any = None
-        self._counts_for: Tensor | None = None  # `iterations`, if it was given
+        # `iterations`, if a user has set it.
+        self._counts_for: Tensor | None = None
         self._slots = SlotsByVariable()
         self._weights: list[Tensor] = []
-        self._added: list[Tensor] = []
+        self._added_weights: list[Tensor] = []
 
     def _with_inner(self) -> list[Weights]:
-        """This optimizer and those inside it that it tracks."""
-        inner = [each for each in self._tracked.values() if isinstance(each, Weights)]
-        return [self, *(found for each in inner for found in each._with_inner())]
+        """Return this optimizer and, recursively, the optimizers that it tracks."""
+        inner = [child for child in self._tracked.values() if isinstance(child, Weights)]
+        return [self, *(nested for optimizer in inner for nested in optimizer._with_inner())]
 
     @property
     def iterations(self) -> Tensor:
-        """Variable. The number of training steps this optimizer has run."""
+        """Number of training steps of this optimizer, a variable."""
         if self._iterations is None:
             self._iterations = self._make_tracked_variable(np.int64(0), "iter")
             self._weights.insert(0, self._iterations)
@@ -109,10 +111,10 @@ class Weights(TrackableSlots):
         return None if count is None or is_symbolic(count) else int(count)
 
     def _make_tracked_variable(self, initial_value: object, name: str) -> Any:
-        """A variable of the optimizer that is not trained; see `Hypers._make_variable`."""
-        made = self._make_variable(name, initial_value)
-        self._handle_deferred_dependencies(name=name, trackable=made)
-        return made
+        """Return a new untrained variable and track it under its name."""
+        variable = self._make_variable(name, initial_value)
+        self._handle_deferred_dependencies(name=name, trackable=variable)
+        return variable
 
     @iterations.setter
     def iterations(self, variable: Tensor) -> None:
@@ -153,20 +155,20 @@ class Weights(TrackableSlots):
         Raises:
             ValueError: The value has another shape than `shape`.
         """
-        found = self._slots.get(var, slot_name)
-        if found is not None:
-            return found
+        existing_slot = self._slots.get(var, slot_name)
+        if existing_slot is not None:
+            return existing_slot
         if not isinstance(var, Tensor | SymbolicVariable):
             raise InvalidTypeError(f"add_slot needs a variable, not {show_value(var)}.")
-        own = shape is None or tuple(shape) == tuple(var.shape)
-        if own and isinstance(initializer, str) and initializer in _FILL:
+        has_var_shape = shape is None or tuple(shape) == tuple(var.shape)
+        if has_var_shape and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
         title = self._slot_title(var, slot_name)
         value: Any = initializer
         if not is_symbolic(initializer):
             if shape is None:
-                given = isinstance(initializer, str) or is_function(initializer)
-                shape = var.shape if given else tuple(np.shape(initializer))
+                fits_any_shape = isinstance(initializer, str) or is_function(initializer)
+                shape = var.shape if fits_any_shape else tuple(np.shape(initializer))
             value = initial_value(initializer, shape, var.dtype)
         if isinstance(var, SymbolicVariable):
             slot: Any = graph_mode().slot(var, value, title)
@@ -178,16 +180,16 @@ class Weights(TrackableSlots):
     def _add_slots(
         self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
     ) -> list[Variable]:
-        """Slots for the variables that lack them, made together."""
+        """Create slots together for the variables that lack them; return the new slots."""
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
         if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
         titles = [self._slot_title(var, name) for var in missing]
-        made = self._slots.make(missing, name, initial, titles, kind)
-        self._take_slots(name, missing, made)
-        return made
+        new_slots = self._slots.make(missing, name, initial, titles, kind)
+        self._take_slots(name, missing, new_slots)
+        return new_slots
 
     def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
         super()._take_store(store, taken)
@@ -203,34 +205,34 @@ class Weights(TrackableSlots):
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
         """Return the slot of a variable.
 
-        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy` it is a copy,
-        and all ranks call this.
+        Where a `thalweg.distribute.Strategy` shards slots over ranks, return a copy; all ranks must
+        call this method.
 
         Raises:
-            KeyError: There is no slot of this name, or not yet.
+            KeyError: The variable has no slot of this name (yet).
             ReplicaLostError: A rank has not called it.
         """
         var = var if executing_eagerly() else graph_mode().variable_of(var)
-        found = self._slots.get(var, slot_name)
-        if found is None:
+        slot = self._slots.get(var, slot_name)
+        if slot is None:
             self._settle(var, slot_name)
-            found = self._slots.get(var, slot_name)
-        waiting: Any = None if found is not None else self._waiting.get(var, slot_name)
+            slot = self._slots.get(var, slot_name)
+        waiting: Any = None if slot is not None else self._waiting.get(var, slot_name)
         if waiting is not None and executing_eagerly():
-            # A slot that was restored, and that `_create_slots` does not make.
-            found = self.add_slot(var, slot_name, shape=tuple(waiting.value().shape))
-        if found is None:
-            there = ", ".join(self._slots.all_of(var))
-            rest = f" It has {there}." if there else " It has none before its first step."
-            raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{rest}")
+            # A restored slot that `_create_slots` does not make.
+            slot = self.add_slot(var, slot_name, shape=tuple(waiting.value().shape))
+        if slot is None:
+            slot_names = ", ".join(self._slots.all_of(var))
+            hint = f" It has {slot_names}." if slot_names else " It has none before its first step."
+            raise KeyError(f"'{name_of(var)}' has no slot {slot_name!r}.{hint}")
         if self._slots.parts_of(slot_name) is not None:
             with self._lock:
-                return over(self._slots.whole(var, slot_name), found.name)
-        self._slots.handed_out([found])
-        return found
+                return over(self._slots.whole(var, slot_name), slot.name)
+        self._slots.handed_out([slot])
+        return slot
 
     def get_slot_names(self) -> list[str]:
-        """Names of the slots, in order of creation; [] before the first step."""
+        """Return the names of the slots in order of creation; [] before the first step."""
         self._settle()
         return self._slots.names()
 
@@ -279,14 +281,14 @@ class Weights(TrackableSlots):
             weight = graph_mode().variable(value, name, trainable is not False)
         weight = distribute.aggregate_assignments(weight, synchronization, aggregation)
         self._track_trackable(weight, name, overwrite=True)
-        self._added.append(weight)
+        self._added_weights.append(weight)
         return resolve(weight)
 
     @property
     def weights(self) -> list[Tensor]:
-        """The optimizer's variables in order of creation, `iterations` first.
+        """Variables of the optimizer in order of creation, `iterations` first.
 
-        Where slots are shared out over ranks, they are the parts that this one has, flat.
+        Where slots are sharded over ranks, the flat shards of this rank.
         """
         self._settle()
         self._slots.handed_out(self._weights)
@@ -298,15 +300,15 @@ class Weights(TrackableSlots):
 
     @untraced
     def get_weights(self) -> list[Any]:
-        """Values of `weights` as NumPy arrays; bfloat16 as float32, which NumPy has.
+        """Return the values of `weights` as NumPy arrays, bfloat16 as float32.
 
-        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy`, all ranks call
-        this, and each gets all of them.
+        Where a `thalweg.distribute.Strategy` shards slots over ranks, all ranks must call this
+        method, and each gets all values.
         """
         self._settle()
-        own = self._listed_weights()
-        if any(map(is_symbolic, own)):
-            return backend.batch_get_value(own)
+        listed_weights = self._listed_weights()
+        if any(map(is_symbolic, listed_weights)):
+            return backend.batch_get_value(listed_weights)
         with self._lock:
             return [numpy_value(entry.read()) for entry in self._weight_entries()]
 
@@ -320,23 +322,26 @@ class Weights(TrackableSlots):
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
-        listed = self._listed_weights()
-        if len(weights) != len(listed):
+        listed_weights = self._listed_weights()
+        if len(weights) != len(listed_weights):
             hint = (
                 " Slots appear at the first apply_gradients; before it, use"
                 " load_state_dict(state, var_list=variables)."
             )
             raise ValueError(
                 f"You called `set_weights(weights)` on optimizer {self._name} with a  weight list"
-                f" of length {len(weights)}, but the optimizer was expecting {len(listed)}"
+                f" of length {len(weights)}, but the optimizer was expecting {len(listed_weights)}"
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        values = [_fit_value(*each) for each in zip(self._weight_entries(), weights, strict=True)]
+        values = [
+            _fit_value(*entry_and_value)
+            for entry_and_value in zip(self._weight_entries(), weights, strict=True)
+        ]
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
-        if any(map(is_symbolic, listed)):
-            backend.batch_set_value(zip(listed, values, strict=True))
+        if any(map(is_symbolic, listed_weights)):
+            backend.batch_set_value(zip(listed_weights, values, strict=True))
             return
         entries = self._weight_entries()
         with self._lock.to_load():
@@ -345,40 +350,40 @@ class Weights(TrackableSlots):
             self._lock.loaded()
 
     def _listed_weights(self) -> list[Tensor]:
-        """What `weights` lists; a subclass that wraps others may list theirs, too."""
-        own = type(self).weights is Weights.weights
-        return self._weights if own else self.weights
+        """Return `weights`, which a subclass that wraps optimizers may extend."""
+        is_inherited = type(self).weights is Weights.weights
+        return self._weights if is_inherited else self.weights
 
     def _weight_entries(self) -> list[Entry]:
         parts = {
             id(entry.own): entry
-            for each in self._with_inner()
-            for var in each._slots.owners()
-            for entry in of_slots(each._slots, var, "")
+            for optimizer in self._with_inner()
+            for var in optimizer._slots.owners()
+            for entry in of_slots(optimizer._slots, var, "")
         }
-        listed = self._listed_weights()
-        found = [parts.get(id(weight)) for weight in listed]
-        pairs = zip(found, listed, strict=True)
-        return [each or Entry(name_of(weight), weight) for each, weight in pairs]
+        listed_weights = self._listed_weights()
+        entries = [parts.get(id(weight)) for weight in listed_weights]
+        pairs = zip(entries, listed_weights, strict=True)
+        return [entry or Entry(name_of(weight), weight) for entry, weight in pairs]
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """`iter`, the hyperparameters that are variables, and whatever else is tracked."""
+        """Return `iter`, hyperparameter variables and other tracked objects, by name."""
         return {**self._own_children(), **super()._trackable_children(save_type, **kwargs)}
 
     def _lookup_dependency(self, name: str) -> object:
-        """The child of this name, or None if there is none (yet)."""
-        found = super()._lookup_dependency(name)
-        return self._own_children().get(name) if found is None else found
+        """Return the child of this name, or None."""
+        child = super()._lookup_dependency(name)
+        return self._own_children().get(name) if child is None else child
 
     def _own_children(self) -> dict[str, object]:
-        """The variables that are no slots, by their names in checkpoints."""
-        own = {} if self._iterations is None else {"iter": self._iterations}
-        return {**own, **self._hyper.variables()}
+        """Return the variables other than slots, by their names in checkpoints."""
+        children = {} if self._iterations is None else {"iter": self._iterations}
+        return {**children, **self._hyper.variables()}
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Hook: lists of other lengths that an optimizer also accepts."""
+        """Hook: return the weights to set, converted from lists of other lengths."""
         return weights
 
 
@@ -388,30 +393,30 @@ def _is_counter(variable: object) -> bool:
 
 
 def _fit_value(entry: Entry, value: object) -> Tensor:
-    """A value given for a weight, in its dtype.
+    """Return the value for a weight in its dtype.
 
     Raises:
         ValueError: The shapes differ.
-        InvalidTypeError: It is not numeric, or complex.
-        InvalidArgumentError: The weight holds integers, and the value is not one.
+        InvalidTypeError: The value is not numeric, or complex.
+        InvalidArgumentError: The weight has integers, and the value is not an integer.
     """
     weight, shape = entry.own, tuple(entry.shape)
     title = name_of(weight)
     try:
-        given = value if isinstance(value, Tensor) else to_tensor(np.asarray(value))
+        array = value if isinstance(value, Tensor) else to_tensor(np.asarray(value))
     except TypeError:
         raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
-    given = readable(given, f"The value for '{title}'")
-    if shape != tuple(given.shape):
+    array = readable(array, f"The value for '{title}'")
+    if shape != tuple(array.shape):
         raise ValueError(
             f"Optimizer weight shape {shape} not compatible with provided"
-            f" weight shape {tuple(given.shape)}."
+            f" weight shape {tuple(array.shape)}."
         )
-    if given.is_complex():
-        raise InvalidTypeError(f"The value for '{title}' is {dtype_name(given.dtype)}, not real.")
-    converted = given.detach().to(weight.dtype)
-    if not weight.dtype.is_floating_point and not torch.equal(converted.to(given.dtype), given):
+    if array.is_complex():
+        raise InvalidTypeError(f"The value for '{title}' is {dtype_name(array.dtype)}, not real.")
+    weight_value = array.detach().to(weight.dtype)
+    if not weight.dtype.is_floating_point and not torch.equal(weight_value.to(array.dtype), array):
         raise InvalidArgumentError(
-            f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {given.tolist()!r}."
+            f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
         )
-    return converted
+    return weight_value

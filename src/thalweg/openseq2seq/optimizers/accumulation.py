@@ -1,4 +1,4 @@
-"""Gradients that are added up over several runs before they make one update."""
+"""Accumulation of gradients over several runs per update."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ ACCUMULATOR = "gradient_sum"
 
 
 class Accumulators(Staged):
-    """A sum of gradients for each variable, of its shape and dtype; variables of a graph in one."""
+    """Sums of gradients, one for each variable, of its shape and dtype."""
 
     def __init__(self) -> None:
         self._slots = SlotStore()
-        self._last: tuple[list[object], list[Tensor], SlotStore] | None = None
+        self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return the sums of a step of eager mode, made if there are none; the same are found at
-        once.
-        """
-        if self._last is not None:
-            known, sums, store = self._last
-            is_same = len(known) == len(targets) and all(map(is_, known, targets))
-            if is_same and store is self._slots:
+        """Return the sums of an eager step, created if missing, cached for equal targets."""
+        if self._cache is not None:
+            cached_targets, sums, store = self._cache
+            has_same_targets = len(cached_targets) == len(targets) and all(
+                map(is_, cached_targets, targets)
+            )
+            if has_same_targets and store is self._slots:
                 return [*sums]
         self.make(targets)
-        found = self.of(targets)
-        self._last = list(targets), found, self._slots
-        return [*found]
+        new_sums = self.of(targets)
+        self._cache = list(targets), new_sums, self._slots
+        return [*new_sums]
 
     def make(self, targets: Sequence[Any]) -> None:
-        """Zeros for the variables that have no sum yet."""
+        """Create sums of zeros for the variables that have none."""
         missing = [var for var in targets if self._slots.get(var, ACCUMULATOR) is None]
         names = [f"{base_name(var)}/{ACCUMULATOR}" for var in missing]
         self._slots.make(missing, ACCUMULATOR, 0.0, names)
@@ -70,8 +70,8 @@ def are_addable(
             return False
         if var.dtype not in TRAINED or not (var.is_leaf and var.requires_grad):
             return False
-        for each in (grad, var, total):
-            if each.dtype is not var.dtype or each.shape != var.shape or not is_whole(each):
+        for tensor in (grad, var, total):
+            if tensor.dtype is not var.dtype or tensor.shape != var.shape or not is_whole(tensor):
                 return False
         places += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
     places.sort()
@@ -92,17 +92,17 @@ def is_whole(tensor: Tensor) -> bool:
     if not tensor.is_contiguous() or tensor.is_neg():
         return False
     try:
-        needed = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
-        return tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
+        end_byte = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        return tensor.untyped_storage().nbytes() >= end_byte and tensor.data_ptr() != 0
     except (RuntimeError, NotImplementedError):  # one of functorch's
         return False
 
 
 def check_count(iter_size: object) -> None:
-    """Refuse what is no number of runs.
+    """Raise unless the number of runs per update is valid.
 
     Raises:
-        InvalidArgumentError: It is no positive integer.
+        InvalidArgumentError: `iter_size` is not a positive integer.
     """
     if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
         raise InvalidArgumentError(
@@ -119,9 +119,9 @@ def as_skip(value: object) -> bool:
     Raises:
         InvalidTypeError: The value is not a bool.
     """
-    found = value() if callable(value) and not isinstance(value, Tensor) else value
-    if isinstance(found, Tensor) and found.shape == () and found.dtype == torch.bool:
-        return bool(found)
-    if isinstance(found, bool | np.bool_):
-        return bool(found)
-    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {show_value(found)}.")
+    skip = value() if callable(value) and not isinstance(value, Tensor) else value
+    if isinstance(skip, Tensor) and skip.shape == () and skip.dtype == torch.bool:
+        return bool(skip)
+    if isinstance(skip, bool | np.bool_):
+        return bool(skip)
+    raise InvalidTypeError(f"skip_update_ph must be or return a bool, not {show_value(skip)}.")

@@ -64,16 +64,16 @@ class AutomaticLossScaler:
     ) -> None:
         name = algorithm.lower().strip()
         if name not in _SCALERS:
-            known = f"There are: {', '.join(_SCALERS)}."
+            choices = f"There are: {', '.join(_SCALERS)}."
             hint = did_you_mean(name, _SCALERS)
             raise InvalidArgumentError(
-                f"Unknown scaling algorithm: {name}. {known} {hint}".rstrip()
+                f"Unknown scaling algorithm: {name}. {choices} {hint}".rstrip()
             )
         self.scaler = _SCALERS[name](params, as_shipped)
         self._algorithm = name
 
     def _arguments(self) -> dict[str, object]:
-        """What the constructor was given, by name."""
+        """Return the constructor's arguments by name."""
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
     def _keeps(self) -> tuple[object, ...]:
@@ -140,7 +140,7 @@ def _checked(gradients: list[object]) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(grad: object) -> list[float]:
-    """The lowest and the highest element, both NaN if one is; nothing if there is none."""
+    """Return [lowest, highest element], both NaN if any is; [] without elements."""
     rows = concrete(grad)
     values = None if rows is None else values_of(rows)
     if values is None or not values.numel():

@@ -1,4 +1,4 @@
-"""Results of a backward pass, as the update takes them."""
+"""Results of a backward pass, input of the update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.variable import titles_of
 
 
 class BackwardResult(NamedTuple):
-    """The gradients of one loss, as they came; symbolic while a graph is built.
+    """Unprocessed gradients of one loss; symbolic while a graph is built.
 
     Attributes:
         gradients: A tensor, slices or None for each variable, in the variable's dtype, multiplied
@@ -58,8 +58,8 @@ class BackwardResult(NamedTuple):
     @property
     def has_masters(self) -> bool:
         """True if a master is updated in place of a variable."""
-        own = self.targets
-        return self.variables is not own and not all(map(is_, self.variables, own))
+        targets = self.targets
+        return self.variables is not targets and not all(map(is_, self.variables, targets))
 
     @property
     def copies(self) -> list[Any]:
@@ -124,13 +124,13 @@ def _is_one(inverse: object) -> bool:
 
 
 def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
-    """1 / `scale` in float32, which gradients are multiplied by.
+    """Return 1 / `scale` in float32, the factor of gradients.
 
-    It is a tensor if the scale lies on a device on which all targets lie.
+    It is a tensor if the scale is on the same device as all targets, otherwise a number.
     """
     if isinstance(scale, Tensor):
-        is_here = is_host(scale) or any(target.device != scale.device for target in targets)
-        if not is_here:
+        on_host = is_host(scale) or any(target.device != scale.device for target in targets)
+        if not on_host:
             return 1 / scale.detach()
         with np.errstate(all="ignore"):
             return float(np.float32(1) / np.float32(scale.item()))
@@ -138,22 +138,23 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
 
 
 def raw(backward: BackwardResult) -> tuple[BackwardResult, Any]:
-    """Gradients by the targets, and what those that are not None are still to be multiplied by.
+    """Return concrete gradients by the targets, and the factors that still unscale them.
 
-    A gradient with a penalty is a tensor of its own, unscaled. All gradients are concrete tensors.
+    The factors belong to the gradients that are not None, or are None without a loss scale. A
+    gradient with a penalty is a new, unscaled tensor with factor 1.
     """
     gradients = concretes(backward.gradients)
     if backward.scale is None:
         return backward.done(gradients), None
     inverse = unscaling(backward.scale, backward.targets)
     factors = [inverse] * len(gradients)
-    penalised = [index for index, each in enumerate(backward.penalties) if each is not None]
+    penalised = [index for index, penalty in enumerate(backward.penalties) if penalty is not None]
     if penalised:
-        one = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
-        made = unscaled(backward.only(penalised))
-        for index, grad in zip(penalised, made, strict=True):
+        unit = torch.ones_like(inverse) if isinstance(inverse, Tensor) else 1.0
+        new_gradients = unscaled(backward.only(penalised))
+        for index, grad in zip(penalised, new_gradients, strict=True):
             gradients[index] = grad
-            factors[index] = one
+            factors[index] = unit
     present = [factors[index] for index, grad in enumerate(gradients) if grad is not None]
     if isinstance(inverse, Tensor):
         return backward.done(gradients), torch.stack(present)

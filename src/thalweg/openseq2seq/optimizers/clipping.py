@@ -19,7 +19,7 @@ from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
-    each,
+    map_gradients,
     processed,
     refuse_none,
     title,
@@ -30,10 +30,10 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def refuse_scalars(variables: Sequence[Any]) -> None:
-    """Refuse variables of shape (), as clipping in OpenSeq2Seq does.
+    """Raise for variables of shape (), as clipping in OpenSeq2Seq does.
 
     Raises:
-        InvalidArgumentError: Names the first one.
+        InvalidArgumentError: A variable is a scalar; the message names the first one.
     """
     for var in variables:
         if var.shape is not UNKNOWN and tuple(var.shape) == ():
@@ -41,10 +41,10 @@ def refuse_scalars(variables: Sequence[Any]) -> None:
 
 
 def check_limit(name: str, limit: object) -> None:
-    """Refuse a largest norm that means nothing; OpenSeq2Seq clips by none that is negative.
+    """Raise for an invalid largest norm, which OpenSeq2Seq would ignore if negative.
 
     Raises:
-        InvalidArgumentError: It is below 0, NaN, or an integer that no float can hold.
+        InvalidArgumentError: `limit` is below 0, NaN, or an integer too large for a float.
     """
     check_size(name, limit)
     if is_number(limit) and not limit >= 0:
@@ -61,7 +61,7 @@ def _clip_by_global_norm(
     *,
     as_shipped: bool = False,
 ) -> tuple[list[object], object]:
-    """Tensors scaled so that their common norm is `clip_norm` at most.
+    """Return tensors scaled so that their common norm is `clip_norm` at most.
 
     Args:
         t_list: A list of tensors, `IndexedSlices` and None, which stays None.
@@ -92,16 +92,18 @@ def _clip_by_global_norm(
             None if grad is None else with_values(grad, values_of(grad).float())
             for grad in gradients
         ]
-        of = [None if grad is None else values_of(grad) for grad in wide]
+        dtype_sources = [None if grad is None else values_of(grad) for grad in wide]
         size, limit = float(size), float(limit)
         factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
         if as_shipped:
             with np.errstate(over="ignore"):
                 factor = Factor(clip_factor(np.float32(size), np.float32(limit), False))
-        how = GradientTransforms(global_clipnorm=limit, clip_factor=factor, overflow=as_shipped)
-        return processed(wide, of, how)
+        transforms = GradientTransforms(
+            global_clipnorm=limit, clip_factor=factor, overflow=as_shipped
+        )
+        return processed(wide, dtype_sources, transforms)
 
-    found = each(
+    clipped = map_gradients(
         clip,
         t_list,
         [None] * len(t_list),
@@ -110,13 +112,13 @@ def _clip_by_global_norm(
         name=name or "clip_by_global_norm",
         dtypes=[torch.float32] * len(t_list),
     )
-    return found, norm
+    return clipped, norm
 
 
 def _clip_gradients_by_norm(
     grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
 ) -> list[tuple[object, object]]:
-    """Gradients scaled so that their common norm is `clip_gradients` at most.
+    """Return gradients scaled so that their common norm is `clip_gradients` at most.
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable.
@@ -142,12 +144,12 @@ def _clip_gradients_by_norm(
         refuse_scalars(variables)
 
     def clip(gradients: Any, variables: Any, limit: Any) -> list[Gradient]:
-        how = GradientTransforms(
+        transforms = GradientTransforms(
             global_clipnorm=float(limit), overflow=as_shipped, casts=True, nan_if_not_finite=False
         )
-        return processed(gradients, variables, how)
+        return processed(gradients, variables, transforms)
 
-    made = each(
+    new_gradients = map_gradients(
         clip,
         gradients,
         variables,
@@ -155,4 +157,4 @@ def _clip_gradients_by_norm(
         name="clip_gradients_by_norm",
         dtypes=[var.dtype for var in variables],
     )
-    return list(zip(made, variables, strict=True))
+    return list(zip(new_gradients, variables, strict=True))

@@ -29,7 +29,7 @@ from thalweg.openseq2seq.optimizers.update import update, watching
 from thalweg.v1.train.optimizer import Optimizer, check_any
 
 SCOPE = "Loss_Optimization/"
-ADDED_UP = "The run added its gradients up"
+ACCUMULATED = "The run added its gradients up"
 
 
 class Treatment(NamedTuple):
@@ -81,13 +81,13 @@ class ReceivedGradients(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A run whose gradients are known, before anything is written of it but what adds them up.
+    """A run with complete gradients, before anything but accumulators is written.
 
     Attributes:
-        backward: The gradients, raw, of the update.
-        processing: What is to happen to them; None if the run only added them up.
+        backward: The unprocessed gradients of the update.
+        gradient_transforms: Their transforms; None if the run only accumulated them.
         journal: The summaries of the run, or None.
-        step: What the writer is told the step to be.
+        step: The step number for the writer.
     """
 
     backward: BackwardResult
@@ -98,184 +98,192 @@ class Ready(NamedTuple):
 
 def readied(
     optimizer: Optimizer,
-    how: Treatment,
-    given: ReceivedGradients,
+    treatment: Treatment,
+    step_inputs: ReceivedGradients,
     scaler: AutomaticLossScaler | None,
     loss_scale: object,
     global_step: Tensor,
-    done: list[object],
+    report: list[object],
 ) -> Ready:
-    """Add up and reduce, and say what is to unscale, clip or scale, and decide.
+    """Accumulate and reduce gradients; return the run with the transforms of its update.
 
-    An error that is raised changes nothing.
+    If this function raises an error, nothing has changed.
 
     Args:
         optimizer, how, given, scaler, loss_scale, global_step, done: See `apply_processed`.
     """
-    if how.reduces or thread.strategies:
-        check_replicas(how.reduces, how.iter_size)
-    journal = _begun(how, given, loss_scale)
+    if treatment.reduces or thread.strategies:
+        check_replicas(treatment.reduces, treatment.iter_size)
+    journal = _begun(treatment, step_inputs, loss_scale)
     step = 0 if journal is None else int(number_of(global_step))
-    backward = given.backward
-    # What this worker has no gradient for another one may have: looked at once they agree.
-    if given.skip or not how.reduces:
-        _check(how, backward)
-    if how.iter_size > 1 or how.reduces:
+    backward = step_inputs.backward
+    # Another worker may have a gradient that this one lacks: checked after the reduction.
+    if step_inputs.skip or not treatment.reduces:
+        _check(treatment, backward)
+    if treatment.iter_size > 1 or treatment.reduces:
         gradients = unscaled(backward)
-        if how.iter_size > 1:
-            if not are_addable(gradients, backward.targets, given.sums):
-                check_addable(gradients, backward.targets, given.sums)
-            own = given.sums, gradients, how.iter_size
-            if given.skip:
-                said = partial(done.extend, (f"{ADDED_UP}.", False))
-                run([*adding(*own), *given.counts, said])
+        if treatment.iter_size > 1:
+            if not are_addable(gradients, backward.targets, step_inputs.sums):
+                check_addable(gradients, backward.targets, step_inputs.sums)
+            accumulation = step_inputs.sums, gradients, treatment.iter_size
+            if step_inputs.skip:
+                note = partial(report.extend, (f"{ACCUMULATED}.", False))
+                run([*adding(*accumulation), *step_inputs.counts, note])
                 return Ready(backward, None, journal, step)
-            gradients = totals(*own)
-        if how.reduces:
+            gradients = totals(*accumulation)
+        if treatment.reduces:
             gradients = reduced(
                 gradients,
                 backward.targets,
-                how.all_reduce,
-                how.model,
-                how.post.as_shipped,
+                treatment.all_reduce,
+                treatment.model,
+                treatment.post.as_shipped,
                 optimizer,
             )
         backward = backward.done(gradients)
-        if how.reduces:
-            _check(how, backward)
+        if treatment.reduces:
+            _check(treatment, backward)
     backward, unscaling = raw(backward)
     # The host tells other ranks of the step.
-    clears = clearing(given.sums) if given.sums else ()
-    parts = watching(scaler, done, [*clears, *given.counts], not how.reduces)
+    clears = clearing(step_inputs.sums) if step_inputs.sums else ()
+    parts = watching(scaler, report, [*clears, *step_inputs.counts], not treatment.reduces)
     pairs = backward.present().pairs
-    gradient_transforms = how.post.gradient_transforms(
-        pairs, given.rate, journal, unscaling=unscaling, **parts
+    gradient_transforms = treatment.post.gradient_transforms(
+        pairs, step_inputs.rate, journal, unscaling=unscaling, **parts
     )
     return Ready(backward, gradient_transforms, journal, step)
 
 
 def apply_processed(
     optimizer: Optimizer,
-    how: Treatment,
-    given: ReceivedGradients,
+    treatment: Treatment,
+    step_inputs: ReceivedGradients,
     scaler: AutomaticLossScaler | None,
     loss_scale: object,
     global_step: Tensor,
-    done: list[Any],
+    report: list[Any],
 ) -> StepResult:
-    """Add up, reduce, unscale, clip or LARC, check, update, copy and tell: one run of a step.
+    """Run a step: accumulate, reduce, unscale, clip, check and update; write summaries.
 
-    An error that is raised changes nothing, and says so.
+    If this function raises an error, nothing has changed, and a note on the error says so.
 
     Args:
-        optimizer: What takes the step.
-        how: What is done to the gradients.
-        given: The gradients of this run. None of them is written to.
-        scaler: What watches the gradients and decides, or None.
+        optimizer: The optimizer.
+        treatment: The settings of the processing of gradients.
+        step_inputs: The inputs of the run. Gradients are not written to.
+        scaler: The scaler that decides by the gradients whether to update, or None.
         loss_scale: The value of the summary of that name, or None for no such summary.
         global_step: The variable that counts updates.
-        done: An empty list; as soon as something has been written it is given a sentence, and
+        report: An empty list; as soon as something has been written it is given a sentence, and
             whether the step was taken: a bool, or a tensor where a device decides.
 
     Returns:
         Whether there was an update, see `StepResult`, and what was raised after it by constraints,
         the optimizer's `_finish` and the writer.
     """
-    if _is_plain(how, given, scaler) and optimizer.takes_transforms():
-        pairs = given.backward.pairs
-        follows = done if isinstance(done, ReplayResult) else ReplayResult()
-        # Nothing that is kept until the next step holds a gradient.
-        own: Any = [] if how.post.larc is None else [(None, var) for var in given.backward.targets]
-        first = how.post.gradient_transforms(own, given.rate, None)
-        if optimizer._take_again(pairs, global_step, given.captured, follows, first):
-            if not done:
-                done.extend((f"{TAKEN}.", True))
+    if _is_plain(treatment, step_inputs, scaler) and optimizer.takes_transforms():
+        pairs = step_inputs.backward.pairs
+        follows = report if isinstance(report, ReplayResult) else ReplayResult()
+        # Pairs without gradients, since the transforms are kept until the next step.
+        larc_pairs: Any = (
+            []
+            if treatment.post.larc is None
+            else [(None, var) for var in step_inputs.backward.targets]
+        )
+        first = treatment.post.gradient_transforms(larc_pairs, step_inputs.rate, None)
+        if optimizer._take_again(pairs, global_step, step_inputs.captured, follows, first):
+            if not report:
+                report.extend((f"{TAKEN}.", True))
             distribute.commit_sums(optimizer)
             return StepResult(True, [])
-    with writable(), note_not_applied(done):
-        ready = readied(optimizer, how, given, scaler, loss_scale, global_step, done)
+    with writable(), note_not_applied(report):
+        ready = readied(optimizer, treatment, step_inputs, scaler, loss_scale, global_step, report)
         if ready.gradient_transforms is None:
-            return StepResult(False, told(how, ready, ADDED_UP))
-        taken, errors = update(
-            optimizer, ready.backward, ready.gradient_transforms, global_step, given.captured
+            return StepResult(False, told(treatment, ready, ACCUMULATED))
+        has_update, errors = update(
+            optimizer, ready.backward, ready.gradient_transforms, global_step, step_inputs.captured
         )
-        if isinstance(taken, Tensor):
-            return StepResult(taken, errors + told(how, ready, LEFT.rstrip(".")))
-        if taken:
+        if isinstance(has_update, Tensor):
+            return StepResult(has_update, errors + told(treatment, ready, LEFT.rstrip(".")))
+        if has_update:
             distribute.commit_sums(optimizer, bool(errors))
-        return StepResult(taken, errors + told(how, ready, TAKEN if taken else SKIPPED))
+        return StepResult(
+            has_update, errors + told(treatment, ready, TAKEN if has_update else SKIPPED)
+        )
 
 
-def _is_plain(how: Treatment, given: ReceivedGradients, scaler: AutomaticLossScaler | None) -> bool:
-    """Return whether a run is the update of an optimizer by its own gradients, clipped or by
-    LARC.
-    """
-    backward = given.backward
+def _is_plain(
+    treatment: Treatment, step_inputs: ReceivedGradients, scaler: AutomaticLossScaler | None
+) -> bool:
+    """Return whether a run only updates by its own gradients, clipped or scaled by LARC."""
+    backward = step_inputs.backward
     return (
         scaler is None
-        and how.outbox is None
-        and how.iter_size == 1
-        and not how.reduces
-        and not how.post.as_shipped
+        and treatment.outbox is None
+        and treatment.iter_size == 1
+        and not treatment.reduces
+        and not treatment.post.as_shipped
         and backward.scale is None
         and not backward.has_masters
-        and not given.counts
+        and not step_inputs.counts
     )
 
 
-def told_of(how: Treatment, given: ReceivedGradients, scope: str) -> Letter:
+def told_of(treatment: Treatment, step_inputs: ReceivedGradients, scope: str) -> Letter:
     """Return the summaries of a run's gradients and variables, without its update.
 
-    A run that only adds its gradients up has none.
+    A run that only accumulates gradients has none.
 
     Args:
-        how: What would be done to the gradients of this worker alone.
-        given: The gradients of the run.
+        treatment: What would be done to the gradients of this worker alone.
+        step_inputs: The gradients of the run.
         scope: What tags begin with.
     """
-    journal = Journal(how.post.summaries, scope)
+    journal = Journal(treatment.post.summaries, scope)
     with writable():
-        backward = given.backward
-        if how.iter_size > 1 and not given.skip:
-            backward = backward.done(totals(given.sums, unscaled(backward), how.iter_size))
-        if not given.skip:
+        backward = step_inputs.backward
+        if treatment.iter_size > 1 and not step_inputs.skip:
+            backward = backward.done(
+                totals(step_inputs.sums, unscaled(backward), treatment.iter_size)
+            )
+        if not step_inputs.skip:
             backward, unscaling = raw(backward)
             pairs = backward.present().pairs
-            gradient_transforms = how.post.gradient_transforms(
-                pairs, given.rate, journal, unscaling=unscaling
+            gradient_transforms = treatment.post.gradient_transforms(
+                pairs, step_inputs.rate, journal, unscaling=unscaling
             )
             processed([grad for grad, _ in pairs], [var for _, var in pairs], gradient_transforms)
     return journal.sent(0)
 
 
-def _check(how: Treatment, backward: BackwardResult) -> None:
-    if not how.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
+def _check(treatment: Treatment, backward: BackwardResult) -> None:
+    if not treatment.post.as_shipped and NoneType not in set(map(type, backward.gradients)):
         return
-    how.post.check(backward.gradients, backward.targets)
+    treatment.post.check(backward.gradients, backward.targets)
     check_any(backward.pairs)
 
 
-def _begun(how: Treatment, given: ReceivedGradients, loss_scale: Any) -> Journal | None:
+def _begun(treatment: Treatment, step_inputs: ReceivedGradients, loss_scale: Any) -> Journal | None:
     """Return a journal with the summaries that need no gradients; None without an outbox."""
-    if how.outbox is None:
+    if treatment.outbox is None:
         return None
-    journal = Journal(how.post.summaries, SCOPE)
-    if "learning_rate" in journal.wanted:
-        journal.scalar("learning_rate", given.rate, scoped=False)
-    if how.shows_loss and given.loss is not None:
-        journal.scalar("loss", given.loss.detach())
-    if "loss_scale" in journal.wanted and loss_scale is not None:
+    journal = Journal(treatment.post.summaries, SCOPE)
+    if "learning_rate" in journal.names:
+        journal.scalar("learning_rate", step_inputs.rate, scoped=False)
+    if treatment.shows_loss and step_inputs.loss is not None:
+        journal.scalar("loss", step_inputs.loss.detach())
+    if "loss_scale" in journal.names and loss_scale is not None:
         journal.scalar("loss_scale", loss_scale.clone())
     return journal
 
 
-def told(how: Treatment, ready: Ready, done: str) -> list[BaseException]:
-    """Hand the summaries of a run to the writer; what it raised."""
-    if ready.journal is None or how.outbox is None:
+def told(treatment: Treatment, ready: Ready, outcome: str) -> list[BaseException]:
+    """Send the summaries of a run to the writer; return [error of the writer] or []."""
+    if ready.journal is None or treatment.outbox is None:
         return []
     try:
-        how.outbox.send(ready.journal.sent(ready.step))
+        treatment.outbox.send(ready.journal.sent(ready.step))
     except BaseException as error:
-        error.add_note(f"{done}, but its summaries were not written.")
+        error.add_note(f"{outcome}, but its summaries were not written.")
         return [error]
     return []

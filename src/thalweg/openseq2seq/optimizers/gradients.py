@@ -45,10 +45,10 @@ def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[A
 
 
 def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
-    """Refuse a gradient of another dtype than its variable.
+    """Raise for a gradient of another dtype than its variable.
 
     Raises:
-        InvalidTypeError: Names the first one.
+        InvalidTypeError: A dtype differs; the message names the first variable.
     """
     for grad, var in zip(gradients, variables, strict=True):
         if type(grad) is Tensor and grad.dtype is var.dtype:
@@ -61,27 +61,27 @@ def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> 
 
 
 def floating(values: Tensor) -> Tensor:
-    """Elements that may be integers, as floats."""
+    """Return values unchanged if floating-point, else as float32."""
     return values if values.is_floating_point() else values.float()
 
 
 def processed(
-    gradients: Sequence[Gradient], variables: Sequence[object], how: GradientTransforms
+    gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> list[Gradient]:
-    """Gradients as a step would process them; those given are not written to.
+    """Return gradients with transforms applied, as new tensors.
 
     Args:
         gradients: None stays None.
         variables: One for each gradient, of the dtype that it gets.
-        how: What happens to those that are not None.
+        transforms: What happens to those that are not None.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
-    made, _ = materialised(pairs, how, current().denormals == "flush")
-    found = list(gradients)
-    for index, (grad, _) in zip(present, made, strict=True):
-        found[index] = grad
-    return found
+    new_pairs, _ = materialised(pairs, transforms, current().denormals == "flush")
+    new_gradients = list(gradients)
+    for index, (grad, _) in zip(present, new_pairs, strict=True):
+        new_gradients[index] = grad
+    return new_gradients
 
 
 def title(var: Any) -> str:
@@ -90,10 +90,10 @@ def title(var: Any) -> str:
 
 
 def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
-    """Refuse variables without a gradient.
+    """Raise for variables without a gradient.
 
     Raises:
-        InvalidArgumentError: Names the first one.
+        InvalidArgumentError: A gradient is None; the message names the first variable.
     """
     for grad, var in zip(gradients, variables, strict=True):
         if grad is None:
@@ -102,7 +102,7 @@ def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason
             )
 
 
-def each(
+def map_gradients(
     function: Function,
     gradients: Sequence[object],
     variables: Sequence[object],
@@ -111,7 +111,7 @@ def each(
     dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
-    """Call a function that makes a gradient of each gradient, at once or when a session runs.
+    """Return a function's new gradients, computed at once or, in graph mode, in each run.
 
     Args:
         function: Takes concrete gradients, variables, and `others`.

@@ -1,4 +1,4 @@
-"""The learning rate of a step, and what follows from it."""
+"""Learning rate of a step, and tensors that depend on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECAY = "weight_decay"
 
 
 class LiveRate:
-    """Tensors of shape () that an optimizer reads, set anew before each step of eager mode.
+    """Scalar tensors for an optimizer, set before each eager step.
 
     Args:
         policy: Takes the global step; returns a number, a tensor, or a callable that returns one.
@@ -34,88 +34,93 @@ class LiveRate:
     def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
         self._policy = policy
         self._step = global_step
-        self._seen: Variable | None = None  # the step, where a device counts
-        self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        # Copy of the step on the host, if the step is on a device.
+        self._host_step: Variable | None = None
+        self._products: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: object = policy
-        self._given: Any = None  # what the policy gave last; a number has more digits than `value`
+        self._policy_value: Any = (
+            None  # what the policy gave last; a number has more digits than `value`
+        )
         rate = self._evaluate_hypers()
         check_held(rate, "The learning rate that the policy returned")
         self.value = rate.clone()
-        self._due: list[Tensor] = []  # what `set` sets
-        self._set_to: object = None  # the number, where the policy gave one
+        # Values that `set` assigns to `tensors`.
+        self._new_values: list[Tensor] = []
+        # Value of the tensors, if the policy returned a number.
+        self._set_to: object = None
 
     def _shown(self) -> Any:
-        """The step as the policy sees it: on the host, where its own arithmetic may be."""
+        """Return the step on the host, for the policy's arithmetic."""
         step = self._step
         if is_host(step):
             return step
-        if self._seen is None:
+        if self._host_step is None:
             name = name_of(step, "global_step").split(":")[0]
-            self._seen = Variable(0, dtype=step.dtype, name=name, trainable=False)
-        self._seen.detach().fill_(number_of(step))
-        return self._seen
+            self._host_step = Variable(0, dtype=step.dtype, name=name, trainable=False)
+        self._host_step.detach().fill_(number_of(step))
+        return self._host_step
 
     def _evaluate_hypers(self) -> Tensor:
         return _floating(self._asked())
 
     def _asked(self) -> object:
-        """What the policy gives now."""
-        found = self._policy(self._shown())
-        self.source = found if isinstance(found, CallableRate) else self._policy
-        self._given = called(found)
-        return self._given
+        """Call the policy; return and store its present value."""
+        rate = self._policy(self._shown())
+        self.source = rate if isinstance(rate, CallableRate) else self._policy
+        self._policy_value = called(rate)
+        return self._policy_value
 
     def times(self, factor: object) -> Tensor:
         """Return a tensor that is `factor` times the learning rate in every step.
 
-        Of two numbers it is their product as Python has it, as in a graph, rounded once.
+        Two numbers are multiplied in Python and rounded once, as in a graph.
         """
 
         def product() -> Tensor:
-            return _floating(called(factor) * self._given)
+            return _floating(called(factor) * self._policy_value)
 
-        made = product().clone()
-        self._derived.append((made, product))
-        return made
+        tensor = product().clone()
+        self._products.append((tensor, product))
+        return tensor
 
     @property
     def tensors(self) -> list[Tensor]:
         """Tensors that `refresh` sets."""
-        return [self.value, *(tensor for tensor, _ in self._derived)]
+        return [self.value, *(tensor for tensor, _ in self._products)]
 
     def ask(self) -> bool:
-        """Ask the policy for the present global step; whether `set` has anything to set then."""
-        before = self._given
+        """Call the policy for the present step; return whether `set` has new values."""
+        old_value = self._policy_value
         with no_grad():
-            given = self._asked()
-            is_same = given is before and type(given) is float and not self._derived
-            if is_same and number_of(self.value) == self._set_to:
+            new_value = self._asked()
+            is_constant = new_value is old_value and type(new_value) is float and not self._products
+            if is_constant and number_of(self.value) == self._set_to:
                 return False
-            self._due = [_floating(given), *(product() for _, product in self._derived)]
+            self._new_values = [_floating(new_value), *(product() for _, product in self._products)]
         return True
 
     def set(self) -> None:
-        """Set all to what `ask` has found."""
+        """Set all tensors to the values found by `ask`."""
         with no_grad():
-            for tensor, value in zip(self.tensors, self._due, strict=True):
+            for tensor, value in zip(self.tensors, self._new_values, strict=True):
                 tensor.copy_(value)
-        self._set_to = number_of(self.value) if type(self._given) is float else None
+        self._set_to = number_of(self.value) if type(self._policy_value) is float else None
 
     def refresh(self) -> None:
-        """Set all to the present global step."""
+        """Set all tensors for the present global step."""
         self.ask()
         self.set()
 
 
 def _floating(value: object) -> Tensor:
-    found = to_tensor(value).detach()
-    return found if found.is_floating_point() else found.float()
+    tensor = to_tensor(value).detach()
+    return tensor if tensor.is_floating_point() else tensor.float()
 
 
 def called(value: Any) -> Any:
     """Return the result of a callable; return other values unchanged."""
-    is_called = callable(value) and is_function(value) and not is_symbolic(value)
-    return value() if is_called else value
+    needs_call = callable(value) and is_function(value) and not is_symbolic(value)
+    return value() if needs_call else value
 
 
 def scaled_decay(

@@ -1,4 +1,4 @@
-"""Base class of the algorithms of loss scaling: named state, and a step of it."""
+"""Base class of the algorithms of loss scaling, with named state."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LOWEST = {"iteration": 0, "last_overflow_iteration": -1}
 
 
 class LossScaler:
-    """Base of the algorithms: a factor for the loss, and how it answers to the gradients.
+    """Base of loss-scaling algorithms: a factor of the loss that gradients adapt.
 
-    The state is variables, of the graph that is being built or of eager mode. A subclass gives
+    The state consists of variables of the current graph or of eager mode. A subclass defines
     `DEFAULTS`, `_initial` and `_policy`.
 
     Attributes:
@@ -49,10 +49,10 @@ class LossScaler:
             raise InvalidTypeError(
                 f"The parameters of {type(self).__name__} must be a dict, not {show_value(params)}."
             )
-        given = dict(params or {})
+        options = dict(params or {})
         kinds: dict[str, Kind] = {name: type(value) for name, value in self.DEFAULTS.items()}
-        check_params(given, {}, kinds)
-        self._params: dict[str, Any] = {**self.DEFAULTS, **given}
+        check_params(options, {}, kinds)
+        self._params: dict[str, Any] = {**self.DEFAULTS, **options}
         self._as_shipped = as_shipped
         self._in_graph = not executing_eagerly()
         make: Any = make_variable if self._in_graph else _eager_variable
@@ -65,11 +65,11 @@ class LossScaler:
         return {"params": self._params, "as_shipped": self._as_shipped}
 
     def _initial(self) -> State:
-        """The state before the first update, in its dtypes."""
+        """Return the state before the first update, by name."""
         raise NotImplementedError
 
     def _policy(self) -> Policy:
-        """What an update makes of the state."""
+        """Return the function that computes the next state."""
         raise NotImplementedError
 
     @property
@@ -83,7 +83,7 @@ class LossScaler:
         return {name: resolve(variable) for name, variable in self._variables.items()}
 
     def update_op(self, has_nan: object, amax: object) -> Any:
-        """Answer to the gradients of a step: to be called once for each.
+        """Update the scale by the gradients of a step; call this once for each step.
 
         Args:
             has_nan: Whether a gradient is NaN: a bool, or a tensor of shape ().
@@ -96,7 +96,7 @@ class LossScaler:
         """
         if not self._in_graph:
             return self._update(self.variables, has_nan, amax)
-        references = {name: by_reference(each) for name, each in self._variables.items()}
+        references = {name: by_reference(variable) for name, variable in self._variables.items()}
         return operation(
             self._update,
             [references, has_nan, amax],
@@ -119,7 +119,7 @@ class LossScaler:
         return variables["iteration"].detach().clone()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the state by name.
+        """Return copies of the state by name.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
@@ -141,9 +141,11 @@ class LossScaler:
         Raises:
             FailedPreconditionError: They are variables of a graph, which `Saver` saves.
         """
-        own = self.variables
-        check_eager(f"The state of this {type(self).__name__}", own.values())
-        return [Entry(scope + name, own[name], lowest=_LOWEST.get(name)) for name in own]
+        variables = self.variables
+        check_eager(f"The state of this {type(self).__name__}", variables.values())
+        return [
+            Entry(scope + name, variables[name], lowest=_LOWEST.get(name)) for name in variables
+        ]
 
 
 def _eager_variable(value: object, name: str) -> Variable:
@@ -151,7 +153,7 @@ def _eager_variable(value: object, name: str) -> Variable:
 
 
 def _number(name: str, value: object) -> Any:
-    """A number or bool of what may be a tensor or array of shape ()."""
+    """Return a number or bool from a number or a scalar tensor or array."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

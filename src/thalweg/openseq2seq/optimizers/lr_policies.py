@@ -137,8 +137,8 @@ def exp_decay(
     """
 
     def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
-        own = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
-        return formulas.exponential(rate, step, *own, folded=True)
+        terms = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
+        return formulas.exponential(rate, step, *terms, folded=True)
 
     return _decayed("exp_decay", global_step, learning_rate, decay, begin_decay_at, lowest=min_lr)
 
@@ -269,8 +269,8 @@ def transformer_policy(
     kind = _DTYPES[title]
 
     def at(step: object) -> Any:
-        own = (kind(learning_rate), kind(step), kind(warmup_steps), d_model, coefficient)
-        rate = formulas.transformer(*own)
+        terms = (kind(learning_rate), kind(step), kind(warmup_steps), d_model, coefficient)
+        rate = formulas.transformer(*terms)
         return rate if max_lr is None else np.minimum(kind(max_lr), rate)
 
     return _followed("transformer_policy", global_step, at, kind)
@@ -338,7 +338,7 @@ def _decayed(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> object:
-    """A warm-up to `learning_rate`, and `decay` of that from `begin_decay_at` on."""
+    """Return a rate with warm-up to `learning_rate` and `decay` from `begin_decay_at` on."""
     dtype = _dtype_of(learning_rate)
 
     def at(step: Any) -> Any:

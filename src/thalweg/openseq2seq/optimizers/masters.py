@@ -1,4 +1,4 @@
-"""float32 masters of variables of reduced precision."""
+"""float32 masters of float16 and bfloat16 variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCOPE = "FP32-master-copy"
 
 
 class Masters(Staged):
-    """The master of each float16 or bfloat16 variable, made when it is asked for.
+    """float32 masters of float16 and bfloat16 variables, created on first use.
 
     Attributes:
         scope: What comes before the names of masters in eager mode; in a graph it is the name
@@ -32,8 +32,9 @@ class Masters(Staged):
 
     def __init__(self, scope: str = "") -> None:
         self._slots = SlotStore()
-        self._stale: set[int] = set()  # variables whose masters are to begin anew
-        self._last: tuple[list[object], list[torch.dtype], list[object]] = [], [], []
+        # Ids of variables whose masters must be copied from them again.
+        self._stale: set[int] = set()
+        self._cache: tuple[list[object], list[torch.dtype], list[object]] = [], [], []
         self.scope = scope
 
     def of(self, var: Any) -> Any:
@@ -44,16 +45,16 @@ class Masters(Staged):
         """
         if var.dtype not in REDUCED:
             return var
-        found = self._slots.get(var, _SCOPE)
-        if found is None:
-            found = self._slots.put(var, _SCOPE, self._made(var))
-        self._begin_anew(var, found)
-        return found
+        master = self._slots.get(var, _SCOPE)
+        if master is None:
+            master = self._slots.put(var, _SCOPE, self._made(var))
+        self._begin_anew(var, master)
+        return master
 
     def _begin_anew(self, var: Any, master: Any) -> None:
         if id(var) in self._stale:
-            copied = partial(master.detach().copy_, var.detach())
-            run([copied, partial(self._stale.discard, id(var))])
+            copy_call = partial(master.detach().copy_, var.detach())
+            run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
         """Return the master of each variable, as `of` does; the last request in eager mode is
@@ -61,42 +62,44 @@ class Masters(Staged):
         """
         if current_session() is not None:
             return list(map(self.of, variables))
-        dtypes = [each.dtype for each in variables]
-        asked, had, found = self._last
-        is_last = len(asked) == len(variables) and all(map(is_, asked, variables))
-        if self._stale or not is_last or had != dtypes:
+        dtypes = [var.dtype for var in variables]
+        cached_variables, cached_dtypes, masters = self._cache
+        is_cached = len(cached_variables) == len(variables) and all(
+            map(is_, cached_variables, variables)
+        )
+        if self._stale or not is_cached or cached_dtypes != dtypes:
             if any(map(is_symbolic, variables)):
                 return list(map(self.of, variables))
             with making(self, [var for var in variables if var.dtype in REDUCED]):
-                found = list(map(self.of, variables))
-            self._last = list(variables), dtypes, found
-        return list(found)
+                masters = list(map(self.of, variables))
+            self._cache = list(variables), dtypes, masters
+        return list(masters)
 
     def get(self, var: Any) -> Any:
         """Return the master of a variable, or None if there is none (yet)."""
         return self._slots.get(var, _SCOPE)
 
     @contextlib.contextmanager
-    def renewed(self, unless: Sequence[object] = ()) -> Iterator[None]:
-        """Have the masters that are made in the block begin anew, should it fail.
+    def renewed(self, report: Sequence[object] = ()) -> Iterator[None]:
+        """If the block fails, mark masters created in it to be copied from their variables again.
 
-        Their variables may have other values by the time they are trained again. They stay if a
-        list is no longer empty: a step was taken.
+        Variables may change before they are trained again. If the report is not empty, a step was
+        taken, and the new masters stay valid.
         """
-        before = set(map(id, self._slots.owners())) - self._stale
+        old_ids = set(map(id, self._slots.owners())) - self._stale
         try:
             yield
         except BaseException:
-            if not unless:
+            if not report:
                 eager = (var for var in self._slots.owners() if not is_symbolic(var))
-                self._stale |= set(map(id, eager)) - before
+                self._stale |= set(map(id, eager)) - old_ids
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has variables of its own, or the same: what is known by identity is settled first.
+        # Ids are invalid in a copy, so stale masters are copied before.
         for var, master in self.pairs():
             self._begin_anew(var, master)
-        return {**vars(self), "_last": ([], [], [])}
+        return {**vars(self), "_cache": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Return pairs of each variable that has a master, and the master."""
@@ -106,8 +109,8 @@ class Masters(Staged):
         """Return the variables whose masters are among the targets, and targets that are no
         masters.
         """
-        known = {id(master): var for var, master in self.pairs()}
-        return [known.get(id(target), target) for target in targets]
+        variables_by_master = {id(master): var for var, master in self.pairs()}
+        return [variables_by_master.get(id(target), target) for target in targets]
 
     def _made(self, var: Any) -> object:
         title = f"{_SCOPE}/{base_name(var)}"

@@ -1,4 +1,4 @@
-"""Training of float16 and bfloat16 variables by float32 masters, with a scaled loss."""
+"""Mixed-precision training with float32 masters and a scaled loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from thalweg.openseq2seq.optimizers.backward import BackwardResult, unscaled
 from thalweg.openseq2seq.optimizers.gradients import (
     check_given,
     concretes,
-    each,
+    map_gradients,
     refuse_none,
 )
 from thalweg.openseq2seq.optimizers.masters import Masters
@@ -59,7 +59,7 @@ __all__ = ["MixedPrecisionOptimizerWrapper", "mp_regularizer_wrapper"]
 
 
 class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
-    """Trains float16 and bfloat16 variables by an optimizer of float32 masters.
+    """Wrapper that trains float16 and bfloat16 variables by float32 masters.
 
         loss scale L: gradients of L loss, cast to float32, penalties added, multiplied by 1 / L
         master <- the optimizer's step;  variable <- master, rounded, within the finite numbers
@@ -164,11 +164,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         """
         graph = graph_of()
         masters = [master for _, master in self._masters.pairs()]
-        own = [master for master in masters if getattr(master, "graph", None) is graph]
-        return [*own, *self._opt.variables()]
+        graph_masters = [master for master in masters if getattr(master, "graph", None) is graph]
+        return [*graph_masters, *self._opt.variables()]
 
     def differentiate(self, loss: Any, var_list: Any = None, **options: Any) -> BackwardResult:
-        """Return the gradients of the scaled loss as they come, and what is needed to unscale them.
+        """Return the gradients of the scaled loss, with the data that unscale them.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
@@ -184,7 +184,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
-        """Gradients of the scaled loss, with what is needed to unscale them.
+        """Return gradients of the scaled loss with masters, penalties and scale.
 
         Args:
             pairs: A gradient in its variable's dtype, or None, and the variable.
@@ -208,7 +208,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return BackwardResult([grad for grad, _ in pairs], variables, targets, penalties, scale)
 
     def _present_scale(self) -> object:
-        """A number, or the scaler's scale as it is at this moment of eager mode or of a run."""
+        """Return the present scale: a number, a copy of the scaler's, or a node that reads it."""
         scale = self.loss_scale
         if is_symbolic(scale):
             return scale.read_value()
@@ -240,22 +240,24 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             ValueError: A float16 or bfloat16 variable has no gradient.
             AttributeError: There is no loss scale, `as_shipped`.
         """
-        given = {
+        arguments = {
             "gate_gradients": (gate_gradients, Optimizer.GATE_OP),
             "aggregation_method": (aggregation_method, None),
             "colocate_gradients_with_ops": (colocate_gradients_with_ops, False),
             "grad_loss": (grad_loss, None),
         }
-        # An optimizer inside need not take what is not asked for.
-        options = {name: value for name, (value, default) in given.items() if value is not default}
+        # Only arguments that differ from their defaults: the inner optimizer may lack others.
+        options = {
+            name: value for name, (value, default) in arguments.items() if value is not default
+        }
         backward = self.differentiate(loss, var_list, **options)
 
         def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
             return unscaled(BackwardResult(gradients, targets, targets, penalties, scale))
 
         present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
-        made: list[Any] = [None] * len(backward.gradients)
-        found = each(
+        all_gradients: list[Any] = [None] * len(backward.gradients)
+        unscaled_gradients = map_gradients(
             unscale,
             [backward.gradients[i] for i in present],
             [backward.targets[i] for i in present],
@@ -264,9 +266,9 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             name="unscale",
             dtypes=[backward.targets[i].dtype for i in present],
         )
-        for index, grad in zip(present, found, strict=True):
-            made[index] = grad
-        return list(zip(made, backward.targets, strict=True))
+        for index, grad in zip(present, unscaled_gradients, strict=True):
+            all_gradients[index] = grad
+        return list(zip(all_gradients, backward.targets, strict=True))
 
     @untraced
     def apply_gradients(
@@ -294,7 +296,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         pairs = check_given(as_pairs(grads_and_vars))
         targets = [target for _, target in pairs]
         originals = self._masters.originals(targets)
-        given = [grad for grad, _ in pairs]
+        target_gradients = [grad for grad, _ in pairs]
         scaler = self.loss_scaler
 
         def run(
@@ -303,55 +305,55 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             backward = BackwardResult(
                 concretes(gradients), variables, targets, [None] * len(targets)
             )
-            done: list[Any] = []
-            with self._opt._turn_lock(), self._opt._locked(), note_not_applied(done):
+            report: list[Any] = []
+            with self._opt._turn_lock(), self._opt._locked(), note_not_applied(report):
                 check_any(backward.pairs)
-                how = GradientTransforms(**watching(scaler, done))
-                outcome = update(self._opt, backward, how, step, captured)
+                transforms = GradientTransforms(**watching(scaler, report))
+                outcome = update(self._opt, backward, transforms, step, captured)
             raise_first(outcome.errors)
 
-        graph = graph_of(*targets, *given)
+        graph = graph_of(*targets, *target_gradients)
         if graph is None:
             with writable():
-                run(given, originals, targets, global_step, None)
+                run(target_gradients, originals, targets, global_step, None)
             return None
         check_inner(self._opt)
-        if all(grad is None for grad in given):
+        if all(grad is None for grad in target_gradients):
             return self._opt.apply_gradients(pairs)  # raises
-        backward = BackwardResult(given, originals, targets, [None] * len(targets))
+        backward = BackwardResult(target_gradients, originals, targets, [None] * len(targets))
         with graph.as_default():
             if is_called_at_the_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)
             else:
                 counter = by_reference(global_step) if is_symbolic(global_step) else global_step
                 captured = captured_by(self._opt, targets)
-                inputs = [given, *referred(backward), counter, captured]
+                inputs = [target_gradients, *referred(backward), counter, captured]
                 op = operation(run, inputs, name or self.get_name(), kind="update")
                 op.written += written_beside(self._opt, targets, scaler)
             graph.add_to_collection(GraphKeys.TRAIN_OP, op)
         return op
 
     def _update_in_graph(
-        self, own: BackwardResult, global_step: object, name: str | None
+        self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """The update by an optimizer whose hooks are called now."""
+        """Return the operation of an update whose optimizer hooks are called while building."""
         scaler = self.loss_scaler
 
         def process(gradients: Any, variables: Any, targets: Any) -> list[object] | None:
-            backward = BackwardResult(concretes(gradients), variables, targets, own.penalties)
-            done: list[Any] = []
-            with note_not_applied(done):
+            backward = BackwardResult(concretes(gradients), variables, targets, present.penalties)
+            report: list[Any] = []
+            with note_not_applied(report):
                 check_any(backward.pairs)
-                return processed_now(backward, GradientTransforms(**watching(scaler, done)))
+                return processed_now(backward, GradientTransforms(**watching(scaler, report)))
 
-        inputs, always = [own.gradients, *referred(own)], scaler is None
-        made = updated(
-            self._opt, own, process, inputs, global_step, scaler, name=name, always=always
+        inputs, always = [present.gradients, *referred(present)], scaler is None
+        update_ops = updated(
+            self._opt, present, process, inputs, global_step, scaler, name=name, always=always
         )
-        return group(made.done, name=name or self.get_name())
+        return group(update_ops.op, name=name or self.get_name())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all state by name: masters, slots, powers, and the scaler's state.
+        """Return copies of all state by name: masters, slots, powers, and the scaler's state.
 
         Names begin with those of the variables, "w/", and of the second one of a name with "w#1/".
         The variables themselves are the model's.
@@ -379,8 +381,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             FailedPreconditionError: There are no slots yet and no `var_list`, or the state is
                 variables of a graph, which `Saver` restores.
         """
-        with self._loading(state_dict, var_list) as found:
-            restore(found)
+        with self._loading(state_dict, var_list) as loading:
+            restore(loading)
 
     def _loading(
         self, state_dict: object, var_list: Any = None, names: Names = keys_of
@@ -399,19 +401,19 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return TrainingState(self._opt, variables, self._masters, self.loss_scaler)
 
     def _owners(self) -> list[Any]:
-        """The variables that have state, in order."""
+        """Return the variables that have state, in order."""
         owners: list[Any] = self._opt._owners()
-        known = {id(each) for each in owners}
+        owner_ids = {id(owner) for owner in owners}
         masters = [master for _, master in self._masters.pairs()]
-        targets = [*owners, *(master for master in masters if id(master) not in known)]
+        targets = [*owners, *(master for master in masters if id(master) not in owner_ids)]
         return distinct(self._masters.originals(targets))
 
 
 def check_inner(optimizer: Optimizer) -> None:
-    """Refuse optimizers whose step is more than one operation of a graph.
+    """Raise for optimizers whose step is more than one operation of a graph.
 
     Raises:
-        InvalidTypeError: It wraps another optimizer.
+        InvalidTypeError: The optimizer wraps another one.
     """
     if isinstance(optimizer, WrappingOptimizer):
         raise InvalidTypeError(
@@ -421,12 +423,11 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return the loss scale as the wrapper keeps it; `as_shipped` None for one of a type it
-    ignores.
+    """Return the loss scale to store; with `as_shipped` None for an ignored type.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not a finite number above 0.
+        TypeError: `loss_scale` is not a number.
+        ValueError: `loss_scale` is not a finite number above 0.
     """
     if loss_scale is None:
         return 1.0
@@ -452,10 +453,6 @@ def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLoss
 
 
 def refuse_no_scale(loss_scale: object) -> None:
-    """Refuse what `checked_scale` made of an ignored type.
-
-    Raises:
-        AttributeError: It is None.
-    """
+    """Raise AttributeError if `checked_scale` returned None for an ignored type."""
     if loss_scale is None:
         raise OptionError("'MixedPrecisionOptimizerWrapper' has no loss scale: it is no float.")

@@ -1,4 +1,4 @@
-"""The names that a config gives to optimizers and summaries."""
+"""Names of optimizers and summaries in configs."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
         return DEFAULT_SUMMARIES
     for name in summaries:
         if name not in OPTIMIZER_SUMMARIES:
-            known = ", ".join(OPTIMIZER_SUMMARIES)
+            choices = ", ".join(OPTIMIZER_SUMMARIES)
             title = name if isinstance(name, str) else show_value(name)
             hint = did_you_mean(title, OPTIMIZER_SUMMARIES)
             raise InvalidArgumentError(
-                f"Summaries should be one of [{known}], you provided {title}. {hint}".rstrip()
+                f"Summaries should be one of [{choices}], you provided {title}. {hint}".rstrip()
             )
     return tuple(summaries)
 
@@ -64,10 +64,10 @@ def optimizer_class(optimizer: object) -> Callable[..., Any]:
     """
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_CLS_NAMES:
-            known = ", ".join(OPTIMIZER_CLS_NAMES)
+            choices = ", ".join(OPTIMIZER_CLS_NAMES)
             hint = did_you_mean(optimizer, OPTIMIZER_CLS_NAMES) or "For any other give its class."
             raise InvalidArgumentError(
-                f"Optimizer name should be one of [{known}], you provided {optimizer}. {hint}"
+                f"Optimizer name should be one of [{choices}], you provided {optimizer}. {hint}"
             )
         return OPTIMIZER_CLS_NAMES[optimizer]
     if not callable(optimizer):

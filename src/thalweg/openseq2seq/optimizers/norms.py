@@ -19,18 +19,18 @@ from thalweg.openseq2seq.optimizers.gradients import concrete, floating, refuse_
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the common norm of gradients; None is left out, and rows of slices count as they
-    are.
-    """
+    """Return the common norm of the gradients that are not None, without summing repeated rows."""
     present = [grad for grad in gradients if grad is not None]
 
-    def measure(given: list[object]) -> Tensor:
-        found = [floating(values_of(grad)) for grad in map(concrete, given) if grad is not None]
-        how = GradientTransforms(overflow=as_shipped, casts=True)
-        known = known_of(how, Tensors(found, found), found)
+    def measure(gradient_list: list[object]) -> Tensor:
+        values = [
+            floating(values_of(grad)) for grad in map(concrete, gradient_list) if grad is not None
+        ]
+        transforms = GradientTransforms(overflow=as_shipped, casts=True)
+        stats = known_of(transforms, Tensors(values, values), values)
         with np.errstate(over="ignore"):
-            norm = np.float32(known.global_norm)
-        device = found[0].device if found else "cpu"
+            norm = np.float32(stats.global_norm)
+        device = values[0].device if values else "cpu"
         return torch.tensor(norm, dtype=torch.float32, device=device)
 
     if not is_deferred(*present):
@@ -42,7 +42,7 @@ def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
 def _global_norm_with_cast(
     grads_and_vars: Sequence[tuple[object, object]], *, as_shipped: bool = False
 ) -> object:
-    """The common norm of gradients.
+    """Return the common norm of gradients.
 
     Args:
         grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor, or

@@ -94,8 +94,8 @@ class NovoGrad(RuleOptimizer):
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
         # 1 - beta, which a Python float leaves in its own precision.
-        own = super()._hyper_scalars(values, dtype, group)
-        own["fresh"] = as_scalar(1.0 - values["beta2"], dtype)
+        scalars = super()._hyper_scalars(values, dtype, group)
+        scalars["fresh"] = as_scalar(1.0 - values["beta2"], dtype)
         if self._grad_averaging:
-            own["share"] = as_scalar(1.0 - values["beta1"], dtype)
-        return own
+            scalars["share"] = as_scalar(1.0 - values["beta1"], dtype)
+        return scalars

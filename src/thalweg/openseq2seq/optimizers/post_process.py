@@ -25,7 +25,7 @@ from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
     concretes,
-    each,
+    map_gradients,
     processed,
     refuse_none,
 )
@@ -66,7 +66,7 @@ class PostProcessing(NamedTuple):
             AttributeError: There are both clipping and LARC.
             TypeError: `clip_gradients` is not a number.
         """
-        wanted = checked_summaries(summaries)
+        summary_names = checked_summaries(summaries)
         if clip_gradients is not None and larc_params is not None:
             raise OptionError(
                 "LARC and gradient norm clipping should not be used together: give clip_gradients"
@@ -80,20 +80,20 @@ class PostProcessing(NamedTuple):
         if not as_shipped:
             check_limit("clip_gradients", clip_gradients)
         larc = None if larc_params is None else larc_of(larc_params)
-        return cls(clip_gradients, larc, wanted, as_shipped)
+        return cls(clip_gradients, larc, summary_names, as_shipped)
 
     def check(self, gradients: Sequence[object], variables: Sequence[object]) -> None:
-        """Refuse gradients with which it cannot be done.
+        """Raise for gradients that cannot be processed.
 
         Raises:
-            InvalidArgumentError: One is None that must not be, or, `as_shipped`, of shape ().
+            InvalidArgumentError: A required gradient is None, or, `as_shipped`, of shape ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,
             "clip_gradients": self.clip_gradients is not None,
             "larc_params": self.larc is not None,
         }
-        needing = [name for name, is_given in reasons.items() if is_given]
+        needing = [name for name, is_enabled in reasons.items() if is_enabled]
         if needing:
             refuse_none(gradients, variables, f"{' and '.join(needing)} would need its norm")
         if self.as_shipped and self.clip_gradients is not None:
@@ -137,61 +137,61 @@ class PostProcessing(NamedTuple):
         pairs: Sequence[Pair],
         rate: object,
         unscaling: Any,
-        known: GradientStats,
+        stats: GradientStats,
     ) -> None:
-        """Note what is known of a step's gradients and variables."""
-        rows = self._of_rows(pairs, unscaling, known)
-        shows_norm = "global_gradient_norm" in journal.wanted
+        """Write the summaries of a step's gradients and variables into a journal."""
+        rows = self._of_rows(pairs, unscaling, stats)
+        shows_norm = "global_gradient_norm" in journal.names
         if shows_norm:
             journal.scalar("global_gradient_norm", _single(rows.global_norm))
         tags = tags_of([var for _, var in pairs])
-        parts = [for_each(tags, part) for part in known.clip_parts]
+        parts = [for_each(tags, part) for part in stats.clip_parts]
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
-            if "gradients" in journal.wanted:
+            if "gradients" in journal.names:
                 factor = 1.0 if unscaling is None else unscaling[index]
                 values = _scaled(grad, [factor, *(part[index] for part in parts)])
                 journal.histogram(f"gradients/{tag}", values, masked=True)
-            if "gradient_norm" in journal.wanted:
+            if "gradient_norm" in journal.names:
                 journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))
-            if "variables" in journal.wanted:
+            if "variables" in journal.names:
                 journal.histogram(f"variables/{tag}", var)
-            if "variable_norm" in journal.wanted:
-                journal.scalar(f"variable_norm/{tag}", _single(known.variable_norms[index]))
+            if "variable_norm" in journal.names:
+                journal.scalar(f"variable_norm/{tag}", _single(stats.variable_norms[index]))
         if self.clip_gradients is not None and shows_norm:
-            journal.scalar("global_clipped_gradient_norm", _single(known.clipped_global_norm))
-        if self.larc is not None and "larc_summaries" in journal.wanted:
-            self._note_larc(self.larc, journal, tags, rate, known)
+            journal.scalar("global_clipped_gradient_norm", _single(stats.clipped_global_norm))
+        if self.larc is not None and "larc_summaries" in journal.names:
+            self._note_larc(self.larc, journal, tags, rate, stats)
 
     def _of_rows(
-        self, pairs: Sequence[Pair], unscaling: object, known: GradientStats
+        self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """What is known of gradients whose rows are as they come; LARC adds up those of one row."""
+        """Return statistics of gradients without summed rows, which LARC sums otherwise."""
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
-            return known
+            return stats
         values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
-        plain = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
-        return known_of(plain, Tensors(values, variables), variables)
+        transforms = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
+        return known_of(transforms, Tensors(values, variables), variables)
 
     def _note_larc(
-        self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, known: GradientStats
+        self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
-        ratios = self._ratios(larc, rate, known.variable_norms, known.clipped_norms)
-        for tag, ratio, factor in zip(tags, ratios, known.trust, strict=True):
+        ratios = self._ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
+        for tag, ratio, factor in zip(tags, ratios, stats.trust, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
             journal.scalar(f"larc_grad_update/{tag}", factor)
-            now = number(np.float32(float(rate)), place_of(factor))
-            journal.scalar(f"larc_final_lr/{tag}", now * factor)
+            rate_scalar = number(np.float32(float(rate)), place_of(factor))
+            journal.scalar(f"larc_final_lr/{tag}", rate_scalar * factor)
 
 
 def _single(norm: Any) -> object:
-    """As OpenSeq2Seq has it: in float32."""
+    """Return a norm in float32, as OpenSeq2Seq computes it."""
     with np.errstate(all="ignore"):
         return norm.float() if isinstance(norm, Tensor) else np.float32(norm)
 
 
 def _scaled(grad: Any, factors: Sequence[Any]) -> Tensor:
-    """A gradient's values by factors, in float32; a new tensor, which a journal may keep."""
+    """Return a gradient's values times factors as a new float32 tensor."""
     values = values_of(grad).float()
     for factor in factors:
         values = values * (factor if isinstance(factor, Tensor) else float(factor))
@@ -235,41 +235,43 @@ def post_process_gradients(
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """
-    how = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
+    settings = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
     grads_and_vars = check_given(grads_and_vars)
     check_writer(summary_writer)
     gradients = [grad for grad, _ in grads_and_vars]
     variables = [var for _, var in grads_and_vars]
-    how.check(gradients, variables)
+    settings.check(gradients, variables)
 
     def noted(gradients: Any, variables: Any, rate: Any, journal: Journal | None) -> list[Gradient]:
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
-        return processed(gradients, variables, how.gradient_transforms(pairs, rate, journal))
+        return processed(gradients, variables, settings.gradient_transforms(pairs, rate, journal))
 
     def process(gradients: object, variables: object, rate: object) -> list[Gradient]:
         if summary_writer is None:
             return noted(gradients, variables, rate, None)
-        journal = Journal(how.summaries)
-        made = noted(gradients, variables, rate, journal)
+        journal = Journal(settings.summaries)
+        new_gradients = noted(gradients, variables, rate, journal)
         journal.sent(global_step).write(summary_writer)
-        return made
+        return new_gradients
 
     def tell(gradients: Any, variables: Any, rate: Any, scope: str) -> Callable[[Any], None]:
-        journal = Journal(how.summaries, scope)
+        journal = Journal(settings.summaries, scope)
         with no_grad():
             noted(concretes(gradients), variables, rate, journal)
         return journal.sent(0).write
 
-    wanted = OF_GRADIENTS.intersection(how.summaries) and is_deferred(*gradients, *variables, lr)
-    if wanted:
+    collects = OF_GRADIENTS.intersection(settings.summaries) and is_deferred(
+        *gradients, *variables, lr
+    )
+    if collects:
         collect(tell, [gradients, variables, lr])
-    made = each(
+    new_gradients = map_gradients(
         process,
         gradients,
         variables,
         lr,
         name="post_process_gradients",
         dtypes=[var.dtype for var in variables],
-        dense=how.larc is not None,
+        dense=settings.larc is not None,
     )
-    return list(zip(made, variables, strict=True))
+    return list(zip(new_gradients, variables, strict=True))

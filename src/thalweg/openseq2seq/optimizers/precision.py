@@ -1,4 +1,4 @@
-"""Check that a mixed-precision training computes anything in 16 bits."""
+"""Check that mixed-precision training uses a 16-bit dtype."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MESSAGE = (
 )
 
 
-_PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_NAMES = ("mixed", *map(dtype_name, _PLAIN))
+_FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_NAMES = ("mixed", *map(dtype_name, _FLOAT_DTYPES))
 
 
 def is_mixed(dtype: object) -> bool:
@@ -37,49 +37,51 @@ def is_mixed(dtype: object) -> bool:
         InvalidArgumentError: The name is unknown, or nothing is trained in the dtype.
         InvalidTypeError: The value is neither a name nor a dtype.
     """
-    known = f"dtype must be one of {', '.join(_NAMES)}, not {show_value(dtype)}."
+    expected = f"dtype must be one of {', '.join(_NAMES)}, not {show_value(dtype)}."
     if dtype is None:
         return False
     if isinstance(dtype, str) and dtype not in _NAMES:
-        raise InvalidArgumentError(f"{known} {did_you_mean(dtype, _NAMES)}".rstrip())
+        raise InvalidArgumentError(f"{expected} {did_you_mean(dtype, _NAMES)}".rstrip())
     if isinstance(dtype, str):
         return dtype == "mixed"
     try:
-        found = as_dtype(dtype)
+        actual = as_dtype(dtype)
     except InvalidTypeError as error:
-        raise InvalidTypeError(known) from error
-    if found not in _PLAIN:
-        raise InvalidArgumentError(known)
+        raise InvalidTypeError(expected) from error
+    if actual not in _FLOAT_DTYPES:
+        raise InvalidArgumentError(expected)
     return False
 
 
 class MixedCheck:
-    """Warns if a first loss depends on nothing that has a 16-bit dtype, be it a variable or not."""
+    """Check that warns if the first loss depends on no 16-bit tensor."""
 
     def __init__(self) -> None:
-        self._is_due = True
+        self._is_first_loss = True
 
     def __call__(self, loss: object) -> None:
-        """Look at the first loss that is given, a tensor that autograd has recorded."""
-        if self._is_due:
+        """Check the first loss, a tensor recorded by autograd; ignore later ones."""
+        if self._is_first_loss:
             if not _has_16_bits(loss):
                 warn(_MESSAGE, PerformanceWarning)
-            self._is_due = False
+            self._is_first_loss = False
 
 
 def _has_16_bits(loss: object) -> bool:
-    """Return whether autograd has met 16 bits, or a function that it does not look into."""
+    """Return whether the autograd graph has 16-bit dtypes or opaque functions."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return True  # refused elsewhere
     waiting: list[Any] = [loss.grad_fn]
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = waiting.pop()
         if isinstance(node, BackwardCFunction) or not hasattr(node, "_input_metadata"):
             return True
-        if any(each.dtype in REDUCED for each in node._input_metadata):
+        if any(metadata.dtype in REDUCED for metadata in node._input_metadata):
             return True
-        following = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= following
-        waiting += following
+        new_nodes = {
+            node_below for node_below, _ in node.next_functions if node_below is not None
+        } - visited
+        visited |= new_nodes
+        waiting += new_nodes
     return False

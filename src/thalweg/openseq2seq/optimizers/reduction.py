@@ -16,7 +16,7 @@ from thalweg.distribute import current_strategy, fill_missing, has_strategy, sum
 from thalweg.distribute.all_reduce_gradients import sum_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, each
+from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, map_gradients
 
 AllReduce = Callable[[Any], Any]
 
@@ -63,7 +63,7 @@ def reduced(
 
 
 def check_replicas(reduces: bool, iter_size: int) -> None:
-    """Refuse what `optimize_loss` cannot do in the strategy that the call is in.
+    """Raise for settings of `optimize_loss` that the current strategy does not support.
 
     Raises:
         InvalidArgumentError: There are several replicas and no means of their gradients, or means
@@ -85,9 +85,7 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
 
 
 def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
-    """Return a context manager for a block with the means of a step, whose errors before these are
-    told to other workers.
-    """
+    """Return a context manager that reports errors of its block to waiting workers."""
     strategy = current_strategy() if reduces else None
     if strategy is None or strategy.ranks.is_alone:
         return contextlib.nullcontext()
@@ -145,18 +143,18 @@ def reduce_gradients(
     """
     if not on_horovod:
         raise NotImplementedError("Reduce in tower-mode is not implemented: on_horovod is false.")
-    is_alone = all_reduce is None and current_strategy().ranks.is_alone
+    has_one_worker = all_reduce is None and current_strategy().ranks.is_alone
     if all_reduce is None and is_deferred(*chain.from_iterable(grads_and_vars)):
         # Its ranks are those that build the same graph.
         grads_and_vars = fill_missing(grads_and_vars, current_strategy().ranks)
     gradients = [grad for grad, _ in check_given(grads_and_vars)]
     variables = [var for _, var in grads_and_vars]
-    is_shared = not is_alone and shares_embedding(model, gradients, as_shipped)
+    is_shared = not has_one_worker and shares_embedding(model, gradients, as_shipped)
 
     def mean(gradients: Any, variables: Any) -> list[Gradient]:
         return reduced(gradients, variables, all_reduce, model, as_shipped)
 
-    made = each(
+    means = map_gradients(
         mean,
         gradients,
         variables,
@@ -164,4 +162,4 @@ def reduce_gradients(
         dtypes=[getattr(grad, "dtype", None) for grad in gradients],
         dense=is_shared,
     )
-    return list(zip(made, variables, strict=True))
+    return list(zip(means, variables, strict=True))

@@ -115,8 +115,8 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
     """Return True if a variable may have a penalty, by a quick check."""
     if len(_eager) > 0:
         return True
-    others = set(map(type, variables)) - {Variable, Parameter, Tensor}
-    return bool(others) and any(map(is_symbolic, variables))
+    variable_types = set(map(type, variables)) - {Variable, Parameter, Tensor}
+    return bool(variable_types) and any(map(is_symbolic, variables))
 
 
 def penalty_gradient(var: Any, master: Tensor) -> Any:
@@ -125,14 +125,16 @@ def penalty_gradient(var: Any, master: Tensor) -> Any:
         regularizer = _eager.get(var)
         return None if regularizer is None else _gradient(regularizer, master)
     with var.graph.as_default():
-        found = [
+        regularizers = [
             regularizer
             for weights, regularizer in get_collection(REGULARIZATION_FUNCTIONS)
             if weights is var
         ]
-        if not found:
+        if not regularizers:
             return None
-        penalty = sum((regularizer(master) for regularizer in found[1:]), found[0](master))
+        penalty = sum(
+            (regularizer(master) for regularizer in regularizers[1:]), regularizers[0](master)
+        )
         return gradients(penalty, [master])[0]
 
 

@@ -1,4 +1,4 @@
-"""The state of training as named tensors."""
+"""State of a training as named tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import dtype_name
 
 @dataclass(frozen=True)
 class Master(Entry):
-    """A master; its variable is set together with it.
+    """Entry of a master that sets the variable, too.
 
     Attributes:
         var: The variable.
@@ -60,16 +60,20 @@ class TrainingState(V1StateDict):
     masters: Masters
     scaler: AutomaticLossScaler | None = None
     sums: Accumulators | None = None
-    others: Sequence[Entry] = ()
+    extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
         self._check_has_state()
         with self._locked():
-            own = super()._saved(names)
-            return {**state.snapshot(self.others), **own, **state.snapshot(self._scales())}
+            snapshot = super()._saved(names)
+            return {
+                **state.snapshot(self.extra_entries),
+                **snapshot,
+                **state.snapshot(self._scales()),
+            }
 
     def _settle(self) -> None:
-        """A first run may make no update: what that would have made is part of the state."""
+        """Create missing state, which a first run without an update leaves out."""
         if any(self._slot_entries(var, "") for var in self.variables):
             with state.whole(self):
                 self._create_for_state(self.variables, ())
@@ -90,29 +94,29 @@ class TrainingState(V1StateDict):
         return self._owners()
 
     def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
-        """Make what is missing of masters, slots and sums, and all that a state has names of."""
+        """Create missing masters, slots and sums, and those named by a state."""
         targets = [self.masters.of(var) for var in variables]
         self.optimizer._create_for_state(targets, names)
         if self.sums is not None:
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """The master of a variable, its slots, and its sum of gradients."""
+        """Return the entries of a variable: master, slots and sum of gradients."""
         master = self.masters.get(var)
         target = var if master is None else master
-        found: list[Entry] = []
+        entries: list[Entry] = []
         if master is not None:
-            found.append(Master(f"{key}/master", master, var=var))
-        found += self.optimizer._slot_entries(target, key)
+            entries.append(Master(f"{key}/master", master, var=var))
+        entries += self.optimizer._slot_entries(target, key)
         total = None if self.sums is None else self.sums.get(target)
-        return found if total is None else [*found, Entry(f"{key}/{ACCUMULATOR}", total)]
+        return entries if total is None else [*entries, Entry(f"{key}/{ACCUMULATOR}", total)]
 
     def _entries(self, variables: Sequence[Tensor], keys: Sequence[str]) -> list[Entry]:
-        found = super()._entries(variables, keys)
-        return found + self.optimizer._own_entries() if found else []
+        entries = super()._entries(variables, keys)
+        return entries + self.optimizer._own_entries() if entries else []
 
     def _lasting_entries(self) -> list[Entry]:
-        return [*self.others, *self._scales()]
+        return [*self.extra_entries, *self._scales()]
 
     def _scales(self) -> list[Entry]:
         return [] if self.scaler is None else self.scaler.scaler.entries("loss_scale/")

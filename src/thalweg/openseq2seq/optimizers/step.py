@@ -1,4 +1,4 @@
-"""`TrainingStep`: what `optimize_loss` returns in eager mode."""
+"""`TrainingStep`, the result of `optimize_loss` in eager mode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _UNKNOWN = "The variables are not known before the first step. Give var_list to 
 
 
 class TrainingStep(Configurable):
-    """A step of training: call it, and it returns the loss from before the update.
+    """Callable step of training that returns the loss before the update.
 
     Attributes:
         optimizer: The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision.
@@ -66,26 +66,28 @@ class TrainingStep(Configurable):
         rate: LiveRate,
         global_step: Any,
         scaler: AutomaticLossScaler | None,
-        how: Treatment,
+        treatment: Treatment,
         skip_update: object,
     ) -> None:
         self.optimizer = optimizer
         self.global_step = global_step
         self.loss_scaler = scaler
-        self._applied: Any = None  # or a bool, or a tensor of one
+        # Whether the last call made an update: a bool, a tensor of one, or None before a call.
+        self._has_update: Any = None
         self._loss = loss
         self._variables = None if var_list is None else flatten(var_list)
         self._rate = rate
-        self._how = how
+        self._treatment = treatment
         self._skip_update = skip_update
-        self._accumulators = Accumulators() if how.iter_size > 1 else None
+        self._accumulators = Accumulators() if treatment.iter_size > 1 else None
         self._check_mixed = MixedCheck()
-        self._counts: Callable[[], Sequence[Call]] = tuple  # what else counts a run
+        # Further calls of C functions that count a run.
+        self._counts: Callable[[], Sequence[Call]] = tuple
         self._lock = Guard(self)
-        # The step that a thread is in, unless it is taken in one call; see `reentrance`.
+        # The step in progress, unless it is replayed in one call; see `reentrance`.
         self.stepping: weakref.ref[Stepping] | None = None
-        if how.outbox is not None:
-            weakref.finalize(self, how.outbox.flush)
+        if treatment.outbox is not None:
+            weakref.finalize(self, treatment.outbox.flush)
 
     @property
     def was_applied(self) -> bool | None:
@@ -93,9 +95,9 @@ class TrainingStep(Configurable):
 
         Where a GPU decides, reading this waits for it.
         """
-        if isinstance(self._applied, Tensor):
-            self._applied = bool(self._applied)
-        return self._applied
+        if isinstance(self._has_update, Tensor):
+            self._has_update = bool(self._has_update)
+        return self._has_update
 
     @property
     def learning_rate(self) -> Tensor:
@@ -164,8 +166,8 @@ class TrainingStep(Configurable):
         """
         with self._lock:
             self._taken(lambda: (None, self._received(concretes(gradients))))
-            taken = self._applied
-            return taken.clone() if isinstance(taken, Tensor) else taken
+            has_update = self._has_update
+            return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
     def flush(self) -> None:
         """Hand `summary_writer` the summaries of the last step, if a GPU had yet to compute them.
@@ -173,8 +175,8 @@ class TrainingStep(Configurable):
         The next step does, and so does the end of the program.
         """
         with self._lock:
-            if self._how.outbox is not None:
-                self._how.outbox.flush()
+            if self._treatment.outbox is not None:
+                self._treatment.outbox.flush()
 
     @property
     def loss_scale(self) -> float | Tensor:
@@ -185,21 +187,21 @@ class TrainingStep(Configurable):
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
-        """Take a step; returns the first of what `differentiate` gives."""
+        """Take a step; return the loss, the first result of `differentiate`."""
         if not executing_eagerly():
             raise FailedPreconditionError(
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
-        done = ReplayResult()
+        report = ReplayResult()
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
             with one_step_at_a_time(self, "optimize_loss"):
-                value, outcome = self._run_recorded(differentiate, done, is_recording)
+                value, outcome = self._run_recorded(differentiate, report, is_recording)
         except BaseException as error:
-            add_note(error, done)
+            add_note(error, report)
             raise
         finally:
-            self._applied = done[1] if done else False
+            self._has_update = report[1] if report else False
         if outcome.errors:
             raise_first(outcome.errors)
         return value
@@ -207,42 +209,46 @@ class TrainingStep(Configurable):
     def _run_recorded(
         self,
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
-        done: ReplayResult,
+        report: ReplayResult,
         is_recording: bool,
     ) -> tuple[object, StepResult]:
         """Return the value and the outcome of `_run`, with gradients recorded."""
         if is_recording:
-            return self._run(differentiate, done)
+            return self._run(differentiate, report)
         with outside_inference():
-            return self._run(differentiate, done)
+            return self._run(differentiate, report)
 
     def _run(
-        self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]], done: ReplayResult
+        self,
+        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        report: ReplayResult,
     ) -> tuple[object, StepResult]:
         rate, mixed = self._rate, self._mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
         is_new = is_late or rate.ask()
         if not is_new and mixed is None:
-            return self._carry_out(differentiate, done, False)
+            return self._carry_out(differentiate, report, False)
         tensors = rate.tensors if is_new else ()
-        with restored(tensors, notes=done), self._masters.renewed(unless=done):
+        with restored(tensors, notes=report), self._masters.renewed(report=report):
             if is_new and not is_late:
                 rate.set()
-            return self._carry_out(differentiate, done, is_late)
+            return self._carry_out(differentiate, report, is_late)
 
     def _carry_out(
         self,
         differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
-        done: ReplayResult,
+        report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
-        how, mixed = self._how, self._mixed
+        treatment, mixed = self._treatment, self._mixed
         inner = self.optimizer if mixed is None else mixed.optimizer
-        shown = None if how.outbox is None else self.loss_scaler
-        skip = how.iter_size > 1 and as_skip(self._skip_update)
+        scaler = None if treatment.outbox is None else self.loss_scaler
+        skip = treatment.iter_size > 1 and as_skip(self._skip_update)
         with (
-            waited_for(inner, how.is_waited_for(skip)) if how.reduces else contextlib.nullcontext()
+            waited_for(inner, treatment.is_waited_for(skip))
+            if treatment.reduces
+            else contextlib.nullcontext()
         ):
             value, backward = differentiate()
             if is_late:
@@ -252,14 +258,14 @@ class TrainingStep(Configurable):
                 sums = self._accumulators.of_step(backward.targets)
             return value, apply_processed(
                 inner,
-                how,
+                treatment,
                 ReceivedGradients(
                     backward, sums, self._rate.value, skip, counts=self._counts(), loss=value
                 ),
                 None if mixed is None else mixed.loss_scaler,
-                None if shown is None else shown.loss_scale.detach(),
+                None if scaler is None else scaler.loss_scale.detach(),
                 self.global_step,
-                done,
+                report,
             )
 
     def _received(self, gradients: list[Any]) -> BackwardResult:
@@ -278,14 +284,14 @@ class TrainingStep(Configurable):
         return self._mixed.received(pairs, self.loss_scale)
 
     def _differentiated(self) -> tuple[Tensor, BackwardResult]:
-        kept: list[Any] = []
+        losses: list[Any] = []
 
         def loss() -> Any:
             value = self._loss()
             check_scalar(value)
             if self._mixed is not None:
                 self._check_mixed(value)
-            kept[:] = [value.detach().clone() if isinstance(value, Tensor) else value]
+            losses[:] = [value.detach().clone() if isinstance(value, Tensor) else value]
             return value
 
         if self._mixed is not None:
@@ -294,34 +300,34 @@ class TrainingStep(Configurable):
             backward = BackwardResult.plain(self.optimizer.compute_gradients(loss, self._variables))
         if self._variables is None and backward.variables:
             self._variables = backward.variables
-        return kept[0], backward
+        return losses[0], backward
 
     @untraced
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all state by name: global step, masters, slots, powers, accumulators, scaler.
+        """Return copies of all state by name, without the variables.
 
-        The variables themselves are the model's; those that have masters follow from these.
-
+        The state has the global step, masters, slots, powers, accumulators and the loss scaler.
+        Loading it sets variables with masters; the others belong to the model's state.
         """
         return self._saved()
 
     def _saved(self, names: Names = keys_of) -> dict[str, Tensor]:
-        """`state_dict` by other names of variables."""
+        """Return `state_dict` with variables named by a function."""
         with self._lock:
             return self._remembering(self._owners())._saved(names)
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Go on where `state_dict()` was taken; all or nothing.
+        """Set all state from `state_dict()`, or nothing after an error.
 
-        Variables that have masters are set to them; set the others as the model had them.
+        Variables that have masters are set to them; load the others with the model's state.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: Neither `var_list` was given nor a step taken.
         """
-        with self._loading(state_dict) as found:
-            restore(found)
+        with self._loading(state_dict) as loading:
+            restore(loading)
 
     @contextlib.contextmanager
     def _loading(
@@ -329,25 +335,23 @@ class TrainingStep(Configurable):
         state_dict: Mapping[str, object],
         var_list: object = None,
         names: Names = keys_of,
-        others: Sequence[Entry] = (),
+        extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """What `load_state_dict` sets, by these names, and `others`, which are part of the state,
-        too; locks are held meanwhile.
-        """
+        """Yield the values to load, those of extra entries included, with locks held."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
-            own = self._remembering(self._variables, others)
-            with own._loading(state_dict, names=names) as found:
-                yield found
+            training = self._remembering(self._variables, extra_entries)
+            with training._loading(state_dict, names=names) as loading:
+                yield loading
             self._lock.loaded()
 
     def _remembering(
-        self, variables: Sequence[object], others: Sequence[Entry] = ()
+        self, variables: Sequence[object], extra_entries: Sequence[Entry] = ()
     ) -> TrainingState:
-        own = [Entry("global_step", self.global_step), *others]
+        entries = [Entry("global_step", self.global_step), *extra_entries]
         sums = self._accumulators
-        return TrainingState(self._inner, variables, self._masters, self.loss_scaler, sums, own)
+        return TrainingState(self._inner, variables, self._masters, self.loss_scaler, sums, entries)
 
     def __repr__(self) -> str:
         count = "" if self._variables is None else f", {len(self._variables)} variables"
@@ -363,22 +367,24 @@ class TrainingStep(Configurable):
         return self._lock
 
     def _owners(self) -> list[Any]:
-        """The variables, once they are known."""
+        """Return the trained variables; [] before they are known."""
         return self._variables or []
 
     def _arguments(self) -> dict[str, object]:
-        """What `optimize_loss` was told; the optimizer's rate is the policy's."""
+        """Return the arguments of `optimize_loss` by name, without the policy's rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
-        own = self._inner._arguments().items()
-        post, mixed = self._how.post, self._mixed
+        inner_arguments = self._inner._arguments().items()
+        post, mixed = self._treatment.post, self._mixed
         return {
             "loss": self._loss,
             "optimizer": type(self._inner),
-            "optimizer_params": {name: each for name, each in own if id(each) not in moving},
+            "optimizer_params": {
+                name: argument for name, argument in inner_arguments if id(argument) not in moving
+            },
             "learning_rate": self._rate.source,
             "mixed": mixed is not None,
             "clip_gradients": post.clip_gradients,
             "larc": None if post.larc is None else post.larc._asdict(),
             "loss_scaling": None if mixed is None else mixed._arguments()["loss_scale"],
-            "iter_size": self._how.iter_size,
+            "iter_size": self._treatment.iter_size,
         }

@@ -28,7 +28,7 @@ from thalweg.openseq2seq.optimizers.accumulation import Accumulators, as_skip
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
 from thalweg.openseq2seq.optimizers.backward import BackwardResult
 from thalweg.openseq2seq.optimizers.gradient_pipeline import (
-    ADDED_UP,
+    ACCUMULATED,
     SCOPE,
     ReceivedGradients,
     Treatment,
@@ -66,7 +66,7 @@ def step_in_graph(
     rate: Any,
     global_step: Any,
     scaler: AutomaticLossScaler | None,
-    how: Treatment,
+    treatment: Treatment,
     skip_update: Any,
     collected: Sequence[str] = (),
 ) -> Any:
@@ -92,35 +92,46 @@ def step_in_graph(
     update_ops = get_collection(GraphKeys.UPDATE_OPS)
     with variable_scope(SCOPE.rstrip("/")):
         mixed = optimizer if isinstance(optimizer, MixedPrecisionOptimizerWrapper) else None
-        backward = _connected(_differentiated(optimizer, mixed, loss, var_list), how)
+        backward = _connected(_differentiated(optimizer, mixed, loss, var_list), treatment)
         inner = optimizer if mixed is None else mixed.optimizer
         check_inner(inner)
-        sums = _accumulators(backward) if how.iter_size > 1 else []
-        shown = None if scaler is None else scaler.loss_scale
+        sums = _accumulators(backward) if treatment.iter_size > 1 else []
+        loss_scale = None if scaler is None else scaler.loss_scale
         if "loss" in collected:
             collect_scalar("loss", loss)
-        if "loss_scale" in collected and shown is not None:
-            collect_scalar("loss_scale", shown)
+        if "loss_scale" in collected and loss_scale is not None:
+            collect_scalar("loss_scale", loss_scale)
         averaged = None
-        if collected and how.reduces and (how.all_reduce or not current_strategy().ranks.is_alone):
+        if (
+            collected
+            and treatment.reduces
+            and (treatment.all_reduce or not current_strategy().ranks.is_alone)
+        ):
             averaged = OfThisRun()
         parts = _parts(backward)
-        skip = skip_update if how.iter_size > 1 else False
-        inputs = [loss, parts, sums, rate, skip, shown, by_reference(global_step)]
-        taking = _Taking(inner, mixed, how, averaged)
+        skip = skip_update if treatment.iter_size > 1 else False
+        inputs = [loss, parts, sums, rate, skip, loss_scale, by_reference(global_step)]
+        step_run = _StepRun(inner, mixed, treatment, averaged)
         if is_called_at_the_build(inner):
-            made = _called_now(
-                inner, backward, taking.begin, inputs, global_step, taking.watcher, how, update_ops
+            train_op = _called_now(
+                inner,
+                backward,
+                step_run.begin,
+                inputs,
+                global_step,
+                step_run.watcher,
+                treatment,
+                update_ops,
             )
         else:
-            made = _called_in_runs(taking, backward, inputs, update_ops)
-        made.op.optimizer = inner
-        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, made.op)
+            train_op = _called_in_runs(step_run, backward, inputs, update_ops)
+        train_op.op.optimizer = inner
+        get_default_graph().add_to_collection(GraphKeys.TRAIN_OP, train_op.op)
         if averaged is not None:
             averaged.collect()
         elif OF_GRADIENTS.intersection(collected):
-            collect(taking.tell, [parts, sums, rate, skip])
-    return made
+            collect(step_run.tell, [parts, sums, rate, skip])
+    return train_op
 
 
 def _differentiated(
@@ -135,14 +146,14 @@ def _differentiated(
 
 
 def _accumulators(backward: BackwardResult) -> list[Any]:
-    """The sums of the targets, as an operation takes them that writes to them."""
+    """Return references to new sums of the targets, for an operation that writes them."""
     accumulators = Accumulators()
     accumulators.make(backward.targets)
-    return [by_reference(each) for each in accumulators.of(backward.targets)]
+    return [by_reference(total) for total in accumulators.of(backward.targets)]
 
 
 def _parts(backward: BackwardResult) -> dict[str, Any]:
-    """A backward pass, as an operation takes it that writes to variables and targets."""
+    """Return the fields of a backward pass, variables and targets by reference."""
     variables, targets = referred(backward)
     return {
         "gradients": backward.gradients,
@@ -153,8 +164,8 @@ def _parts(backward: BackwardResult) -> dict[str, Any]:
     }
 
 
-class _Taking:
-    """What a run does with the values of the inputs.
+class _StepRun:
+    """Functions of a run of the step, called with values.
 
     Args:
         inner: The optimizer, which no other wraps.
@@ -167,10 +178,10 @@ class _Taking:
         self,
         inner: Optimizer,
         mixed: MixedPrecisionOptimizerWrapper | None,
-        how: Treatment,
+        treatment: Treatment,
         averaged: OfThisRun | None,
     ) -> None:
-        self.inner, self._how, self._averaged = inner, how, averaged
+        self.inner, self._treatment, self._averaged = inner, treatment, averaged
         self.watcher = None if mixed is None else mixed.loss_scaler
         self._check_mixed = None if mixed is None else MixedCheck()
 
@@ -189,48 +200,51 @@ class _Taking:
         check_scalar(value)
         if self._check_mixed is not None:
             self._check_mixed(value)
-        given = ReceivedGradients(
+        step_inputs = ReceivedGradients(
             BackwardResult(**parts), sums, rate, as_skip(skip), captured, loss=value
         )
         if self._averaged is None:
-            return self._how, given
-        writer = None if self._how.outbox is None else self._how.outbox.writer
-        told = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
-        self._averaged.keep(told)
-        return self._how._replace(outbox=Outbox(told, waits=True)), given
+            return self._treatment, step_inputs
+        writer = None if self._treatment.outbox is None else self._treatment.outbox.writer
+        summaries = Collected(("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer)
+        self._averaged.keep(summaries)
+        return self._treatment._replace(outbox=Outbox(summaries, waits=True)), step_inputs
 
     def run(self, value: Tensor, *given: Any) -> Tensor:
-        """Take a step; the loss before it."""
+        """Take a step and return the loss before it."""
         *parts, scale, step, captured = given
-        how, own = self.begin(value, *parts, captured=captured)
-        before = value.detach().clone()
-        outcome = apply_processed(self.inner, how, own, self.watcher, scale, step, [])
+        treatment, step_inputs = self.begin(value, *parts, captured=captured)
+        old_loss = value.detach().clone()
+        outcome = apply_processed(self.inner, treatment, step_inputs, self.watcher, scale, step, [])
         raise_first(outcome.errors)
-        return before
+        return old_loss
 
     def tell(
         self, parts: dict[str, Any], sums: list[Tensor], rate: Any, skip: Any, scope: str
     ) -> Callable[[Any], None]:
-        """Return the summaries of gradients, as what writes them."""
-        given = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
-        return told_of(self._how, given, scope).write
+        """Return a function that writes the summaries of gradients to a writer."""
+        step_inputs = ReceivedGradients(BackwardResult(**parts), sums, rate, as_skip(skip))
+        return told_of(self._treatment, step_inputs, scope).write
 
 
 def _called_in_runs(
-    taking: _Taking, backward: BackwardResult, inputs: Sequence[Any], update_ops: Sequence[object]
+    step_run: _StepRun,
+    backward: BackwardResult,
+    inputs: Sequence[Any],
+    update_ops: Sequence[object],
 ) -> Any:
-    """The tensor that takes a step of an optimizer whose hooks are called in each run."""
-    loss, inner = inputs[0], taking.inner
-    made = operation(
-        taking.run,
+    """Return the train operation of an optimizer whose hooks are called in each run."""
+    loss, inner = inputs[0], step_run.inner
+    train_op = operation(
+        step_run.run,
         [*inputs, captured_by(inner, backward.targets)],
         "train",
         kind="update",
         outputs=Output(loss.dtype, loss.shape, ()),
         control_inputs=update_ops,
     )
-    made.op.written += written_beside(inner, backward.targets, taking.watcher)
-    return made
+    train_op.op.written += written_beside(inner, backward.targets, step_run.watcher)
+    return train_op
 
 
 def _called_now(
@@ -240,10 +254,10 @@ def _called_now(
     inputs: Sequence[Any],
     global_step: object,
     scaler: AutomaticLossScaler | None,
-    how: Treatment,
+    treatment: Treatment,
     update_ops: Sequence[object],
 ) -> Any:
-    """The tensor that takes a step of an optimizer whose hooks are called now.
+    """Return the train operation of an optimizer whose hooks are called while building.
 
     Args:
         inner, backward, global_step, how: Of the step.
@@ -256,21 +270,23 @@ def _called_now(
 
     def process(*values: Any) -> list[object] | None:
         *parts, scale, step = values
-        own, given = begin(*parts)
-        done: list[Any] = []
-        with note_not_applied(done):
-            ready = readied(inner, own, given, scaler, scale, step, done)
-            thread.frames[-1][key] = own, ready
+        run_treatment, step_inputs = begin(*parts)
+        report: list[Any] = []
+        with note_not_applied(report):
+            ready = readied(inner, run_treatment, step_inputs, scaler, scale, step, report)
+            thread.frames[-1][key] = run_treatment, ready
             if ready.gradient_transforms is None:
                 return None
             return processed_now(ready.backward, ready.gradient_transforms)
 
-    def tell(loss: Tensor, taken: Tensor) -> Tensor:
-        own, ready = thread.frames[-1].pop(key)
-        if taken:
+    def tell(loss: Tensor, has_update: Tensor) -> Tensor:
+        run_treatment, ready = thread.frames[-1].pop(key)
+        if has_update:
             distribute.commit_sums(inner)
-        what = TAKEN if taken else ADDED_UP if ready.gradient_transforms is None else SKIPPED
-        raise_first(told(own, ready, what))
+        outcome = (
+            TAKEN if has_update else ACCUMULATED if ready.gradient_transforms is None else SKIPPED
+        )
+        raise_first(told(run_treatment, ready, outcome))
         return loss.detach().clone()
 
     loss = inputs[0]
@@ -281,20 +297,20 @@ def _called_now(
         inputs,
         global_step,
         scaler,
-        dense=how.post.larc is not None or how.iter_size > 1,
-        always=scaler is None and how.iter_size == 1,
+        dense=treatment.post.larc is not None or treatment.iter_size > 1,
+        always=scaler is None and treatment.iter_size == 1,
     )
     return operation(
         tell,
-        [loss, update.taken],
+        [loss, update.has_update],
         "train",
         outputs=Output(loss.dtype, loss.shape, ()),
-        control_inputs=[update.done, *update_ops],
+        control_inputs=[update.op, *update_ops],
     )
 
 
-def _connected(backward: BackwardResult, how: Treatment) -> BackwardResult:
-    """Without the variables that have no gradient for any worker, if nothing needs one.
+def _connected(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
+    """Return a backward pass without variables that have no gradient on any worker.
 
     Raises:
         InvalidTypeError: A variable is none of the graph.
@@ -306,8 +322,8 @@ def _connected(backward: BackwardResult, how: Treatment) -> BackwardResult:
                 f"var_list holds {show_value(var)}, which is not a variable of the graph."
             )
     pairs = list(zip(backward.gradients, backward.variables, strict=True))
-    if how.reduces and how.all_reduce is None:
+    if treatment.reduces and treatment.all_reduce is None:
         pairs = fill_missing(pairs, current_strategy().ranks)
-    how.post.check([grad for grad, _ in pairs], backward.variables)
+    treatment.post.check([grad for grad, _ in pairs], backward.variables)
     check_any(pairs)
     return backward.only([i for i, (grad, _) in enumerate(pairs) if grad is not None])

@@ -1,4 +1,4 @@
-"""Summaries: what a step tells a writer, such as torch.utils.tensorboard.SummaryWriter."""
+"""Summaries of steps for a writer such as torch.utils.tensorboard.SummaryWriter."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from thalweg.variable import REDUCED
 
 
 class Journal:
-    """The summaries of one step, kept until the step has been taken.
+    """Summaries of one step, collected until the step was taken.
 
-    Scalars stay tensors, wherever they are, and are brought to the host all at once.
+    Scalars stay tensors on their devices and are copied to the host together.
 
     Args:
         wanted: The names of the summaries to make.
         scope: What comes before all tags but that of the learning rate.
     """
 
-    def __init__(self, wanted: Sequence[str], scope: str = "") -> None:
-        self.wanted = frozenset(wanted)
+    def __init__(self, names: Sequence[str], scope: str = "") -> None:
+        self.names = frozenset(names)
         self._scope = scope
         self._scalars: dict[str, tuple[object, type]] = {}
         self._histograms: dict[str, Tensor] = {}
@@ -40,32 +40,31 @@ class Journal:
     def histogram(self, tag: str, values: Tensor, masked: bool = False) -> None:
         """Note the elements of a tensor, if any; if `masked`, 0 stands for what is not finite."""
         if not values.numel():
-            return  # torch's SummaryWriter refuses it
-        kept = values.detach().float() if values.dtype in REDUCED else values.detach().clone()
+            # torch's SummaryWriter raises an error for it.
+            return
+        elements = values.detach().float() if values.dtype in REDUCED else values.detach().clone()
         if masked:
-            kept = torch.nan_to_num(kept, nan=0.0, posinf=0.0, neginf=0.0)
-        self._histograms[self._scope + tag] = kept
+            elements = torch.nan_to_num(elements, nan=0.0, posinf=0.0, neginf=0.0)
+        self._histograms[self._scope + tag] = elements
 
     def sent(self, step: int) -> Letter:
-        """Return the letter with the summaries of a step, whose values are on their way to the
-        host.
-        """
+        """Return the summaries of a step; their copy to the host has begun."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         places = list(dict.fromkeys(value.device for value in tensors.values()))
         groups = [[tag for tag in tensors if tensors[tag].device == place] for place in places]
-        vectors = [torch.stack([tensors[tag].detach().double() for tag in own]) for own in groups]
-        found, wait = brought([*vectors, *self._histograms.values()])
+        vectors = [torch.stack([tensors[tag].detach().double() for tag in tags]) for tags in groups]
+        host_values, wait = brought([*vectors, *self._histograms.values()])
         is_pending = not all(map(is_host, [*vectors, *self._histograms.values()]))
 
         def write(writer: Any) -> None:
             wait()
-            for own, numbers in zip(groups, found, strict=False):
-                values.update(zip(own, numbers.tolist(), strict=True))
+            for tags, numbers in zip(groups, host_values, strict=False):
+                values.update(zip(tags, numbers.tolist(), strict=True))
             for tag, (_, kind) in self._scalars.items():
                 writer.add_scalar(tag, kind(values[tag]), step)
-            for tag, kept in zip(self._histograms, found[len(groups) :], strict=True):
-                writer.add_histogram(tag, torch.from_numpy(kept), step)
+            for tag, elements in zip(self._histograms, host_values[len(groups) :], strict=True):
+                writer.add_histogram(tag, torch.from_numpy(elements), step)
 
         return Letter(write, is_pending)
 
@@ -83,9 +82,9 @@ class Letter(NamedTuple):
 
 
 class Outbox:
-    """Hands the summaries of steps to a writer, in order.
+    """Queue that sends the summaries of steps to a writer, in order.
 
-    What a device has yet to compute is handed over with the step after, or by `flush`.
+    Summaries that a device has not computed yet are sent with the next step, or by `flush`.
 
     Args:
         writer: The writer.
@@ -101,29 +100,23 @@ class Outbox:
         self._letters: list[Letter] = []
 
     def send(self, letter: Letter) -> None:
-        """Hand over what came before, and this if it is there."""
+        """Send the queued summaries, and this one unless it is pending."""
         self._letters.append(letter)
-        self.flush(but=0 if self._waits or not letter.is_pending else 1)
+        self.flush(remaining=0 if self._waits or not letter.is_pending else 1)
 
-    def flush(self, but: int = 0) -> None:
-        """Hand over what is left, waiting for the device; but for this many of the last."""
-        while len(self._letters) > but:
+    def flush(self, remaining: int = 0) -> None:
+        """Send queued summaries until `remaining` are left, waiting for the device."""
+        while len(self._letters) > remaining:
             self._letters.pop(0).write(self.writer)
 
 
 def tags_of(variables: Sequence[object]) -> list[str]:
-    """Return the names of variables as tags have them, each another: "w_0"; ":" is none of a
-    tag's.
-    """
+    """Return distinct tags of variables: names with "_" for ":", such as "w_0"."""
     return positioned([title(var).replace(":", "_") for var in variables], "_")
 
 
 def check_writer(writer: object) -> None:
-    """Refuse what summaries cannot be handed to.
-
-    Raises:
-        InvalidTypeError: It lacks a method.
-    """
+    """Raise InvalidTypeError for a writer that lacks a method; None is valid."""
     methods: Sequence[Callable[..., object] | None] = [
         getattr(writer, name, None) for name in ("add_scalar", "add_histogram")
     ]

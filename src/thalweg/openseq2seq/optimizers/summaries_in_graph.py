@@ -1,4 +1,4 @@
-"""Summaries of a graph's step, in the collection from which `tf.summary.merge_all` takes them."""
+"""Summaries of a graph's step in the collection SUMMARIES."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from thalweg.v1.summary.protos import message
 
 
 class Collected:
-    """A writer that keeps what it is told as the bytes of a `Summary`.
+    """Writer that collects values into a serialized `Summary`.
 
     Args:
         but: Tags of scalars that are left out.
         writer: Optional. Another writer, which is told all of it, too.
     """
 
-    def __init__(self, but: Sequence[str] = (), writer: Any = None) -> None:
-        self._but, self._writer = but, writer
+    def __init__(self, excluded_tags: Sequence[str] = (), writer: Any = None) -> None:
+        self._excluded_tags, self._writer = excluded_tags, writer
         self._values: list[object] = []
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        if tag not in self._but:
+        if tag not in self._excluded_tags:
             number = torch.tensor(value, dtype=torch.float32, device="cpu")
             self._values.append(values.scalar(number, tag))
         if self._writer is not None:
@@ -61,13 +61,15 @@ def collect(run: Callable[..., Any], inputs: Sequence[object]) -> None:
     """
 
     def summarize(*given: Any) -> bytes:
-        kept = Collected()
-        run(*given, scope=scope)(kept)
-        return kept.serialized()
+        writer = Collected()
+        run(*given, scope=scope)(writer)
+        return writer.serialized()
 
-    made = operation(summarize, inputs, "summaries", kind="pure", outputs=Output(None, (), ()))
-    scope = made.op.name.removesuffix(made.op.name.rpartition("/")[2])
-    get_default_graph().add_to_collection(GraphKeys.SUMMARIES, made)
+    summary_node = operation(
+        summarize, inputs, "summaries", kind="pure", outputs=Output(None, (), ())
+    )
+    scope = summary_node.op.name.removesuffix(summary_node.op.name.rpartition("/")[2])
+    get_default_graph().add_to_collection(GraphKeys.SUMMARIES, summary_node)
 
 
 class OfThisRun:
@@ -76,21 +78,21 @@ class OfThisRun:
     Gradients are averaged once: a summary that averages again would block other workers.
     """
 
-    def keep(self, told: Collected) -> None:
-        """Called by the operation that takes the step."""
-        thread.frames[-1][self] = told
+    def keep(self, collected: Collected) -> None:
+        """Store the summaries of this run; the operation of the step calls it."""
+        thread.frames[-1][self] = collected
 
     def collect(self) -> None:
-        """Add the summary, which comes after the step."""
+        """Add the summary operation, which runs after the step."""
 
         def summarize() -> bytes:
-            told = thread.frames[-1].get(self)
-            if told is None:
+            collected = thread.frames[-1].get(self)
+            if collected is None:
                 raise FailedPreconditionError(
                     "Summaries of gradients that workers average are those of a step: run them"
                     " together with what optimize_loss returned."
                 )
-            return told.serialized()
+            return collected.serialized()
 
-        made = operation(summarize, [], "summaries", outputs=Output(None, (), ()))
-        get_default_graph().add_to_collection(GraphKeys.SUMMARIES, made)
+        summary_node = operation(summarize, [], "summaries", outputs=Output(None, (), ()))
+        get_default_graph().add_to_collection(GraphKeys.SUMMARIES, summary_node)

@@ -1,4 +1,4 @@
-"""`optimize_loss`: from a loss and a config to a step of training."""
+"""`optimize_loss`: a training step from a loss and the values of a config."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def optimize_loss(
     if in_graph:
         collected = ("loss", *post.summaries) if summaries is None else post.summaries
     outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    how = Treatment(
+    treatment = Treatment(
         post, iter_size, bool(on_horovod), all_reduce, model, outbox, shows_loss=summaries is None
     )
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
@@ -174,13 +174,13 @@ def optimize_loss(
             inner = MixedPrecisionOptimizerWrapper(inner, scale, as_shipped=as_shipped, scope=scope)
             _ = inner.loss_scale  # raises if there is none
         if live is None:
-            own = (loss, inner, var_list, rate, counter, scaler, how, skip_update_ph)
-            return step_in_graph(*own, collected)
-        return TrainingStep(loss, inner, var_list, live, counter, scaler, how, skip_update_ph)
+            arguments = (loss, inner, var_list, rate, counter, scaler, treatment, skip_update_ph)
+            return step_in_graph(*arguments, collected)
+        return TrainingStep(loss, inner, var_list, live, counter, scaler, treatment, skip_update_ph)
 
 
 def _runs_of_an_update(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
-    """How many runs make an update, which OpenSeq2Seq ignores unless `on_horovod`."""
+    """Return the runs per update: 1 `as_shipped` without `on_horovod`, as in OpenSeq2Seq."""
     if as_shipped and not on_horovod:
         iter_size = 1
     if iter_size > 1 and skip is None:
@@ -198,7 +198,7 @@ def _arguments(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Mapping[str, object]:
-    """What the optimizer is made with beside the learning rate."""
+    """Return the optimizer's arguments other than the learning rate."""
     params = {} if params is None else params
     if not isinstance(optimizer, str) or optimizer != "AdamW":
         return params
@@ -206,10 +206,10 @@ def _arguments(
     return scaled_decay(params, product, in_place=as_shipped)
 
 
-def _global_step(given: object, in_graph: bool) -> object:
-    if given is not None:
-        assert_global_step(given)
-        return given
+def _global_step(global_step: object, in_graph: bool) -> object:
+    if global_step is not None:
+        assert_global_step(global_step)
+        return global_step
     if in_graph:
         return get_or_create_global_step()
     zero = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -220,12 +220,12 @@ def _made(
     optimizer: Any, rate: Any, params: Mapping[str, Any], as_shipped: bool
 ) -> Optimizer | NovoGrad:
     cls = optimizer_class(optimizer)
-    given = dict(params)
+    all_params = dict(params)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):
-        given.setdefault("as_shipped", True)
-    made = cls(learning_rate=rate, **given)
-    if not isinstance(made, Optimizer):
+        all_params.setdefault("as_shipped", True)
+    instance = cls(learning_rate=rate, **all_params)
+    if not isinstance(instance, Optimizer):
         raise InvalidTypeError(
-            f"optimizer must make an optimizer of thalweg.v1, but {optimizer!r} made {made!r}."
+            f"optimizer must make an optimizer of thalweg.v1, but {optimizer!r} made {instance!r}."
         )
-    return made
+    return instance

@@ -1,4 +1,4 @@
-"""The last part of a step: all that is written of it, at once."""
+"""Last part of a step: the update of all tensors at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def captured_by(optimizer: Optimizer, targets: Sequence[Tensor]) -> list[Any]:
 
 def watching(
     scaler: AutomaticLossScaler | None,
-    done: list[object],
+    report: list[object],
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
@@ -50,18 +50,18 @@ def watching(
 
     Args:
         scaler: The scaler, which answers to the gradients as the step is written.
-        done: Is given a sentence then, what has become of the step, and whether it was taken.
+        report: Is given a sentence then, what has become of the step, and whether it was taken.
         calls: Functions in C that are called then, too.
         decides_there: Whether a device may decide.
     """
     if scaler is None:
-        return {"calls": [*calls, partial(done.extend, (f"{TAKEN}.", True))]}
+        return {"calls": [*calls, partial(report.extend, (f"{TAKEN}.", True))]}
     algorithm = scaler.scaler
 
     def decide(has_nan: object, amax: object) -> Decision:
-        taken, calls = algorithm.decide(has_nan, amax)
-        what = LEFT if isinstance(taken, Tensor) else f"{TAKEN if taken else SKIPPED}."
-        return Decision(taken, [*calls, partial(done.extend, (what, taken))])
+        has_update, calls = algorithm.decide(has_nan, amax)
+        outcome = LEFT if isinstance(has_update, Tensor) else f"{TAKEN if has_update else SKIPPED}."
+        return Decision(has_update, [*calls, partial(report.extend, (outcome, has_update))])
 
     return {
         "decide": decide,
@@ -74,7 +74,7 @@ def watching(
 def update(
     optimizer: Optimizer,
     backward: BackwardResult,
-    how: GradientTransforms,
+    transforms: GradientTransforms,
     global_step: Any,
     captured: Any = None,
 ) -> StepResult:
@@ -82,29 +82,33 @@ def update(
 
     Args:
         optimizer: What takes the step.
-        backward: Gradients by the targets, as `how` takes them.
-        how: What happens to the gradients.
+        backward: Gradients by the targets, as `transforms` takes them.
+        transforms: What happens to the gradients.
         global_step: The variable that counts updates, or None.
         captured: In a graph the values that the optimizer captured when the graph was built.
 
     Returns:
         Whether there was an update, see `StepResult`, and what was raised after it.
     """
-    own, takes, name = backward.present(), optimizer.takes_transforms(), optimizer.get_name()
-    copies = own.copies if own.has_masters else None
+    present, uses_transforms, name = (
+        backward.present(),
+        optimizer.takes_transforms(),
+        optimizer.get_name(),
+    )
+    copies = present.copies if present.has_masters else None
     # Variables of 16 bits get gradients that are rounded to their dtype, as in OpenSeq2Seq.
-    if takes and {target.dtype for target in own.targets}.isdisjoint(REDUCED):
-        return optimizer._take(own.pairs, global_step, name, how, copies, captured)
+    if uses_transforms and {target.dtype for target in present.targets}.isdisjoint(REDUCED):
+        return optimizer._take(present.pairs, global_step, name, transforms, copies, captured)
     with optimizer._turn_lock(), optimizer._locked():
-        pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
+        pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
         if not decision.taken:
             run(decision.calls)
             return StepResult(False, [])
-        if takes:
-            how = GradientTransforms(calls=decision.calls)
-            return optimizer._take(pairs, global_step, name, how, copies, captured)
-        made = iter([grad for grad, _ in pairs])
-        gradients = [None if grad is None else next(made) for grad in backward.gradients]
+        if uses_transforms:
+            transforms = GradientTransforms(calls=decision.calls)
+            return optimizer._take(pairs, global_step, name, transforms, copies, captured)
+        new_gradients = iter([grad for grad, _ in pairs])
+        gradients = [None if grad is None else next(new_gradients) for grad in backward.gradients]
         hooks = optimizer._make_hooks(global_step, name, captured and captured[0])
         with contextlib.nullcontext() if captured is None else optimizer._while_taking(hooks):
             return _by_override(optimizer, backward.done(gradients), decision.calls, global_step)
@@ -113,20 +117,20 @@ def update(
 def _by_override(
     optimizer: Optimizer, backward: BackwardResult, calls: Sequence[Call], global_step: Any
 ) -> StepResult:
-    """Take a step by an optimizer that has an `apply_gradients` of its own.
+    """Take a step by an optimizer that overrides `apply_gradients`.
 
-    The step counts as taken once the counter has moved.
+    The step counts as taken once the counter has increased.
     """
     step = global_step
     if step is None:
         step = torch.zeros((), dtype=torch.int64, device="cpu")
-    before = step.detach().clone()
+    old_step = step.detach().clone()
     try:
         with distribute.enter_single_replica():  # they are means over the replicas
             optimizer.apply_gradients(backward.pairs, step)
         run([*copying(backward), *map(unless_resized, calls)])
     except BaseException as error:
-        if says_not_taken(error) or torch.equal(step.detach(), before):
+        if says_not_taken(error) or torch.equal(step.detach(), old_step):
             raise
         add_taken(error)
         run([*copying(backward), *map(unless_resized, calls)])

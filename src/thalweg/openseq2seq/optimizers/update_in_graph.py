@@ -1,7 +1,7 @@
-"""The update of a graph's step whose optimizer is called once, as the graph is built.
+"""Updates in graphs by optimizers that are called once, while the graph is built.
 
-Gradients are processed in one operation, whose outputs are what the optimizer is given: its hooks
-are a subclass's own, or its `apply_gradients` is.
+One operation processes the gradients, and its outputs are passed to the optimizer. This is for
+subclasses that override hooks or `apply_gradients`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Update(NamedTuple):
     """Results of an update in a graph.
 
     Attributes:
-        done: An operation that ends when the update has been made or left out.
-        taken: Whether there was an update, a bool tensor.
+        op: An operation that ends when the update has been made or left out.
+        has_update: Whether there was an update, a bool tensor.
     """
 
-    done: Any
-    taken: Any
+    op: Any
+    has_update: Any
 
 
 def is_called_at_the_build(optimizer: Optimizer) -> bool:
@@ -54,18 +54,18 @@ def is_called_at_the_build(optimizer: Optimizer) -> bool:
     return optimizer._is_recorded() or not optimizer.takes_transforms()
 
 
-def processed_now(backward: BackwardResult, how: GradientTransforms) -> list[Any] | None:
-    """Return the gradients as an optimizer is to have them; None where there is no update.
+def processed_now(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
+    """Return the transformed gradients; None for no update.
 
-    What the loss scaler remembers is written, and what else is to be called.
+    The state of the loss scaler is updated, and the other calls of the decision are made.
     """
-    own = backward.present()
-    pairs, decision = materialised(own.pairs, how, current().denormals == "flush")
+    present = backward.present()
+    pairs, decision = materialised(present.pairs, transforms, current().denormals == "flush")
     run(decision.calls)
     if not decision.taken:
         return None
-    made = iter([grad for grad, _ in pairs])
-    return [None if grad is None else next(made) for grad in backward.gradients]
+    new_gradients = iter([grad for grad, _ in pairs])
+    return [None if grad is None else next(new_gradients) for grad in backward.gradients]
 
 
 def updated(
@@ -101,59 +101,61 @@ def updated(
 
     def run_process(*values: object) -> list[object]:
         with writable():
-            found, leaves = process(*values), list(map(resolve, targets))
-            is_applied = torch.tensor(found is not None, dtype=torch.bool, device="cpu")
-            if found is None:
-                return [is_applied, *map(_none, slices, leaves)]
-            return [is_applied, *map(_as_known, found, slices, leaves)]
+            run_gradients, leaves = process(*values), list(map(resolve, targets))
+            is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
+            if run_gradients is None:
+                return [is_update, *map(_none, slices, leaves)]
+            return [is_update, *map(_as_known, run_gradients, slices, leaves)]
 
     def apply() -> object:
         with distribute.enter_single_replica():  # they are means over the replicas
-            applied = group(optimizer.apply_gradients(pairs, global_step, **named))
+            applied_op = group(optimizer.apply_gradients(pairs, global_step, **name_argument))
         if all(copy is None for copy in backward.copies):
-            return applied
-        return operation(_copy, referred(backward), "copy", control_inputs=[applied])
+            return applied_op
+        return operation(_copy, referred(backward), "copy", control_inputs=[applied_op])
 
-    named: dict[str, Any] = {} if name is None else {"name": name}
-    known = [Output(target.dtype, target.shape, ()) for target in targets]
-    known = [Output(torch.bool, (), ()), *known]
+    name_argument: dict[str, Any] = {} if name is None else {"name": name}
+    outputs = [Output(target.dtype, target.shape, ()) for target in targets]
+    outputs = [Output(torch.bool, (), ()), *outputs]
     collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
-    before = list(collection)
+    old_ops = list(collection)
     with graph.as_one():
-        taken, *found = operation(run_process, inputs, "process_gradients", outputs=known)
-        taken.op.written += _scale_of(scaler)
-        for gradient, is_sparse in zip(found, slices, strict=True):
+        has_step, *process_outputs = operation(
+            run_process, inputs, "process_gradients", outputs=outputs
+        )
+        has_step.op.written += _scale_of(scaler)
+        for gradient, is_sparse in zip(process_outputs, slices, strict=True):
             gradient.may_be_sparse = is_sparse
         gradients = [
             SymbolicSlices.of(gradient) if is_sparse else gradient
-            for gradient, is_sparse in zip(found, slices, strict=True)
+            for gradient, is_sparse in zip(process_outputs, slices, strict=True)
         ]
         pairs = list(zip(gradients, targets, strict=True))
-        done = apply() if always else cond(taken, apply, no_op)
-    collection[:] = before  # what is in a branch cannot be run alone
-    return Update(done, taken)
+        end_op = apply() if always else cond(has_step, apply, no_op)
+    collection[:] = old_ops  # what is in a branch cannot be run alone
+    return Update(end_op, has_step)
 
 
 def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
-    """A gradient of the kind that it is known to be; one that a run has not found is of zeros."""
+    """Return a gradient as slices or dense, as declared; zeros for None."""
     if grad is None:
         return _none(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
     return grad if is_sparse else whole(grad, target)
 
 
 def _none(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
-    """No rows, or zeros that take no memory."""
-    own = target.detach()
+    """Return slices without rows, or zeros that take no memory."""
+    tensor = target.detach()
     if is_sparse:
-        no_rows = torch.zeros(0, dtype=torch.int64, device=own.device)
-        return IndexedSlices(own.new_zeros((0, *own.shape[1:])), no_rows)
-    return own.new_zeros(()).expand(own.shape)
+        no_rows = torch.zeros(0, dtype=torch.int64, device=tensor.device)
+        return IndexedSlices(tensor.new_zeros((0, *tensor.shape[1:])), no_rows)
+    return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def referred(backward: BackwardResult) -> list[Any]:
-    """Return the variables and the targets, as an operation takes them that writes to both."""
-    both = backward.variables, backward.targets
-    return [[by_reference(each) for each in part] for part in both]
+    """Return [variables, targets] by reference, for an operation that writes to both."""
+    variable_lists = backward.variables, backward.targets
+    return [[by_reference(var) for var in part] for part in variable_lists]
 
 
 def written_beside(

@@ -4,17 +4,17 @@ from thalweg.tf.compat.deferred import find as __getattr__
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
-    """Text, decoded if it is bytes."""
+    """Return a string, decoded from bytes if necessary."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes_or_text.decode(encoding)
 
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
-    """Bytes, encoded if it is text."""
+    """Return bytes, encoded from a string if necessary."""
     return bytes_or_text if isinstance(bytes_or_text, bytes) else bytes_or_text.encode(encoding)
 
 
 def as_str_any(value: object, encoding: str = "utf-8") -> str:
-    """Text: decoded bytes, or the `str` of anything else."""
+    """Return decoded bytes, or `str` of another value."""
     return as_text(value, encoding) if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Eager mode or graph mode: what says so outright, and what a program means that says nothing."""
+"""Switches of eager and graph mode, and the default mode of programs without a switch."""
 
 from __future__ import annotations
 
@@ -36,28 +36,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def disable_v2_behavior() -> None:
-    """Graph mode from now on, in all threads, as `disable_eager_execution`, and no resource
-    variables.
-    """
+    """Switch all threads to graph mode, without resource variables."""
     disable_eager_execution()
     disable_resource_variables()
 
 
 def enable_v2_behavior() -> None:
-    """Eager mode from now on, in all threads, as `enable_eager_execution`, and resource variables
-    in graphs.
-    """
+    """Switch all threads to eager mode, and use resource variables in graphs."""
     enable_eager_execution()
     enable_resource_variables()
 
 
 def enable_resource_variables() -> None:
-    """Have variables of graphs that are fetched beside an update be read before it, from now on."""
+    """Read variables of graphs that are fetched with an update before that update."""
     process.resource_variables = True
 
 
 def disable_resource_variables() -> None:
-    """Have variables of graphs that are fetched beside an update be read after it, from now on."""
+    """Read variables of graphs that are fetched with an update after that update."""
     process.resource_variables = False
 
 
@@ -67,46 +63,45 @@ def resource_variables_enabled() -> bool:
 
 
 def enable_v2_tensorshape() -> None:
-    """Changes nothing: sizes are numbers, or None, as in TensorFlow 2."""
+    """Do nothing: sizes are numbers or None, as in TensorFlow 2."""
 
 
 def disable_v2_tensorshape() -> None:
-    """Changes nothing, as `enable_v2_tensorshape`."""
+    """Do nothing; see `enable_v2_tensorshape`."""
 
 
 def enable_tensor_equality() -> None:
-    """Changes nothing: `==` compares values in eager mode and identities in a graph."""
+    """Do nothing: `==` compares values in eager mode and identities in a graph."""
 
 
 def disable_tensor_equality() -> None:
-    """Changes nothing, as `enable_tensor_equality`."""
+    """Do nothing; see `enable_tensor_equality`."""
 
 
 def enable_control_flow_v2() -> None:
-    """Changes nothing: there is one kind of control flow."""
+    """Do nothing: there is one implementation of control flow."""
 
 
 def disable_control_flow_v2() -> None:
-    """Changes nothing, as `enable_control_flow_v2`."""
+    """Do nothing; see `enable_control_flow_v2`."""
 
 
 def control_flow_v2_enabled() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def begins_graphs(function: F) -> F:
-    """Return the function, which first begins graph mode where no mode was asked for or relied
-    upon.
+    """Return a function that begins graph mode if no mode was chosen or used before.
 
-    Given a torch tensor, it leaves the mode as it is: such a program computes eagerly.
+    With a torch tensor among its arguments the mode stays: such a program computes eagerly.
     """
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
         if not process.settled:
-            given = leaves_of((args, kwargs))
-            if not any(isinstance(each, torch.Tensor) for each in given):
+            arguments = leaves_of((args, kwargs))
+            if not any(isinstance(argument, torch.Tensor) for argument in arguments):
                 begin_graphs()
         return function(*args, **kwargs)
 
@@ -114,7 +109,7 @@ def begins_graphs(function: F) -> F:
 
 
 def have_all_begin_graphs(module: MutableMapping[str, object]) -> None:
-    """`begins_graphs` for the public functions of a module, but not for those of this one."""
+    """Wrap the public functions of a module, other than mode switches, by `begins_graphs`."""
     for name, value in module.items():
         if inspect.isfunction(value) and not name.startswith("_") and name not in _NEUTRAL:
             module[name] = begins_graphs(value)

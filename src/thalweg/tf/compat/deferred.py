@@ -1,4 +1,4 @@
-"""Names of `tf.compat` that need all of `tf`, found through a function that `tf` sets."""
+"""Names of `tf.compat` that need all of `tf`, found by functions that `tf` registers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FINDERS: dict[str, Callable[[], Any]] = {}
 
 
 def find(name: str) -> Any:
-    """`tf.compat.name`.
+    """Return `tf.compat.name`.
 
     Raises:
-        AttributeError: It is not provided.
+        AttributeError: The name is not provided.
     """
     if name == "v1":
         return offered("thalweg.tf.compat", {}, name)

@@ -20,7 +20,7 @@ __all__ = [
 
 
 class _Settings(SimpleNamespace):
-    """Any settings, as attributes. All are ignored."""
+    """Arbitrary settings as attributes, all ignored."""
 
 
 class GPUOptions(_Settings):
@@ -46,14 +46,14 @@ class ConfigProto(_Settings):
     """Settings of a session: accepted and ignored."""
 
     def __init__(self, **settings: object) -> None:
-        own = {
+        defaults = {
             "gpu_options": GPUOptions(),
             "graph_options": GraphOptions(),
             "experimental": _Settings(),
             "device_count": {},
             "device_filters": [],
         }
-        super().__init__(**{**own, **settings})
+        super().__init__(**{**defaults, **settings})
 
 
 class RunOptions(_Settings):

@@ -72,10 +72,10 @@ class Variable(metaclass=EagerOrGraphMeta):
         aggregation: Any = None,
         shape: Any = None,
     ) -> Any:
-        own = (initial_value, trainable, collections, validate_shape, name, dtype)
+        arguments = (initial_value, trainable, collections, validate_shape, name, dtype)
         modes = {"synchronization": synchronization, "aggregation": aggregation}
-        own_kind = {"constraint": constraint, "shape": shape, "use_resource": use_resource}
-        return v1.Variable(*own, **own_kind, **modes)
+        options = {"constraint": constraint, "shape": shape, "use_resource": use_resource}
+        return v1.Variable(*arguments, **options, **modes)
 
 
 def constant(
@@ -85,10 +85,9 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
-    """Return a new tensor from a number, array or nested lists, optionally laid out in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally in a shape.
 
-    In a graph the last of too few values is repeated; `verify_shape` says whether the value must
-    have the shape itself.
+    In a graph the last of too few values is repeated, unless `verify_shape` requires the shape.
     """
     sizes = None if shape is None else _graph.ints(shape)
     return _graph.constant(value, dtype, sizes, name, verify_shape)
@@ -159,7 +158,7 @@ def norm(
 
 
 def _axis_given(axis: int | None, dimension: int | None) -> int:
-    return next((given for given in (axis, dimension) if given is not None), 0)
+    return next((choice for choice in (axis, dimension) if choice is not None), 0)
 
 
 def softmax_cross_entropy_with_logits(
@@ -205,11 +204,10 @@ def dropout(
     name: str | None = None,
     rate: float | None = None,
 ) -> Tensor:
-    """Random elements set to 0; `keep_prob` is the probability that an element is kept.
+    """Set random elements to 0; `keep_prob` is the probability that an element is kept.
 
     Raises:
-        ValueError: Neither, or both, of `keep_prob` and `rate`, or a number that is no such
-            probability.
+        ValueError: Neither or both of `keep_prob` and `rate` are given, or not in range.
     """
     if (keep_prob is None) == (rate is None):
         raise ValueError("dropout needs keep_prob or rate.")
@@ -299,8 +297,7 @@ def convert_to_tensor_or_indexed_slices(
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Select elements as `tf.where` does, but `x` and `y` have one shape, and a vector of
-    conditions selects rows.
+    """Select elements as `tf.where`, but for equal shapes; a vector of conditions selects rows.
 
     Raises:
         InvalidArgumentError: The shapes differ.
@@ -308,19 +305,19 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     if x is None or y is None:
         return elementwise.where(condition, name=name)
 
-    def choose(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        if one.shape != other.shape:
+    def choose(mask: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
+        if if_true.shape != if_false.shape:
             raise InvalidArgumentError(
-                f"x and y of where must have one shape, not {tuple(one.shape)} and"
-                f" {tuple(other.shape)}."
+                f"x and y of where must have one shape, not {tuple(if_true.shape)} and"
+                f" {tuple(if_false.shape)}."
             )
-        if chosen.dim() == 1 and one.dim() > 1 and len(chosen) == len(one):
-            chosen = chosen.reshape(-1, *[1] * (one.dim() - 1))
-        elif chosen.dim() and chosen.shape != one.shape:
+        if mask.dim() == 1 and if_true.dim() > 1 and len(mask) == len(if_true):
+            mask = mask.reshape(-1, *[1] * (if_true.dim() - 1))
+        elif mask.dim() and mask.shape != if_true.shape:
             raise InvalidArgumentError(
-                f"The condition of where has shape {tuple(chosen.shape)}, which is neither that of"
-                f" x, {tuple(one.shape)}, nor a vector of its rows."
+                f"The condition of where has shape {tuple(mask.shape)}, which is neither that of"
+                f" x, {tuple(if_true.shape)}, nor a vector of its rows."
             )
-        return torch.where(chosen, one, other)
+        return torch.where(mask, if_true, if_false)
 
     return call(choose, tensor(condition), *pair(x, y), name=name or "Where")

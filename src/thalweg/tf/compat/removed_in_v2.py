@@ -1,4 +1,4 @@
-"""Functions of TensorFlow 1 that TensorFlow 2 dropped, or has under other names."""
+"""Functions of TensorFlow 1 that TensorFlow 2 removed or renamed."""
 
 from __future__ import annotations
 
@@ -80,28 +80,27 @@ def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
-    """Return a tensor scaled by `clip_norm` times the number of its elements over its norm, at most
-    by 1.
+    """Return a tensor with a norm of at most `clip_norm` times the number of its elements.
 
         t clip_norm min(n / |t|, 1 / clip_norm)
 
     Raises:
-        InvalidArgumentError: It is not of float32, the one dtype that TensorFlow computes it in.
+        InvalidArgumentError: The dtype is not float32, the only one in TensorFlow.
     """
-    given = tensor(t)
-    if given.dtype not in (torch.float32, None):
+    source = tensor(t)
+    if source.dtype not in (torch.float32, None):
         raise InvalidArgumentError(
-            f"clip_by_average_norm takes float32, not {dtype_name(given.dtype)}."
+            f"clip_by_average_norm takes float32, not {dtype_name(source.dtype)}."
             " clip_by_norm(t, clip_norm * n) takes any float."
         )
 
-    def clip(given: Tensor, limit: Tensor) -> Tensor:
-        limit = torch.as_tensor(limit, dtype=given.dtype, device=given.device)
-        inverse = (given * given).sum().rsqrt()
-        return given * limit * torch.minimum(inverse * given.numel(), 1 / limit)
+    def clip(operand: Tensor, limit: Tensor) -> Tensor:
+        limit = torch.as_tensor(limit, dtype=operand.dtype, device=operand.device)
+        inverse = (operand * operand).sum().rsqrt()
+        return operand * limit * torch.minimum(inverse * operand.numel(), 1 / limit)
 
     limit = clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
-    return call(clip, given, limit, name=name or "clip_by_average_norm")
+    return call(clip, source, limit, name=name or "clip_by_average_norm")
 
 
 to_float = _cast_function(torch.float32, "to_float")
@@ -112,12 +111,12 @@ to_bfloat16 = _cast_function(torch.bfloat16, "to_bfloat16")
 
 
 def div(x: object, y: object, name: str | None = None) -> Tensor:
-    """Return the quotient; of integers the whole number below it."""
+    """Return the quotient, rounded down for integers."""
 
-    def quotient(one: Tensor, other: Tensor) -> Tensor:
-        kind = torch.promote_types(one.dtype, other.dtype)
+    def quotient(dividend: Tensor, divisor: Tensor) -> Tensor:
+        kind = torch.promote_types(dividend.dtype, divisor.dtype)
         is_exact = kind.is_floating_point or kind.is_complex
-        return one / other if is_exact else torch.floor_divide(one, other)
+        return dividend / divisor if is_exact else torch.floor_divide(dividend, divisor)
 
     return call(quotient, *pair(x, y), name=name or "div")
 
@@ -153,12 +152,12 @@ def multinomial(
     name: str | None = None,
     output_dtype: object = torch.int64,
 ) -> Tensor:
-    """`tf.random.categorical`."""
+    """Sample classes as `tf.random.categorical` does."""
     return categorical(logits, num_samples, output_dtype, seed, name)
 
 
 def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
-    """`concat`."""
+    """Concatenate as `concat` does."""
     return arrays.concat(values, axis, name)
 
 
@@ -175,9 +174,7 @@ def diag(diagonal: object, name: str | None = None) -> Tensor:
 
 
 def diag_part(input: object, name: str | None = None) -> Tensor:
-    """Return the elements whose place in the first half of the dimensions is that in the second
-    half.
-    """
+    """Return the elements at [*i, *i] of a tensor of shape (*s, *s), in shape s."""
 
     def pick(x: Tensor) -> Tensor:
         half = x.dim() // 2
@@ -202,9 +199,9 @@ def count_nonzero(
     input: object = None,
 ) -> Tensor:
     """Count the elements that are not 0, along axes or of all."""
-    given = input if input_tensor is None else input_tensor
+    source = input if input_tensor is None else input_tensor
     axis = reduction_indices if axis is None else axis
-    return reductions.count_nonzero(given, axis, bool(keepdims or keep_dims), dtype, name)
+    return reductions.count_nonzero(source, axis, bool(keepdims or keep_dims), dtype, name)
 
 
 def pad(
@@ -226,18 +223,17 @@ def sparse_to_dense(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Tensor:
-    """Return a tensor that has values at some places, and a default elsewhere.
+    """Return a tensor that has values at some indices, and a default elsewhere.
 
-    `validate_indices` is ignored: the order of the places does not matter, and a place out of range
-    is refused.
+    `validate_indices` is ignored: indices may be unordered, and those out of range raise errors.
     """
     values = tensor(sparse_values)
     start = arrays.fill(output_shape, tensor(default_value, values.dtype))
 
-    def put(whole: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    def put(dense: Tensor, places: Tensor, values: Tensor) -> Tensor:
         places = places.long()
         rows = places.reshape(-1, 1) if places.dim() < 2 else places
-        return whole.index_put(slicing.indices_of(rows, whole.shape), values)
+        return dense.index_put(slicing.indices_of(rows, dense.shape), values)
 
     return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")
 
@@ -249,7 +245,7 @@ def verify_tensor_all_finite(
     x: Any = None,
     message: Any = None,
 ) -> Tensor:
-    """`check_numerics`."""
+    """Check as `check_numerics` does."""
     return check_numerics(t if x is None else x, msg or message or "", name)
 
 
@@ -266,18 +262,18 @@ def make_template(
     custom_getter_: object = None,
     **kwargs: object,
 ) -> Callable[..., Any]:
-    """Return a function that makes its variables when it is first called, and uses them ever after.
+    """Return a function that makes its variables in its first call and reuses them afterwards.
 
     Args:
         name_: The name of the variable scope, made unique.
         func_: Makes variables with `get_variable`.
-        create_scope_now_: Whether the scope is named now, and not when it is first called.
-        unique_name_: Optional. The name as it is, in place of `name_`.
+        create_scope_now_: Whether the scope is named now, not in the first call.
+        unique_name_: Optional. The exact name of the scope, instead of `name_`.
         custom_getter_: Must be None.
         kwargs: Further arguments of `func_`.
 
     Raises:
-        InvalidArgumentError: There is a `custom_getter_`.
+        InvalidArgumentError: `custom_getter_` is given.
     """
     if custom_getter_ is not None:
         raise InvalidArgumentError("make_template takes no custom_getter_.")
@@ -290,12 +286,12 @@ def make_template(
 
     used = False
 
-    def template(*args: object, **more: object) -> Any:
+    def template(*args: object, **options: object) -> Any:
         nonlocal scope, used
         with enter() as scope:
-            found = func_(*args, **{**kwargs, **more})
+            result_object = func_(*args, **{**kwargs, **options})
         used = True
-        return found
+        return result_object
 
     if create_scope_now_:
         with enter() as scope:

@@ -1,4 +1,4 @@
-"""`tf.data`: datasets that are read in this process, element by element.
+"""`tf.data`: datasets read in this process, element by element.
 
 For files, several processes and pinned memory use `torch.utils.data`.
 """

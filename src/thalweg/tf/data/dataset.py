@@ -1,4 +1,4 @@
-"""`tf.data.Dataset`: elements that are made one after the other."""
+"""`tf.data.Dataset`: sequences of elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[[Values], Iterator[Any]]
 
 
 class Dataset:
-    """A sequence of elements: tensors, or tuples and dicts of them.
+    """Sequence of elements: tensors, or tuples and dicts of them.
 
     It is read in the thread that iterates; functions run eagerly, as plain Python, also where an
     iterator is in a graph. `from_tensor_slices` and `from_tensors` take symbolic tensors, whose
@@ -54,11 +54,11 @@ class Dataset:
 
     @lazy
     def element_spec(self) -> Any:
-        """A `TensorSpec` for each tensor of an element."""
+        """Nest of a `TensorSpec` for each tensor of an element."""
         return self._find_spec()
 
     def _values_in_run(self) -> Values:
-        """What the symbolic tensors stand for in the run of this thread."""
+        """Return the values of the symbolic tensors in the current run."""
         return {symbol: resolve(symbol) for symbol in self._symbols}
 
     def _begin_iteration(self) -> Iterator[Any]:
@@ -68,13 +68,13 @@ class Dataset:
         self,
         step: Callable[[Iterator[Any]], Iterator[Any]],
         spec: Any = None,
-        counted: Callable[[int], float | None] = int,
+        count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """A dataset of what `step` makes of the elements of this one; `counted` says how many."""
+        """Return a dataset with elements transformed by `step` and the count by `count_after`."""
         find = spec or (lambda: self.element_spec)
         count = self._count
         if count is not None and count != _INFINITE:
-            count = counted(int(count))
+            count = count_after(int(count))
         return Dataset(lambda values: step(self._start(values)), find, self._symbols, count)
 
     def _add_sized_step(
@@ -83,12 +83,12 @@ class Dataset:
         number: object,
         step: Callable[[Iterator[Any], int], Iterator[object]],
         spec: Any = None,
-        counted: Callable[[int], float | None] = int,
+        count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """`_add_step`, of a step that is given a size, too, which may be a symbolic tensor."""
+        """Return `_add_step` for a step with a size, which may be a symbolic tensor."""
         if not is_symbolic(number):
             size = checked(title, number)
-            return self._add_step(lambda every: step(every, size), spec, counted)
+            return self._add_step(lambda elements: step(elements, size), spec, count_after)
         return Dataset(
             lambda values: step(self._start(values), checked(title, values[number])),
             spec or (lambda: self.element_spec),
@@ -97,16 +97,16 @@ class Dataset:
 
     @classmethod
     def _of_elements(
-        cls, tensors: object, elements: Callable[[Any], Iterator[object]], spec: Any, counted: Any
+        cls, tensors: object, elements: Callable[[Any], Iterator[object]], spec: Any, count_of: Any
     ) -> Dataset:
         tensors = specs.converted(tensors)
         symbols = tuple(leaf for leaf in leaves_of(tensors) if is_symbolic(leaf))
 
         def start(values: Values) -> Iterator[Any]:
-            known = mapped(lambda leaf: values[leaf] if is_symbolic(leaf) else leaf, tensors)
-            return elements(mapped(torch.Tensor.detach, known))
+            run_values = mapped(lambda leaf: values[leaf] if is_symbolic(leaf) else leaf, tensors)
+            return elements(mapped(torch.Tensor.detach, run_values))
 
-        count = None if symbols else counted(next(leaves_of(tensors)))
+        count = None if symbols else count_of(next(leaves_of(tensors)))
         return cls(start, lambda: mapped(spec, specs.spec_of(tensors)), symbols, count)
 
     @staticmethod
@@ -117,12 +117,12 @@ class Dataset:
             InvalidArgumentError: While it is read, if tensors have different numbers of rows.
         """
 
-        def rows(known: object) -> Iterator[object]:
-            counts = {len(leaf) for leaf in leaves_of(known)}
+        def rows(nest: object) -> Iterator[object]:
+            counts = {len(leaf) for leaf in leaves_of(nest)}
             if len(counts) != 1:
                 raise InvalidArgumentError(f"All must have as many rows, not {sorted(counts)}.")
             (count,) = counts
-            return (mapped(operator.itemgetter(place), known) for place in range(count))
+            return (mapped(operator.itemgetter(place), nest) for place in range(count))
 
         return Dataset._of_elements(tensors, rows, specs.row, len)
 
@@ -130,7 +130,7 @@ class Dataset:
     def from_tensors(tensors: object, name: str | None = None) -> Dataset:
         """Return a dataset with a single element."""
         return Dataset._of_elements(
-            tensors, lambda known: iter([known]), lambda spec: spec, lambda _: 1
+            tensors, lambda nest: iter([nest]), lambda spec: spec, lambda _: 1
         )
 
     @staticmethod
@@ -157,36 +157,40 @@ class Dataset:
         spec = output_signature
         if spec is None:
             spec = specs.paired(output_types, output_shapes)
-        dtypes = mapped(lambda each: each.dtype, spec)
-        given = [np.asarray(arg) for arg in args]
+        dtypes = mapped(lambda tensor_spec: tensor_spec.dtype, spec)
+        generator_args = [np.asarray(arg) for arg in args]
 
         def start(_: Values) -> Iterator[Any]:
-            for each in generator(*given):
-                yield specs.converted(tuple(each) if isinstance(dtypes, tuple) else each, dtypes)
+            for element in generator(*generator_args):
+                yield specs.converted(
+                    tuple(element) if isinstance(dtypes, tuple) else element, dtypes
+                )
 
         return Dataset(start, lambda: spec)
 
     @staticmethod
     def range(*args: int, output_type: object = torch.int64, name: str | None = None) -> Dataset:
-        """Numbers, as Python's `range` has them."""
+        """Return a dataset of the numbers of Python's `range`."""
         kind = as_dtype(output_type)
         numbers = range(*map(int, args))
         return Dataset(
-            lambda _: (torch.tensor(each, dtype=kind, device="cpu") for each in numbers),
+            lambda _: (torch.tensor(number, dtype=kind, device="cpu") for number in numbers),
             lambda: specs.TensorSpec((), kind),
             count=len(numbers),
         )
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Tuples of elements, until one of the datasets ends; given a tuple, or one by one."""
-        given = args[0] if datasets is None and len(args) == 1 else datasets or args
-        every = [given] if isinstance(given, Dataset) else list(given)
-        symbols = tuple(symbol for each in every for symbol in each._symbols)
-        counts: list[Any] = [each._count for each in every]
+        """Return a dataset of tuples of elements that ends with the shortest dataset."""
+        datasets_or_one = args[0] if datasets is None and len(args) == 1 else datasets or args
+        sources = (
+            [datasets_or_one] if isinstance(datasets_or_one, Dataset) else list(datasets_or_one)
+        )
+        symbols = tuple(symbol for source in sources for symbol in source._symbols)
+        counts: list[Any] = [source._count for source in sources]
         return Dataset(
-            lambda values: zip(*(each._start(values) for each in every)),
-            lambda: tuple(each.element_spec for each in every),
+            lambda values: zip(*(source._start(values) for source in sources)),
+            lambda: tuple(source.element_spec for source in sources),
             symbols,
             None if None in counts else min(counts),
         )
@@ -196,7 +200,8 @@ class Dataset:
         counts: list[Any] = [self._count, dataset._count]
         return Dataset(
             lambda values: itertools.chain(
-                self._start(values), (each for one in [dataset] for each in one._start(values))
+                self._start(values),
+                (element for source in [dataset] for element in source._start(values)),
             ),
             lambda: self.element_spec,
             self._symbols + dataset._symbols,
@@ -206,8 +211,7 @@ class Dataset:
     def map(
         self, map_func: Callable[..., object], num_parallel_calls: object = None, **options: object
     ) -> Dataset:
-        """Return a dataset of the function's results for each element; a tuple is passed as several
-        arguments.
+        """Return a dataset of the function's results for each element, tuples passed as arguments.
 
         All arguments but the first are ignored: there is one thread.
         """
@@ -224,18 +228,20 @@ class Dataset:
         return self._add_step(step, spec)
 
     def flat_map(self, map_func: Callable[..., object], name: str | None = None) -> Dataset:
-        """Return the elements of the datasets that the function returns, one dataset after the
-        other.
-        """
+        """Return the elements of the function's datasets, one dataset after the other."""
 
         def inner(element: object) -> Dataset:
-            made = _call_with_element(map_func, element)
-            if not isinstance(made, Dataset):
-                raise TypeError(f"map_func must return a Dataset, not {type(made).__name__}.")
-            return made
+            child = _call_with_element(map_func, element)
+            if not isinstance(child, Dataset):
+                raise TypeError(f"map_func must return a Dataset, not {type(child).__name__}.")
+            return child
 
-        def step(every: Iterator[object]) -> Iterator[object]:
-            return (each for element in every for each in inner(element)._begin_iteration())
+        def step(elements: Iterator[object]) -> Iterator[object]:
+            return (
+                inner_element
+                for element in elements
+                for inner_element in inner(element)._begin_iteration()
+            )
 
         def spec() -> Any:
             first = next(self._begin_iteration(), None)
@@ -246,19 +252,19 @@ class Dataset:
         return self._add_step(step, spec, lambda _: None)
 
     def filter(self, predicate: Callable[..., object], name: str | None = None) -> Dataset:
-        """Return the elements of which the function says so."""
+        """Return a dataset of the elements for which the predicate is true."""
 
-        def step(every: Iterator[object]) -> Iterator[object]:
-            return (x for x in every if bool(_call_with_element(predicate, x)))
+        def step(elements: Iterator[object]) -> Iterator[object]:
+            return (x for x in elements if bool(_call_with_element(predicate, x)))
 
-        return self._add_step(step, counted=lambda _: None)
+        return self._add_step(step, count_after=lambda _: None)
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Return the first elements, all for -1."""
-        taken = self._slice_elements(0, None if count == -1 else int(count))
+        prefix = self._slice_elements(0, None if count == -1 else int(count))
         if self._count == _INFINITE and count != -1:
-            taken._count = int(count)
-        return taken
+            prefix._count = int(count)
+        return prefix
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """Return a dataset without the first elements, empty for -1."""
@@ -276,27 +282,27 @@ class Dataset:
 
     def _slice_elements(self, begin: int, end: int | None = None, step: int = 1) -> Dataset:
         return self._add_step(
-            lambda every: itertools.islice(every, begin, end, step),
-            counted=lambda count: len(range(count)[begin:end:step]),
+            lambda elements: itertools.islice(elements, begin, end, step),
+            count_after=lambda count: len(range(count)[begin:end:step]),
         )
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """Pairs of an int64 number and the element."""
-        counted = specs.TensorSpec((), torch.int64)
+        """Return a dataset of pairs of an int64 number and the element."""
+        number_spec = specs.TensorSpec((), torch.int64)
         as_tensor = partial(torch.tensor, dtype=torch.int64, device="cpu")
         return self._add_step(
-            lambda every: ((as_tensor(i), x) for i, x in enumerate(every, int(start))),
-            lambda: (counted, self.element_spec),
+            lambda elements: ((as_tensor(i), x) for i, x in enumerate(elements, int(start))),
+            lambda: (number_spec, self.element_spec),
         )
 
     def batch(self, batch_size: object, drop_remainder: bool = False, **options: object) -> Dataset:
-        """Elements stacked, so many at a time; the last may be fewer, or is left out.
+        """Return a dataset of stacked elements; the last batch may be smaller, or is dropped.
 
-        `batch_size` may be a symbolic tensor, whose value is that of the run that initializes.
+        `batch_size` may be a symbolic tensor, evaluated in the run that initializes.
         """
 
-        def step(every: Iterator[object], size: int) -> Iterator[object]:
-            return batches(every, size, drop_remainder)
+        def step(elements: Iterator[object], size: int) -> Iterator[object]:
+            return batches(elements, size, drop_remainder)
 
         def spec(size: int | None) -> Any:
             return mapped(lambda each: specs.batch(each, size), self.element_spec)
@@ -316,9 +322,9 @@ class Dataset:
         def count_batches(count: int) -> int:
             return count // (size or 1) if drop_remainder else -(-count // (size or 1))
 
-        known = size if drop_remainder else None
+        fixed_size = size if drop_remainder else None
         return self._add_sized_step(
-            "batch_size", batch_size, step, lambda: spec(known), count_batches
+            "batch_size", batch_size, step, lambda: spec(fixed_size), count_batches
         )
 
     def padded_batch(
@@ -329,8 +335,7 @@ class Dataset:
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return batches as `batch` does, of tensors of several sizes, which are padded at their
-        ends.
+        """Return batches as `batch` does, of tensors padded at their ends to one shape.
 
         Args:
             batch_size, drop_remainder: As in `batch`.
@@ -347,9 +352,9 @@ class Dataset:
         def sizes() -> list[Any]:
             return specs.shapes_for(self.element_spec, padded_shapes)
 
-        def step(every: Iterator[object], size: int) -> Iterator[object]:
+        def step(elements: Iterator[object], size: int) -> Iterator[object]:
             values = specs.values_for(self.element_spec, padding_values)
-            return batches(every, size, drop_remainder, padded(sizes(), values))
+            return batches(elements, size, drop_remainder, padded(sizes(), values))
 
         def spec(size: int | None) -> Any:
             shapes = iter(sizes())
@@ -370,8 +375,8 @@ class Dataset:
                     return
 
         times = _INFINITE if count in _FOREVER else int(count or 0)
-        many = self._count * times if self._count and times else self._count and 0
-        return Dataset(start, lambda: self.element_spec, self._symbols, many)
+        total = self._count * times if self._count and times else self._count and 0
+        return Dataset(start, lambda: self.element_spec, self._symbols, total)
 
     def shuffle(
         self,
@@ -382,24 +387,24 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset in random order: the next is one of `buffer_size` elements.
 
-        The random numbers are torch's. Without a seed they follow torch's, `tf.random.set_seed`.
+        The random numbers are torch's, without a seed those of `tf.random.set_seed`.
         Each pass has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may
         be a symbolic tensor.
         """
         generators: list[torch.Generator] = []
 
-        def step(every: Iterator[object], size: int) -> Iterator[object]:
+        def step(elements: Iterator[object], size: int) -> Iterator[object]:
             if not generators:
                 begin = draw_below(2**31) if seed is None else int(seed)
                 generators.append(torch.Generator(device="cpu").manual_seed(begin))
             if reshuffle_each_iteration is False:
                 generators[0].manual_seed(generators[0].initial_seed())
-            yield from shuffle_elements(every, size, generators[0])
+            yield from shuffle_elements(elements, size, generators[0])
 
         return self._add_sized_step("buffer_size", buffer_size, step)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """Return the elements of the first whole pass, kept in memory.
+        """Return a dataset that keeps the elements of its first complete pass in memory.
 
         Raises:
             NotImplementedError: A file is named.
@@ -409,25 +414,25 @@ class Dataset:
         shared: Values = {}
 
         def start(values: Values) -> Iterator[Any]:
-            kept = values if self._symbols else shared
-            if dataset not in kept:
-                every = []
+            caches = values if self._symbols else shared
+            if dataset not in caches:
+                elements = []
                 for element in self._start(values):
-                    every.append(element)
+                    elements.append(element)
                     yield element
-                kept[dataset] = every
+                caches[dataset] = elements
             else:
-                yield from kept[dataset]
+                yield from caches[dataset]
 
         dataset = Dataset(start, lambda: self.element_spec, self._symbols, self._count)
         return dataset
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Return the dataset as it is: elements are made when they are asked for."""
+        """Return the dataset unchanged: elements are computed on demand."""
         return self
 
     def with_options(self, options: object, name: str | None = None) -> Dataset:
-        """Return the dataset as it is."""
+        """Return the dataset unchanged."""
         return self
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
@@ -439,16 +444,16 @@ class Dataset:
 
     @property
     def output_types(self) -> Any:
-        """The dtypes of an element."""
+        """Nest of the dtypes of an element."""
         return mapped(lambda each: each.dtype, self.element_spec)
 
     @property
     def output_shapes(self) -> Any:
-        """The shapes of an element."""
+        """Nest of the shapes of an element."""
         return mapped(lambda each: each.shape, self.element_spec)
 
     def cardinality(self) -> int:
-        """Return the number of elements; -1 if they have no end, -2 if it is not known."""
+        """Return the number of elements; -1 for infinite datasets, -2 if unknown."""
         return -2 if self._count is None else -1 if self._count == _INFINITE else int(self._count)
 
     def __len__(self) -> int:
@@ -468,7 +473,7 @@ class Dataset:
         return EagerIterator(self._begin_iteration(), self)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Return the elements as arrays."""
+        """Yield the elements as arrays."""
         return (mapped(exported, element) for element in self)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: a number that asks for as many threads as are good; there is one."""
+"""`tf.data.experimental`: `AUTOTUNE`, which has no effect, as there is one thread."""
 
 from thalweg.tf.missing import attribute_of
 

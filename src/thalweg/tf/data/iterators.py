@@ -14,21 +14,21 @@ from thalweg.tf.data import spec as specs
 
 
 class _IteratorPosition:
-    """Where a session is in a dataset."""
+    """Position of a session in a dataset."""
 
     def __init__(self) -> None:
         self.elements: Elements[Any] | None = None
 
     def close(self) -> None:
-        """Do nothing: no thread waits for the place."""
+        """Do nothing: no thread waits."""
 
 
 class Iterator:
-    """Iterates over a dataset; for graphs see `make_one_shot_iterator`.
+    """Iterator over a dataset; for graphs see `make_one_shot_iterator`.
 
     Args:
         elements: The elements.
-        dataset: That they are of.
+        dataset: Their dataset.
     """
 
     def __init__(self, elements: Elements[object], dataset: Any) -> None:
@@ -46,7 +46,7 @@ class Iterator:
         return next(self._elements)
 
     def get_next(self, name: str | None = None) -> Any:
-        """Return the next element; OutOfRangeError at the end."""
+        """Return the next element; raise OutOfRangeError at the end."""
         return _next_element(self._elements)
 
     @staticmethod
@@ -56,7 +56,7 @@ class Iterator:
         shared_name: str | None = None,
         output_classes: object = None,
     ) -> InGraph:
-        """Return an iterator over any dataset with such elements; `make_initializer` says which.
+        """Return an iterator over datasets with such elements; `make_initializer` selects one.
 
         Args:
             output_types: The dtypes of an element.
@@ -68,7 +68,7 @@ class Iterator:
 
 
 class InGraph:
-    """An iterator in a graph. Each session is at a place of its own."""
+    """Iterator in a graph; each session has its position."""
 
     def __init__(self, element_spec: object, one_shot: Any) -> None:
         self.element_spec, self._one_shot = element_spec, one_shot
@@ -76,18 +76,17 @@ class InGraph:
 
     @property
     def initializer(self) -> Any:
-        """The operation that begins anew.
+        """Operation that restarts the iterator.
 
         Raises:
-            FailedPreconditionError: The iterator has none: it is a one-shot iterator, or
-                `make_initializer` makes it.
+            FailedPreconditionError: The iterator is one-shot, or `make_initializer` makes it.
         """
         if self._initializer is None:
             raise FailedPreconditionError("Iterator does not have an initializer.")
         return self._initializer
 
     def make_initializer(self, dataset: Any, name: str | None = None) -> Any:
-        """Return an operation that begins with a dataset, from the start."""
+        """Return an operation that restarts the iterator with a dataset."""
 
         def begin() -> None:
             self._current_place().elements = dataset._begin_iteration()
@@ -95,7 +94,7 @@ class InGraph:
         return _graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
-        """Return the next element, another one in each run; OutOfRangeError at the end."""
+        """Return the next element of each run; raise OutOfRangeError at the end."""
 
         def next_elements() -> list[Any]:
             place = self._current_place()
@@ -127,7 +126,7 @@ def _next_element(elements: Elements[object]) -> object:
 
 
 def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
-    """Return an iterator that begins by itself; in eager mode that of `iter`.
+    """Return an iterator that needs no initialization; in eager mode `iter(dataset)`.
 
     Args:
         dataset: The dataset.
@@ -152,9 +151,9 @@ def make_initializable_iterator(dataset: Any, shared_name: str | None = None) ->
         raise FailedPreconditionError(
             "make_initializable_iterator is for graphs: in eager mode use `for element in dataset`."
         )
-    made = InGraph(dataset.element_spec, None)
-    made._initializer = made.make_initializer(dataset)
-    return made
+    iterator = InGraph(dataset.element_spec, None)
+    iterator._initializer = iterator.make_initializer(dataset)
+    return iterator
 
 
 def get_output_types(dataset_or_iterator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Specifications of the elements of a dataset before they exist: dtypes and shapes."""
+"""Specifications of a dataset's elements: dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thalweg.variable import as_dtype
 
 
 class TensorSpec:
-    """The shape and dtype of a tensor.
+    """Shape and dtype of a tensor.
 
     Args:
         shape: Sizes, None for unknown ones; or None where their number is unknown.
@@ -37,12 +37,12 @@ class TensorSpec:
 
 
 def converted(nest: Any, dtypes: Any = None) -> Any:
-    """Tensors for all that tuples and dicts hold; a list is one tensor."""
+    """Return a nest with tensors for all leaves of tuples and dicts; a list is one tensor."""
     if isinstance(nest, dict):
-        return {key: converted(each, dtypes and dtypes[key]) for key, each in nest.items()}
+        return {key: converted(leaf, dtypes and dtypes[key]) for key, leaf in nest.items()}
     if isinstance(nest, tuple):
         kinds = dtypes if isinstance(dtypes, tuple) else [dtypes] * len(nest)
-        return tuple(converted(each, kind) for each, kind in zip(nest, kinds, strict=True))
+        return tuple(converted(leaf, kind) for leaf, kind in zip(nest, kinds, strict=True))
     if is_symbolic(nest):
         return nest
     with eagerly():
@@ -89,18 +89,18 @@ def values_for(spec: Any, values: Any) -> list[Any]:
         values = mapped(lambda _: values, spec)
     if (parts := _pairs_of_parts(spec, values, "padding_values")) is not None:
         return [value for part in parts for value in values_for(*part)]
-    value, own = 0 if values is None else _number_of(values), as_dtype(spec.dtype)
-    if isinstance(value, float) and not own.is_floating_point:
-        raise TypeError(f"padding_values has {value} for a tensor of {own}.")
+    value, spec_dtype = 0 if values is None else _number_of(values), as_dtype(spec.dtype)
+    if isinstance(value, float) and not spec_dtype.is_floating_point:
+        raise TypeError(f"padding_values has {value} for a tensor of {spec_dtype}.")
     return [value]
 
 
 def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[object, object]] | None:
-    """The parts of an element, each with its part of a nest; None for a tensor."""
+    """Return pairs of parts of an element and of a nest; None if the element is a tensor."""
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
         if isinstance(keys, dict) and keys.keys() == spec.keys():
-            return [(each, nest and nest[key]) for key, each in spec.items()]
+            return [(part_spec, nest and nest[key]) for key, part_spec in spec.items()]
     elif isinstance(spec, tuple):
         items = [None] * len(spec) if nest is None else nest
         if isinstance(items, tuple | list) and len(items) == len(spec):
@@ -130,27 +130,27 @@ def paired(types: Any, shapes: Any) -> Any:
     if isinstance(types, dict):
         return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
     if isinstance(types, tuple | list):
-        each = shapes if shapes is not None else [None] * len(types)
-        return tuple(paired(kind, shape) for kind, shape in zip(types, each, strict=True))
+        part_shapes = shapes if shapes is not None else [None] * len(types)
+        return tuple(paired(kind, shape) for kind, shape in zip(types, part_shapes, strict=True))
     return TensorSpec(shapes, types)
 
 
 def after(function: Callable[..., object], spec: object, first: Callable[[], Iterator[Any]]) -> Any:
-    """Return the specs of what a function returns, found by trying it on tensors without values.
+    """Return the specs of a function's results, from a call on tensors without values.
 
     Args:
         function: It takes an element.
         spec: The specs of its elements.
-        first: Starts what the function has returned for elements that there are; asked where the
-            function needs values. It may raise an error if there are none yet.
+        first: Returns an iterator of real results, used if the function needs values. It may
+            raise an error.
     """
     with _graph.Graph().as_default():
         symbols = mapped(lambda each: _graph.placeholder(each.dtype or "float32", each.shape), spec)
-        found = infer_outputs(lambda element: converted(function(element)), (symbols,), "map")
-    if not (isinstance(found, _graph.Output) and found.shape is None):
-        return spec_of(found)
+        outputs = infer_outputs(lambda element: converted(function(element)), (symbols,), "map")
+    if not (isinstance(outputs, _graph.Output) and outputs.shape is None):
+        return spec_of(outputs)
     try:
         element = next(first())
     except Exception:
-        return spec_of(found)
+        return spec_of(outputs)
     return mapped(lambda each: TensorSpec(None, each.dtype), element)

@@ -1,4 +1,4 @@
-"""Transformations of the elements of a dataset, one after the other."""
+"""Transformations of iterators of elements."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from thalweg.errors import InvalidArgumentError
 
 
 def checked(title: str, number: Any) -> int:
-    """Return a size of at least 1.
+    """Return a size as an int.
 
     Raises:
-        InvalidArgumentError: It is less.
+        InvalidArgumentError: The size is below 1.
     """
     size = int(number)
     if size < 1:
@@ -29,10 +29,10 @@ Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of 
 
 
 def batches(
-    every: Iterator[object], size: int, drop_remainder: bool, stack: Stack | None = None
+    elements: Iterator[object], size: int, drop_remainder: bool, stack: Stack | None = None
 ) -> Iterator[Any]:
     """Yield batches of `size` stacked elements."""
-    while chunk := list(itertools.islice(every, size)):
+    while chunk := list(itertools.islice(elements, size)):
         if len(chunk) == size or not drop_remainder:
             columns = zip(*map(leaves_of, chunk), strict=True)
             yield packed(chunk[0], stack(columns) if stack else map(_stack_rows, columns))
@@ -62,19 +62,22 @@ def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[objec
 
 def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> object:
     ranks = sorted({row.dim() for row in rows})
-    wanted = [None] * ranks[0] if shape is None else list(shape)
-    if ranks != [len(wanted)]:
+    bounds = [None] * ranks[0] if shape is None else list(shape)
+    if ranks != [len(bounds)]:
         raise InvalidArgumentError(
-            f"padded_batch takes tensors of {len(wanted)} dimensions here, not of {ranks}."
+            f"padded_batch takes tensors of {len(bounds)} dimensions here, not of {ranks}."
         )
     largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
-    sizes = [each if size is None else size for each, size in zip(largest, wanted, strict=True)]
+    sizes = [
+        largest_size if size is None else size
+        for largest_size, size in zip(largest, bounds, strict=True)
+    ]
     if any(map(operator.gt, largest, sizes)):
         raise InvalidArgumentError(f"Tensors of up to {largest} cannot be padded to {sizes}.")
-    made = rows[0].new_full((len(rows), *sizes), value)
-    for place, row in zip(made, rows, strict=True):
+    batch = rows[0].new_full((len(rows), *sizes), value)
+    for place, row in zip(batch, rows, strict=True):
         place[tuple(map(slice, row.shape))] = row
-    return made
+    return batch
 
 
 def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
@@ -89,16 +92,16 @@ def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
 
 
 def shuffle_elements(
-    every: Iterator[object], size: int, generator: torch.Generator
+    elements: Iterator[object], size: int, generator: torch.Generator
 ) -> Iterator[Any]:
-    """The next is always one of the first `size` elements that are left."""
-    held = list(itertools.islice(every, size))
-    while held:
-        place = draw_below(len(held), generator)
-        yield held[place]
-        following = next(every, None)
-        if following is None:
-            held[place] = held[-1]
-            held.pop()
+    """Yield elements in random order, each from a buffer of `size` elements."""
+    buffer = list(itertools.islice(elements, size))
+    while buffer:
+        place = draw_below(len(buffer), generator)
+        yield buffer[place]
+        next_element = next(elements, None)
+        if next_element is None:
+            buffer[place] = buffer[-1]
+            buffer.pop()
         else:
-            held[place] = following
+            buffer[place] = next_element

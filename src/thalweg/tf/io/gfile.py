@@ -1,4 +1,4 @@
-"""Files of this machine, as `tf.io.gfile` has them. Paths of cloud storage are not understood."""
+"""Local files with the functions of `tf.io.gfile`; cloud storage is not supported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExistingFileError(AlreadyExistsError, FileExistsError):
 
 @contextlib.contextmanager
 def _raise_tensorflow_errors() -> Iterator[None]:
-    """A missing file, and one that is in the way, is an error of TensorFlow's, too."""
+    """Raise OSErrors of missing and existing files as classes of TensorFlow's errors, too."""
     try:
         yield
     except FileExistsError as error:
@@ -61,10 +61,10 @@ def _raise_tensorflow_errors() -> Iterator[None]:
 
 
 def GFile(name: Path, mode: str = "r") -> IO[Any]:
-    """Return a file of Python's: text in UTF-8, or bytes where the mode has a "b".
+    """Open a Python file: text in UTF-8, or bytes if the mode has a "b".
 
     Raises:
-        MissingFileError: It does not exist, or its folder does not.
+        MissingFileError: The file or its folder does not exist.
     """
     is_text = "b" not in mode
     with _raise_tensorflow_errors():
@@ -77,60 +77,58 @@ def GFile(name: Path, mode: str = "r") -> IO[Any]:
 
 
 def exists(path: Path) -> bool:
-    """Return True if there is a file or folder of this name."""
+    """Return whether a file or folder exists."""
     return os.path.exists(path)
 
 
 def isdir(path: Path) -> bool:
-    """Return True if there is a folder of this name."""
+    """Return whether a folder of this name exists."""
     return os.path.isdir(path)
 
 
 def join(path: Path, *paths: Path) -> str:
-    """Parts of a path as one."""
+    """Join parts of a path."""
     return os.path.join(path, *paths)
 
 
 def glob(pattern: Path | Sequence[Path]) -> list[str]:
     """Return the paths that match a pattern, or one of several, in order."""
-    several = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
-    return [path for each in several for path in sorted(patterns.glob(os.fspath(each)))]
+    pattern_list = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
+    return [path for entry in pattern_list for path in sorted(patterns.glob(os.fspath(entry)))]
 
 
 def listdir(path: Path) -> list[str]:
-    """Return the names in a folder, in order; MissingFileError if it does not exist."""
+    """Return the sorted names in a folder; raise MissingFileError if it does not exist."""
     with _raise_tensorflow_errors():
         return sorted(os.listdir(path))
 
 
 def mkdir(path: Path) -> None:
-    """Make a folder; MissingFileError if the one it is to be in does not exist, ExistingFileError
-    if it does itself.
-    """
+    """Make a folder; raise MissingFileError without a parent, ExistingFileError if it exists."""
     with _raise_tensorflow_errors():
         os.mkdir(path)
 
 
 def makedirs(path: Path) -> None:
-    """Make a folder and those it is in, where they do not exist."""
+    """Make a folder and its parents, unless they exist."""
     with _raise_tensorflow_errors():
         os.makedirs(path, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a file; MissingFileError if it does not exist."""
+    """Remove a file; raise MissingFileError if it does not exist."""
     with _raise_tensorflow_errors():
         os.remove(path)
 
 
 def rmtree(path: Path) -> None:
-    """Remove a folder and all that is in it; MissingFileError if it does not exist."""
+    """Remove a folder and its contents; raise MissingFileError if it does not exist."""
     with _raise_tensorflow_errors():
         shutil.rmtree(path)
 
 
 def copy(src: Path, dst: Path, overwrite: bool = False) -> None:
-    """Copy a file. ExistingFileError if there is one already that may not be overwritten."""
+    """Copy a file; raise ExistingFileError if the target exists, unless `overwrite`."""
     _refuse_existing(dst, overwrite)
     with _raise_tensorflow_errors():
         shutil.copyfile(src, dst)
@@ -144,10 +142,10 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:
 
 
 def stat(path: Path) -> FileStatistics:
-    """Return the length, the time of the last change, and whether it is a folder."""
+    """Return length, time of the last change and type of a file or folder."""
     with _raise_tensorflow_errors():
-        found = os.stat(path)
-    return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
+        status = os.stat(path)
+    return FileStatistics(status.st_size, status.st_mtime_ns, os.path.isdir(path))
 
 
 def walk(top: Path, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -13,20 +13,22 @@ from thalweg.tf.keras.lookup import Later as _Later
 from thalweg.tf.keras.lookup import namespace as _namespace
 from thalweg.tf.module_views import View as _View
 
-_OWN = ("Model", "Sequential", "models")
+_MODEL_NAMES = ("Model", "Sequential", "models")
 _MODULES = (
     "activations applications callbacks constraints datasets initializers layers losses metrics"
     " mixed_precision ops preprocessing random regularizers utils"
 )
-for _name in _MODULES.split():  # for `from thalweg.tf.keras.layers import Dense`
+# For `from thalweg.tf.keras.layers import Dense`.
+for _name in _MODULES.split():
     sys.modules[f"{__name__}.{_name}"] = _View(f"{__name__}.{_name}", _Later(_name))
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):  # Keras has none, and is not imported by what looks at a module
+    # Introspection reads such names and must not import Keras.
+    if name.startswith("_"):
         raise AttributeError(name)
     namespace = _namespace()
-    if name in _OWN:
+    if name in _MODEL_NAMES:
         models = importlib.import_module("thalweg.tf.keras.models")
         return models if name == "models" else getattr(models, name)
     return sys.modules.get(f"{__name__}.{name}") or getattr(namespace, name)

@@ -41,13 +41,13 @@ _SETTINGS = (
 
 
 def clear_session() -> None:
-    """Forget the session of `get_session`, and the names and states that Keras 3 keeps."""
+    """Drop the session of `get_session`, and the global state of Keras 3."""
     set_session(None)
     _of_keras("clear_session")()
 
 
 def moving_average_update(x: Any, value: Any, momentum: Any) -> Any:
-    """Move the variable `x` towards `value`, by a share of 1 - momentum; returns the variable."""
+    """Move the variable `x` towards `value` by the fraction 1 - momentum; return `x`."""
     share = 1 - cast(momentum, x.dtype)
     return x.assign_sub((x - cast(value, x.dtype)) * share)
 

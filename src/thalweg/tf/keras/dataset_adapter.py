@@ -1,4 +1,4 @@
-"""Datasets of `tf.data` as Keras reads them on its torch backend."""
+"""Adapter of `tf.data` datasets for Keras on its torch backend."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ class _Counted(_Elements):
 
 
 def readable(data: object) -> Any:
-    """Return a loader of torch for a `tf.data.Dataset`, of which each element is a batch; anything
-    else as it is.
-    """
+    """Return a torch DataLoader for a dataset of batches; return other data unchanged."""
     if not isinstance(data, Dataset):
         return data
     kind = _Elements if data.cardinality() < 0 else _Counted

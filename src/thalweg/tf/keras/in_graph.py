@@ -1,14 +1,13 @@
 """Keras' layers and models in graphs of TensorFlow 1.
 
-A layer or model that is called on symbolic tensors becomes one operation, whose runs call it with
-the session's values of its variables. The outputs of a functional model, which Keras keeps as
-`KerasTensor`s, are tensors of the graph as well, and its inputs are placeholders. Keras' classes
-get what they lack for that, once, when `tf.keras` is first used: graphs ask an object for its
-symbol by `_as_graph_element`, as TensorFlow's do.
+A layer or model called on symbolic tensors becomes one operation, which calls it in each run with
+the session's values of its variables. Outputs of a functional model, `KerasTensor`s, are tensors of
+the graph as well, and its inputs are placeholders. Keras' classes are patched once, when `tf.keras`
+is first used: graphs get the symbol of an object by `_as_graph_element`, as TensorFlow does.
 
-Why `keras.Layer.__call__` is replaced: it converts what it is given and builds the layer before
-torch's modules are asked, and knows no tensors but torch's and its own. In eager mode, and while
-Keras computes shapes, a call goes straight on to what was there before.
+`keras.Layer.__call__` is replaced because it converts its arguments and builds the layer first, and
+supports only tensors of torch and Keras. In eager mode, and while Keras computes shapes, calls use
+the original method.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
 
 
 def lend() -> None:
-    """Give Keras' classes what graphs need; again, it does nothing."""
+    """Patch Keras' classes for graphs, once."""
     layer, tensor = keras.Layer, keras.KerasTensor
     if hasattr(tensor, "_as_graph_element"):
         return
@@ -65,7 +64,7 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a function of Keras, such as a loss, that takes tensors of a graph, too."""
+    """Return a Keras function, such as a loss, that also accepts tensors of a graph."""
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
@@ -73,9 +72,9 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs).arguments
         tensors = {name: x for name, x in bound.items() if name in _TENSORS or is_symbolic(x)}
-        rest = {name: x for name, x in bound.items() if name not in tensors}
+        options = {name: x for name, x in bound.items() if name not in tensors}
         return keras.layers.Lambda(
-            lambda given: function(**dict(zip(tensors, given, strict=True)), **rest),
+            lambda operands: function(**dict(zip(tensors, operands, strict=True)), **options),
             name=function.__name__,
             autocast=False,
         )(list(tensors.values()))
@@ -84,10 +83,10 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _symbol_of(tensor: Any) -> SymbolicTensor:
-    """The symbol of a `KerasTensor` in the default graph.
+    """Return the symbol of a `KerasTensor` in the default graph.
 
     Raises:
-        InvalidTypeError: No layer has it as its output.
+        InvalidTypeError: The tensor is not the output of a layer.
     """
     maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)
     if maker is None:
@@ -96,17 +95,16 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
             " tf.keras.Input."
         )
     inputs = keras.utils.get_source_inputs(tensor)
-    if any(each is tensor for each in inputs):
+    if any(leaf is tensor for leaf in inputs):
         return placeholder(tensor.dtype, tensor.shape, node_name_from(maker.name))
     return keras.Model(inputs, tensor, name=maker.name)([graph_variable_of(x) for x in inputs])
 
 
 def _variable_of(variable: object) -> GraphVariable:
-    """The graph's variable of a variable of Keras, in the default graph; `get_session` initializes
-    it.
+    """Return the default graph's variable for a Keras variable; `get_session` initializes it.
 
     Raises:
-        InvalidTypeError: It has no value yet.
+        InvalidTypeError: The variable has no value yet.
     """
     parameter = tensor_of(variable)
     if not isinstance(parameter, torch.nn.Parameter):
@@ -125,8 +123,9 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return whether a call on these is of the graph; while Keras computes shapes, only one on
-    symbols.
+    """Return whether a call on these leaves is recorded in the graph.
+
+    While Keras computes shapes, only calls on symbols are.
     """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
@@ -149,45 +148,48 @@ def _record_call(
     """
     args, kwargs = mapped(_in_graph, (tuple(args), dict(kwargs)))
     with eagerly():
-        found = original(layer, *mapped(_describe_leaf, args), **mapped(_describe_leaf, kwargs))
-    leaves = list(leaves_of(found))
+        specs = original(layer, *mapped(_describe_leaf, args), **mapped(_describe_leaf, kwargs))
+    leaves = list(leaves_of(specs))
     if not all(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
-        raise InvalidTypeError(f"The layer {layer.name!r} returns {found!r}, which is no tensor.")
-    trained = [each for each in layer.variables if each.trainable]
-    others = [each for each in layer.variables if not each.trainable]
+        raise InvalidTypeError(f"The layer {layer.name!r} returns {specs!r}, which is no tensor.")
+    trained = [variable for variable in layer.variables if variable.trainable]
+    untrained = [variable for variable in layer.variables if not variable.trainable]
 
     def run(weights: Any, states: Any, args: Any, kwargs: Any) -> list[object]:
-        values = [*zip(trained, weights, strict=True), *zip(others, states, strict=True)]
+        values = [*zip(trained, weights, strict=True), *zip(untrained, states, strict=True)]
         with keras.StatelessScope(values, initialize_variables=False) as scope:
             results = list(leaves_of(original(layer, *args, **kwargs)))
         with no_grad():
-            for variable, leaf in zip(others, states, strict=True):
+            for variable, leaf in zip(untrained, states, strict=True):
                 value = scope.get_current_value(variable)
                 if value is not leaf:
                     leaf.copy_(value)
         return results
 
-    weights, states = ([graph_variable_of(each) for each in kind] for kind in (trained, others))
+    weights, states = (
+        [graph_variable_of(variable) for variable in variables]
+        for variables in (trained, untrained)
+    )
     outputs = operation(
         run,
-        [weights, [by_reference(each) for each in states], args, kwargs],
+        [weights, [by_reference(state) for state in states], args, kwargs],
         node_name_from(layer.name),
         kind="pure",
         outputs=[Output(as_dtype(leaf.dtype), leaf.shape) for leaf in leaves],
     )
     outputs[0].op.stateful = bool(states)
     symbols = iter(outputs)
-    return mapped(lambda _: next(symbols), found)
+    return mapped(lambda _: next(symbols), specs)
 
 
 def _in_graph(leaf: object) -> object:
-    """An array as a constant of the graph; what stands for a symbol as that symbol."""
+    """Return the symbol of a leaf, or a constant for an array."""
     is_array = isinstance(leaf, np.ndarray | torch.Tensor)
     return convert_to_tensor(leaf) if is_array else graph_variable_of(leaf)
 
 
 def _describe_leaf(leaf: object) -> object:
-    """A tensor of a graph as Keras knows one that has no value yet."""
+    """Return a `KerasTensor` for a symbolic tensor; return other leaves unchanged."""
     if not isinstance(leaf, SymbolicTensor):
         return leaf
     if leaf.dtype is None or leaf.shape is UNKNOWN:
@@ -199,13 +201,13 @@ def _describe_leaf(leaf: object) -> object:
 
 
 def _widen_operator(tensor: object, name: str, function: Callable[..., object]) -> None:
-    """Let an operator of `KerasTensor` take symbolic tensors, too."""
+    """Replace an operator of `KerasTensor` to accept symbolic tensors."""
     original = getattr(tensor, name)
 
     @functools.wraps(original)
-    def apply(self: object, other: object) -> object:
-        if is_symbolic(other) and not executing_eagerly():
-            return function(graph_variable_of(self), other)
-        return original(self, other)
+    def apply(self: object, operand: object) -> object:
+        if is_symbolic(operand) and not executing_eagerly():
+            return function(graph_variable_of(self), operand)
+        return original(self, operand)
 
     setattr(tensor, name, apply)

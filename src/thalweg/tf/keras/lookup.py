@@ -11,9 +11,7 @@ from thalweg._base.execution_context import process, thread
 
 
 def namespace() -> ModuleType:
-    """Return the module that TensorFlow shows as `tf.keras`; it has old names such as `losses.mse`
-    that `keras` itself does not have.
-    """
+    """Return Keras' module for `tf.keras`, which has old names such as `losses.mse`."""
     importlib.import_module("thalweg.integrations.keras3.backend").import_keras()
     importlib.import_module("thalweg.tf.keras.in_graph").lend()
     return importlib.import_module("keras._tf_keras.keras")
@@ -32,13 +30,15 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         old = getattr(namespace(), self._name)
         # Names that did not change, such as `losses.mean_squared_error`, are in `keras` alone.
-        now = getattr(importlib.import_module("keras"), self._name, None)
-        found = getattr(old if hasattr(old, name) or not hasattr(now, name) else now, name)
+        modern = getattr(importlib.import_module("keras"), self._name, None)
+        attribute = getattr(
+            old if hasattr(old, name) or not hasattr(modern, name) else modern, name
+        )
         # In eager mode Keras' own: it knows a loss that a model is saved with by its identity.
         builds_graph = thread.graphs or not process.eager
-        if self._name == "losses" and builds_graph and inspect.isfunction(found):
-            return importlib.import_module("thalweg.tf.keras.in_graph").recording(found)
-        return found
+        if self._name == "losses" and builds_graph and inspect.isfunction(attribute):
+            return importlib.import_module("thalweg.tf.keras.in_graph").recording(attribute)
+        return attribute
 
     def __dir__(self) -> list[str]:
         return dir(getattr(namespace(), self._name))

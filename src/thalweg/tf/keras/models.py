@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 else:
     _Model = object
 
-_is_printed = ContextVar("_is_printed", default=False)  # a model that may have no weights yet
+# Set while a model, perhaps without weights yet, prints its summary.
+_is_printed = ContextVar("_is_printed", default=False)
 _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleoptimizer"}
 
 
@@ -49,21 +50,21 @@ def _label_columns(labels: object) -> object:
 
 
 def _for_each(outputs: object, metrics: object) -> object:
-    """Metrics that are told once are those of each output, as in TensorFlow's Keras."""
+    """Return metrics for each output, copied if given once, as in TensorFlow's Keras."""
     if metrics is None or isinstance(metrics, dict):
         return metrics
-    told = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-    is_flat = not any(isinstance(each, list | tuple | dict) for each in told)
+    entries = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    is_flat = not any(isinstance(metric, list | tuple | dict) for metric in entries)
     if not (isinstance(outputs, list | tuple) and len(outputs) > 1 and is_flat):
-        return told
-    return [[_copy_metric(each) for each in told if each is not None] for _ in outputs]
+        return entries
+    return [[_copy_metric(metric) for metric in entries if metric is not None] for _ in outputs]
 
 
 def _copy_metric(metric: object) -> object:
-    """A metric like this one, which counts for itself.
+    """Return a new metric with the same configuration.
 
     Raises:
-        InvalidTypeError: It cannot be made of its configuration.
+        InvalidTypeError: The metric cannot be made from its configuration.
     """
     if not isinstance(metric, keras.metrics.Metric):
         return metric
@@ -76,25 +77,25 @@ def _copy_metric(metric: object) -> object:
         ) from error
 
 
-def _check_distinct(*told: object) -> None:
-    """Refuse a metric that would count for two outputs at once.
+def _check_distinct(*nests: object) -> None:
+    """Raise for a metric that is given twice.
 
     Raises:
-        InvalidArgumentError: Names it.
+        InvalidArgumentError: A metric is given twice; the message names it.
     """
-    seen: set[int] = set()
-    for each in keras.tree.flatten(told):
-        if isinstance(each, keras.metrics.Metric):
-            if id(each) in seen:
+    seen_ids: set[int] = set()
+    for metric in keras.tree.flatten(nests):
+        if isinstance(metric, keras.metrics.Metric):
+            if id(metric) in seen_ids:
                 raise InvalidArgumentError(
-                    f"The metric '{each.name}' is given twice, and would count all in one number."
+                    f"The metric '{metric.name}' is given twice, and would count all in one number."
                     " Give each place a metric of its own."
                 )
-            seen.add(id(each))
+            seen_ids.add(id(metric))
 
 
 def _as_in_keras(name: str) -> object:
-    """The method of Keras of this name, run eagerly."""
+    """Return a method that runs Keras' method of this name eagerly."""
 
     @wraps(getattr(keras.Model, name))
     @eagerly()
@@ -105,7 +106,7 @@ def _as_in_keras(name: str) -> object:
 
 
 class Compiling(_Model):
-    """The part of a model that wraps the optimizer, and takes labels as TensorFlow's Keras did.
+    """Mixin of models that wraps optimizers and accepts labels as TensorFlow's Keras did.
 
     Keras' loops run eagerly, also while a graph is built.
     """
@@ -114,16 +115,16 @@ class Compiling(_Model):
 
         @property
         def optimizer(self) -> Any:
-            """The optimizer that `compile` was given, or that of the name it was given."""
+            """Optimizer passed to `compile`, by object or name."""
             if "optimizer" not in vars(self):
                 raise AttributeError("The model is not compiled: it has no optimizer.")
-            kept = vars(self)["optimizer"]
-            return kept.shown() if isinstance(kept, Lender) else kept
+            current = vars(self)["optimizer"]
+            return current.shown() if isinstance(current, Lender) else current
 
         @optimizer.setter
         def optimizer(self, optimizer: object) -> None:
-            kept = vars(self).get("optimizer")
-            if isinstance(kept, Lender) and kept.wrapped is optimizer:
+            current = vars(self).get("optimizer")
+            if isinstance(current, Lender) and current.wrapped is optimizer:
                 return
             if isinstance(optimizer, optimizers.Optimizer):
                 optimizer = Lender(optimizer)
@@ -190,9 +191,7 @@ class Compiling(_Model):
     def compute_loss(
         self, x: object = None, y: object = None, *args: object, **options: object
     ) -> Any:
-        """Compute Keras' loss with labels of one number each as a column, as TensorFlow's Keras had
-        it.
-        """
+        """Compute Keras' loss with a vector of labels as a column, as in TensorFlow's Keras."""
         return super().compute_loss(x, _label_columns(y), *args, **options)
 
     def compute_metrics(self, x: object, y: object, *args: object, **options: object) -> Any:
@@ -200,9 +199,7 @@ class Compiling(_Model):
         return super().compute_metrics(x, _label_columns(y), *args, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return the configuration of `compile`; with an optimizer of `tf.train` return {} and
-        warn.
-        """
+        """Return the configuration of `compile`; for a `tf.train` optimizer warn and return {}."""
         if isinstance(vars(self).get("optimizer"), TFOptimizer):
             warn(
                 "An optimizer of tf.train is neither saved nor copied with its model: compile the"
@@ -227,20 +224,20 @@ class Sequential(Compiling, keras.Sequential):
 
     @property
     def trainable_weights(self) -> Any:
-        """The weights that are trained.
+        """Trained weights.
 
         Raises:
-            ValueError: There are none yet.
+            ValueError: The model has no weights yet.
         """
         self._check_weights()
         return super().trainable_weights
 
     @property
     def weights(self) -> Any:
-        """The weights, trained or not.
+        """All weights.
 
         Raises:
-            ValueError: There are none yet.
+            ValueError: The model has no weights yet.
         """
         self._check_weights()
         return super().weights
@@ -255,13 +252,11 @@ class Sequential(Compiling, keras.Sequential):
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Model(Compiling, keras.Model):
-    """`keras.Model` that compiles with optimizers of thalweg; derive from it, or give it inputs and
-    outputs.
-    """
+    """`keras.Model` that compiles with optimizers of thalweg, to derive from or to call."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Any:
-        wanted: Any = Functional if cls is Model and _has_ends(args, kwargs) else cls
-        return super().__new__(wanted, *args, **kwargs)
+        model_class: Any = Functional if cls is Model and _has_ends(args, kwargs) else cls
+        return super().__new__(model_class, *args, **kwargs)
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         if _has_ends(args, kwargs) and not isinstance(self, Functional):
@@ -273,15 +268,17 @@ def _has_ends(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     return len(args) >= 2 or (len(args) == 1 and "outputs" in kwargs) or "inputs" in kwargs
 
 
-def _derive_from_functional(own: type[Model]) -> None:
-    """Make a user's class one of models with inputs and outputs.
+def _derive_from_functional(user_class: type[Model]) -> None:
+    """Make a user's class derive from `Functional`.
 
-    Keras does so itself, up to its own `Model`: that would change ours, of which all others derive.
+    Keras does so for all bases up to `keras.Model`, which would change thalweg's `Model`, too.
     """
-    for base in own.__bases__:
+    for base in user_class.__bases__:
         if base is not Model and issubclass(base, Model):
             _derive_from_functional(base)
-    own.__bases__ = tuple(Functional if base is Model else base for base in own.__bases__)
+    user_class.__bases__ = tuple(
+        Functional if base is Model else base for base in user_class.__bases__
+    )
 
 
 _functional: object = type(keras.Model(inputs=(_end := keras.Input((1,))), outputs=_end))
@@ -289,7 +286,7 @@ _functional: object = type(keras.Model(inputs=(_end := keras.Input((1,))), outpu
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Functional(Model, _functional):
-    """A model given by its inputs and outputs."""
+    """Model defined by its inputs and outputs."""
 
 
 def __getattr__(name: str) -> Any:

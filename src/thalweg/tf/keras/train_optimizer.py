@@ -1,4 +1,4 @@
-"""`TFOptimizer`: an optimizer of `tf.train` as one of Keras, for `model.compile`."""
+"""`TFOptimizer`: Keras adapter of `tf.train` optimizers for `model.compile`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import keras  # isort: skip
 
 
 class TFOptimizer(keras.optimizers.Optimizer):
-    """Takes Keras' steps with an optimizer of `tf.train`.
+    """Keras optimizer that takes steps with an optimizer of `tf.train`.
 
-    Its learning rate and slots are that optimizer's. It has no configuration: a model is saved, and
-    cloned, without it.
+    Learning rate and slots are those of the inner optimizer. It has no configuration: a model is
+    saved and cloned without it.
 
     Args:
-        optimizer: Takes the steps.
-        iterations: Optional. Where the count begins.
+        optimizer: The inner optimizer.
+        iterations: Optional. Initial count of steps.
 
     Reference: tf_keras.src.optimizers.optimizer_v1.TFOptimizer
     """
@@ -40,7 +40,7 @@ class TFOptimizer(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """NaN: only the optimizer of `tf.train` knows its rate, and Keras cannot set it."""
+        """NaN: Keras can neither read nor set the rate of a `tf.train` optimizer."""
         return self._get_current_learning_rate()
 
     @learning_rate.setter
@@ -52,7 +52,7 @@ class TFOptimizer(keras.optimizers.Optimizer):
 
     @property
     def weights(self) -> NoReturn:
-        """NotImplementedError, as in TensorFlow: ask `optimizer.variables()`."""
+        """Raises NotImplementedError, as in TensorFlow; use `optimizer.variables()`."""
         raise NotImplementedError("Ask the optimizer of tf.train for its variables().")
 
     def get_config(self) -> NoReturn:

@@ -25,12 +25,12 @@ def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any =
     """
     if not torch.cuda.is_available():
         return False
-    least = min_cuda_compute_capability or (0, 0)
-    return torch.cuda.get_device_capability() >= tuple(least)
+    minimum = min_cuda_compute_capability or (0, 0)
+    return torch.cuda.get_device_capability() >= tuple(minimum)
 
 
 def gpu_device_name() -> str:
-    """TensorFlow's name of the first GPU, "" if there is none."""
+    """Return TensorFlow's name of the first GPU, or ""."""
     return "/device:GPU:0" if torch.cuda.is_available() else ""
 
 

@@ -1,4 +1,4 @@
-"""Assertions about arrays and tensors, as `tf.test.TestCase` has them."""
+"""Assertions of `tf.test.TestCase` about arrays and tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.errors import ThalwegError
 from thalweg.tf.test import values
 from thalweg.variable import as_dtype
 
-# Tolerances by the kind of number: what `assertAllCloseAccordingToType` is given for each.
+# Prefixes of the tolerances of `assertAllCloseAccordingToType`, by dtype.
 _KINDS = {"float64": "", "float32": "float_", "float16": "half_", "bfloat16": "bfloat16_"}
 
 
 class Comparing(unittest.TestCase):
-    """The assertions; `evaluate` is that of a derived class."""
+    """Mixin of the assertions; a derived class defines `evaluate`."""
 
     def evaluate(self, tensors: object) -> Any:
         """Return the values of tensors."""
@@ -42,16 +42,16 @@ class Comparing(unittest.TestCase):
                 self.assertAllClose(a[key], b[key], rtol, atol, msg)
             return
         try:
-            one, other = self._array_of(a), self._array_of(b)
+            actual, expected = self._array_of(a), self._array_of(b)
         except ValueError:  # arrays of different shapes in a list
-            one = other = np.array(None)
-        if object in (one.dtype, other.dtype):
+            actual = expected = np.array(None)
+        if object in (actual.dtype, expected.dtype):
             self.assertEqual(len(a), len(b), msg)
-            for one, other in zip(a, b, strict=True):
-                self.assertAllClose(one, other, rtol, atol, msg)
+            for actual, expected in zip(a, b, strict=True):
+                self.assertAllClose(actual, expected, rtol, atol, msg)
             return
-        self._same_shape(one, other, msg)
-        np.testing.assert_allclose(one, other, rtol, atol, equal_nan=True, err_msg=msg or "")
+        self._same_shape(actual, expected, msg)
+        np.testing.assert_allclose(actual, expected, rtol, atol, equal_nan=True, err_msg=msg or "")
 
     def assertAllCloseAccordingToType(
         self,
@@ -68,16 +68,19 @@ class Comparing(unittest.TestCase):
         msg: str | None = None,
     ) -> None:
         """Compare as `assertAllClose` does, with the widest tolerance of the dtypes of both."""
-        given = locals()
+        tolerances = locals()
         for value in (a, b):
             prefix = _KINDS.get(_dtype_name(value), "")
-            rtol, atol = max(rtol, given[f"{prefix}rtol"]), max(atol, given[f"{prefix}atol"])
+            rtol, atol = (
+                max(rtol, tolerances[f"{prefix}rtol"]),
+                max(atol, tolerances[f"{prefix}atol"]),
+            )
         self.assertAllClose(a, b, rtol, atol, msg)
 
     def assertNotAllClose(
         self, a: object, b: object, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
     ) -> None:
-        """Some number is not near."""
+        """Fail if all numbers are close."""
         try:
             self.assertAllClose(a, b, rtol, atol)
         except AssertionError:
@@ -86,12 +89,12 @@ class Comparing(unittest.TestCase):
 
     def assertAllEqual(self, a: object, b: object, msg: str | None = None) -> None:
         """Fail unless two arrays have the same shape and elements; NaN is equal to NaN."""
-        one, other = self._array_of(a), self._array_of(b)
-        self._same_shape(one, other, msg)
-        np.testing.assert_array_equal(one, other, err_msg=msg or "")
+        actual, expected = self._array_of(a), self._array_of(b)
+        self._same_shape(actual, expected, msg)
+        np.testing.assert_array_equal(actual, expected, err_msg=msg or "")
 
     def assertNotAllEqual(self, a: object, b: object, msg: str | None = None) -> None:
-        """Some element differs, or the shape does."""
+        """Fail if shapes and all elements are equal."""
         try:
             self.assertAllEqual(a, b)
         except AssertionError:
@@ -132,14 +135,16 @@ class Comparing(unittest.TestCase):
 
     def assertAllInSet(self, target: object, expected_set: Any) -> None:
         """Fail unless all elements are among those expected."""
-        wanted = list(expected_set)
-        self._assert_all(target, lambda each: np.isin(each, wanted), f"in {wanted}")
+        expected_elements = list(expected_set)
+        self._assert_all(
+            target, lambda each: np.isin(each, expected_elements), f"in {expected_elements}"
+        )
 
     def assertNear(self, f1: object, f2: object, err: object, msg: str | None = None) -> None:
         """Fail if two numbers differ by more than `err`."""
-        one, other = self._array_of(f1).item(), self._array_of(f2).item()
-        near = one == other or abs(one - other) <= err
-        self.assertTrue(near, f"{one} != {other} +/- {err}{f' ({msg})' if msg else ''}")
+        actual, expected = self._array_of(f1).item(), self._array_of(f2).item()
+        is_close = actual == expected or abs(actual - expected) <= err
+        self.assertTrue(is_close, f"{actual} != {expected} +/- {err}{f' ({msg})' if msg else ''}")
 
     def assertArrayNear(
         self, farray1: Any, farray2: Any, err: object, msg: str | None = None
@@ -148,28 +153,28 @@ class Comparing(unittest.TestCase):
         place.
         """
         self.assertEqual(len(farray1), len(farray2), msg)
-        for one, other in zip(farray1, farray2, strict=True):
-            self.assertNear(one, other, err, msg)
+        for actual, expected in zip(farray1, farray2, strict=True):
+            self.assertNear(actual, expected, err, msg)
 
     def assertNDArrayNear(
         self, ndarray1: Any, ndarray2: Any, err: Any, msg: str | None = None
     ) -> None:
-        """The norm of the difference is less than `err`."""
+        """Fail unless the norm of the difference is less than `err`."""
         norm = np.linalg.norm(self._array_of(ndarray1) - self._array_of(ndarray2))
         self.assertTrue(norm < err, msg or f"The norm of the difference, {norm}, is not < {err}.")
 
     def assertShapeEqual(self, input_a: object, input_b: object, msg: str | None = None) -> None:
-        """An array or tensor has the shape that the other has."""
+        """Fail unless two arrays or tensors have the same shape."""
         self.assertEqual(_shape_of(input_a), _shape_of(input_b), msg)
 
     def assertDTypeEqual(self, target: object, expected_dtype: object) -> None:
-        """An array, a tensor, or each of a list of them, has the dtype."""
-        each = target if isinstance(target, list | tuple) else [target]
-        for value in each:
+        """Fail unless an array or tensor, or each of a list of them, has the dtype."""
+        targets = target if isinstance(target, list | tuple) else [target]
+        for value in targets:
             self.assertEqual(_dtype_name(value), str(as_dtype(expected_dtype)).split(".")[-1])
 
     def assertStartsWith(self, actual: str, expected_start: str, msg: str | None = None) -> None:
-        """A text begins so."""
+        """Fail unless a string has the prefix."""
         self.assertTrue(
             actual.startswith(expected_start), msg or f"{actual!r} begins otherwise than expected."
         )
@@ -187,22 +192,20 @@ class Comparing(unittest.TestCase):
         self.assertEqual(len(container), expected_len, msg)
 
     def assertItemsEqual(self, first: Any, second: Any, msg: str | None = None) -> None:
-        """`assertCountEqual`."""
+        """Compare as `assertCountEqual` does."""
         self.assertCountEqual(first, second, msg)
 
     @contextlib.contextmanager
     def assertRaisesWithPredicateMatch(
         self, exception_type: Any, expected_err_re_or_predicate: str | Callable[[Any], bool]
     ) -> Iterator[None]:
-        """The block raises such an error, whose message has the expression in it, or of which the
-        predicate is true.
-        """
-        wanted = expected_err_re_or_predicate
+        """Fail unless the block raises an error that matches a regular expression or predicate."""
+        matcher = expected_err_re_or_predicate
         try:
             yield
         except exception_type as error:
-            found = wanted(error) if callable(wanted) else re.search(wanted, str(error))
-            if not found:
+            is_match = matcher(error) if callable(matcher) else re.search(matcher, str(error))
+            if not is_match:
                 raise AssertionError(f"It is another {type(error).__name__}: {error}") from error
         else:
             self.fail(f"{exception_type} was not raised.")
@@ -210,19 +213,25 @@ class Comparing(unittest.TestCase):
     def assertRaisesOpError(
         self, expected_err_re_or_predicate: str | Callable[[Any], bool]
     ) -> contextlib.AbstractContextManager[None]:
-        """The block raises an error of thalweg or torch; see `assertRaisesWithPredicateMatch`."""
+        """Fail unless the block raises an error of thalweg or torch that matches."""
         kinds = (ThalwegError, RuntimeError, IndexError, TypeError)
         return self.assertRaisesWithPredicateMatch(kinds, expected_err_re_or_predicate)
 
-    def _same_shape(self, one: Any, other: Any, msg: str | None) -> None:
+    def _same_shape(self, actual: Any, expected: Any, msg: str | None) -> None:
         self.assertEqual(
-            one.shape, other.shape, msg or f"Shape mismatch: {one.shape}, not {other.shape}."
+            actual.shape,
+            expected.shape,
+            msg or f"Shape mismatch: {actual.shape}, not {expected.shape}.",
         )
 
-    def _assert_all(self, target: object, holds: Callable[[Any], object], what: str) -> None:
-        found = self._array_of(target)
-        bad = found[~np.asarray(holds(found))]
-        self.assertEqual(bad.size, 0, f"{bad.size} elements are not {what}, such as {bad[:5]}.")
+    def _assert_all(
+        self, target: object, predicate: Callable[[Any], object], description: str
+    ) -> None:
+        array = self._array_of(target)
+        bad = array[~np.asarray(predicate(array))]
+        self.assertEqual(
+            bad.size, 0, f"{bad.size} elements are not {description}, such as {bad[:5]}."
+        )
 
 
 def _dtype_name(value: object) -> str:

@@ -32,7 +32,7 @@ def temporary_folder() -> str:
 
 
 class _Eager:
-    """What a test is given for a session in eager mode: what it runs has run."""
+    """Session of eager mode, whose `run` returns values that are computed already."""
 
     def run(self, fetches: object, feed_dict: object = None) -> object:
         """Return the values of eager tensors; ValueError if something is fed."""
@@ -42,7 +42,7 @@ class _Eager:
 
 
 class TestCase(Comparing):
-    """A `unittest.TestCase` with sessions, and assertions about tensors.
+    """`unittest.TestCase` with sessions and assertions about tensors.
 
     Each test begins with a new default graph and the same random numbers.
     """
@@ -68,9 +68,7 @@ class TestCase(Comparing):
         return tempfile.mkdtemp(dir=temporary_folder())
 
     def evaluate(self, tensors: object) -> Any:
-        """Return the values of a nest of tensors, as arrays; in a graph by the default session, or
-        otherwise that of `cached_session`.
-        """
+        """Return a nest of tensors as arrays, in a graph by the default or cached session."""
         if not values.is_symbolic(tensors):
             return values.computed(tensors)
         session = get_default_session()
@@ -87,17 +85,15 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Enter a new session, in whose graph the block builds.
+        """Enter a new session and its graph; in eager mode yield a session of computed values.
 
-        In eager mode it is one that has run all that it is asked to run. All arguments but `graph`
-        are
-        ignored.
+        All arguments but `graph` are ignored.
         """
         if graph is None and executing_eagerly():
             yield _Eager()
         else:
-            with Session(graph=graph) as made:
-                yield made
+            with Session(graph=graph) as new_session:
+                yield new_session
 
     @contextlib.contextmanager
     def cached_session(
@@ -129,7 +125,7 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> contextlib.AbstractContextManager[Any]:
-        """`cached_session`, or `session` of a graph that is given."""
+        """Enter `cached_session`, or `session` if a graph is given."""
         if self.id().endswith(".test_session"):
             self.skipTest("It is no test, but has the name of one.")
         return self.cached_session() if graph is None else self.session(graph)

@@ -14,22 +14,22 @@ from thalweg.variable import tensor_of
 
 
 def is_symbolic(value: object) -> bool:
-    """Return True if a session has to compute the value, or a part of it."""
+    """Return whether a session must compute a part of the value."""
     kinds = _graph.SymbolicTensor | _graph.SymbolicSlices | _graph.Operation
     return any(isinstance(leaf, kinds) for leaf in leaves_of(value))
 
 
 def computed(value: object) -> Any:
-    """Return the nest with arrays in place of eager tensors; call it first if it is a function."""
+    """Return a nest, or a function's result, with arrays for eager tensors."""
     if callable(value) and not isinstance(value, torch.Tensor):
         value = value()
     return mapped(lambda leaf: exported(tensor_of(leaf)), value)
 
 
 def array(value: object) -> np.ndarray[Any, Any]:
-    """Numbers as an array; those of a dtype that NumPy lacks as float32."""
+    """Return numbers as an array, bfloat16 as float32."""
     if isinstance(value, list | tuple):
-        return np.array([array(each) for each in value])
+        return np.array([array(element) for element in value])
     value = tensor_of(value)
     if isinstance(value, torch.Tensor):
         value = exported(value.float() if value.dtype == torch.bfloat16 else value)

@@ -1,4 +1,4 @@
-"""Flags of absl's own modules, which give way to flags of the program that have their names.
+"""Replacement of flags of absl's modules by the program's flags of the same names.
 
 Early releases of TensorFlow 1 parsed flags without absl, so that a script could define `log_dir`,
 `verbosity` or `profile_file`. absl.logging and absl.app define flags of these names. Such a flag is
@@ -28,23 +28,23 @@ def absl(module: str) -> ModuleType:
 
 
 class _LibraryFlags:
-    """`absl.flags.FLAGS` as absl's modules read it: with the flags that the program replaced."""
+    """View of `absl.flags.FLAGS` for absl's modules, with the flags that the program replaced."""
 
     def __init__(self) -> None:
-        self.replaced: dict[str, Any]
-        vars(self)["replaced"] = {}
+        self.program_flags: dict[str, Any]
+        vars(self)["program_flags"] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self.replaced[name] if name in self.replaced else absl("flags").FLAGS[name]
+        return self.program_flags[name] if name in self.program_flags else absl("flags").FLAGS[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.replaced:
-            return self.replaced[name].value
+        if name in self.program_flags:
+            return self.program_flags[name].value
         return getattr(absl("flags").FLAGS, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in self.replaced:
-            self.replaced[name].value = value
+        if name in self.program_flags:
+            self.program_flags[name].value = value
         else:
             setattr(absl("flags").FLAGS, name, value)
 
@@ -56,10 +56,7 @@ _library_flags = _LibraryFlags()
 
 
 def remove_absl_flag(name: str) -> None:
-    """Remove the flag that an absl module has defined under a name, if there is one.
-
-    The absl modules go on reading it.
-    """
+    """Remove an absl module's flag of this name, if any; absl modules still read it."""
     app, flags = absl("app"), absl("flags")
     if name.startswith("help"):
         # absl defines these flags as late as in app.run.
@@ -67,7 +64,7 @@ def remove_absl_flag(name: str) -> None:
     module = flags.FLAGS.find_module_defining_flag(name) or ""
     if not module.startswith("absl."):
         return
-    _library_flags.replaced[name] = flags.FLAGS[name]
+    _library_flags.program_flags[name] = flags.FLAGS[name]
     delattr(flags.FLAGS, name)
     for reader in {"absl.app", "absl.logging", module} & sys.modules.keys():
         attributes = vars(sys.modules[reader])

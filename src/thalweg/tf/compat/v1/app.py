@@ -12,7 +12,7 @@ from thalweg.tf.compat.v1 import flags
 def run(
     main: Callable[[list[str]], object] | None = None, argv: Sequence[str] | None = None
 ) -> NoReturn:
-    """Parse the flags, call `main` with what is left of the arguments, and exit with its result.
+    """Parse the flags, call `main` with the remaining arguments, and exit with its result.
 
     Args:
         main: By default that of the script.
@@ -23,10 +23,10 @@ def run(
         SystemExit: Always, when `main` has returned.
     """
 
-    def parse(given: Sequence[str]) -> list[str]:
-        return flags.FLAGS(list(given), known_only=True)
+    def parse(arguments: Sequence[str]) -> list[str]:
+        return flags.FLAGS(list(arguments), known_only=True)
 
-    called = main or vars(sys.modules["__main__"])["main"]
+    main_function = main or vars(sys.modules["__main__"])["main"]
     arguments = None if argv is None else list(argv)
-    flags.absl("app").run(called, argv=arguments, flags_parser=parse)
+    flags.absl("app").run(main_function, argv=arguments, flags_parser=parse)
     sys.exit()

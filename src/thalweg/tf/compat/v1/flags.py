@@ -15,7 +15,7 @@ from thalweg.tf.compat.v1.absl_flags import absl, remove_absl_flag
 
 
 class _Flags:
-    """`absl.flags.FLAGS`, which parses `sys.argv` when it is read and was not parsed before."""
+    """`absl.flags.FLAGS` that parses `sys.argv` at the first access."""
 
     def _parse_flags(self) -> Any:
         values = absl("flags").FLAGS
@@ -24,7 +24,8 @@ class _Flags:
         return values
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # no flag is called so, and who looks at an object asks for such
+        # Introspection reads such names; parsing must not depend on it.
+        if name.startswith("_"):
             raise AttributeError(name, name=name)
         if hasattr(type(absl("flags").FLAGS), name):
             return getattr(absl("flags").FLAGS, name)
@@ -71,23 +72,26 @@ def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(define)
     def apply(*args: Any, **kwargs: Any) -> Any:
         absl("flags").disclaim_key_flags()  # the flag is of the module that calls
-        named = {_OLDER.get(name, name): value for name, value in kwargs.items()}
-        for name in _names_of_flag(args, named):
+        flag_arguments = {_OLDER.get(name, name): value for name, value in kwargs.items()}
+        for name in _names_of_flag(args, flag_arguments):
             remove_absl_flag(name)
-        return define(*args, **named)
+        return define(*args, **flag_arguments)
 
     return apply
 
 
-def _names_of_flag(args: tuple[Any, ...], named: dict[str, Any]) -> list[str]:
+def _names_of_flag(args: tuple[Any, ...], flag_arguments: dict[str, Any]) -> list[str]:
     """Return the name and the short name of a flag, given the arguments that define it."""
-    first = args[0] if args else named.get("name", named.get("flag"))
-    names = [getattr(first, "name", first), getattr(first, "short_name", named.get("short_name"))]
+    first = args[0] if args else flag_arguments.get("name", flag_arguments.get("flag"))
+    names = [
+        getattr(first, "name", first),
+        getattr(first, "short_name", flag_arguments.get("short_name")),
+    ]
     return [name for name in names if isinstance(name, str)]
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    found = getattr(absl("flags"), name)
-    return _with_older_names(found) if name.startswith("DEFINE_") else found
+    attribute = getattr(absl("flags"), name)
+    return _with_older_names(attribute) if name.startswith("DEFINE_") else attribute

@@ -39,7 +39,7 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
 
 
 class VarianceScaling(Initializer):
-    """Random numbers of which the variance is `scale` divided by the size of a kernel.
+    """Initializer of random numbers with variance `scale` / (size of the kernel).
 
     Args:
         scale: A number above 0.
@@ -66,15 +66,15 @@ class VarianceScaling(Initializer):
         self.scale, self.mode, self.distribution = scale, mode.lower(), distribution.lower()
         if not scale > 0:
             raise InvalidArgumentError(f"scale must be above 0, not {scale}.")
-        for given, known in ((self.mode, self.MODES), (self.distribution, self.DISTRIBUTIONS)):
-            if given not in known:
-                raise InvalidArgumentError(f"{given!r} is none of {', '.join(known)}.")
+        for choice, choices in ((self.mode, self.MODES), (self.distribution, self.DISTRIBUTIONS)):
+            if choice not in choices:
+                raise InvalidArgumentError(f"{choice!r} is none of {', '.join(choices)}.")
         self.seed, self.dtype = seed, dtype
 
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> torch.Tensor:
-        # The parts of a partitioned variable are drawn as those of the whole.
+        # Parts of a partitioned variable have the variance of the full variable.
         inputs, outputs = fans(tuple(getattr(partition_info, "full_shape", shape)))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
         variance, kind = self.scale / max(1.0, size), dtype or self.dtype
@@ -86,18 +86,20 @@ class VarianceScaling(Initializer):
         return _graph.truncated_normal(shape, 0.0, math.sqrt(variance) / _CUT, kind, self.seed)
 
 
-def _variance_scaling(scale: float, mode: str, distribution: str, what: str) -> Callable[..., Any]:
+def _variance_scaling(
+    scale: float, mode: str, distribution: str, doc_start: str
+) -> Callable[..., Any]:
     def make(seed: int | None = None, dtype: object = torch.float32) -> VarianceScaling:
         return VarianceScaling(scale, mode, distribution, seed, dtype)
 
-    make.__doc__ = f"{what}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
+    make.__doc__ = f"{doc_start}: `VarianceScaling({scale}, {mode!r}, {distribution!r})`."
     return make
 
 
 class Orthogonal(Initializer):
-    """An orthogonal matrix times `gain`; dimensions before the last count as rows.
+    """Initializer of an orthogonal matrix times `gain`; all but the last dimension are rows.
 
-    Where there are more rows than columns, these are orthogonal, otherwise the rows.
+    If there are more rows than columns, columns are orthogonal, otherwise rows.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class Orthogonal(Initializer):
         flat = (max(rows, columns), min(rows, columns))
         normal = _graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
 
-        def turn(given: object) -> torch.Tensor:
-            q, r = torch.linalg.qr(given)
+        def turn(matrix: object) -> torch.Tensor:
+            q, r = torch.linalg.qr(matrix)
             q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
             return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
 
@@ -123,7 +125,7 @@ class Orthogonal(Initializer):
 
 
 class Identity(Initializer):
-    """`gain` on the diagonal of a matrix, 0 elsewhere."""
+    """Initializer of an identity matrix times `gain`."""
 
     def __init__(self, gain: float = 1.0, dtype: object = torch.float32) -> None:
         self.gain, self.dtype = gain, dtype
@@ -143,7 +145,7 @@ class Identity(Initializer):
 
 
 class UniformUnitScaling(Initializer):
-    """Uniform numbers below `factor` times the root of 3 divided by the number of inputs."""
+    """Initializer of uniform numbers up to factor * sqrt(3 / inputs)."""
 
     def __init__(
         self, factor: float = 1.0, seed: int | None = None, dtype: object = torch.float32
@@ -193,7 +195,7 @@ def get(identifier: object) -> Any:
 
     Raises:
         InvalidArgumentError: No initializer has this name.
-        InvalidTypeError: It is nothing of the kind.
+        InvalidTypeError: The identifier is neither a name, a class nor callable.
     """
     if isinstance(identifier, str):
         name = identifier.removesuffix("_initializer")

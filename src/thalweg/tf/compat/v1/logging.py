@@ -1,6 +1,6 @@
-"""`tf.logging`: messages of the program, and of thalweg's hooks, by Python's `logging`.
+"""`tf.logging`: Python's `logging` for messages of the program and of thalweg's hooks.
 
-They go to the logger "tensorflow", and to stderr where no handler of the root logger was set.
+Messages go to the logger "tensorflow", and to stderr if the root logger has no handler.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ def get_verbosity() -> int:
 
 
 def log(level: int, msg: object, *args: object, **kwargs: object) -> None:
-    """A message of a level; `args` fill in its `%`."""
+    """Log a message of a level; `args` are its `%` arguments."""
     _log_message(level, msg, args, kwargs)
 
 
 def debug(msg: object, *args: object, **kwargs: object) -> None:
-    """A message of level DEBUG."""
+    """Log a message of level DEBUG."""
     _log_message(DEBUG, msg, args, kwargs)
 
 
 def info(msg: object, *args: object, **kwargs: object) -> None:
-    """A message of level INFO."""
+    """Log a message of level INFO."""
     _log_message(INFO, msg, args, kwargs)
 
 
 def warning(msg: object, *args: object, **kwargs: object) -> None:
-    """A message of level WARN."""
+    """Log a message of level WARN."""
     _log_message(WARN, msg, args, kwargs)
 
 
 def error(msg: object, *args: object, **kwargs: object) -> None:
-    """A message of level ERROR."""
+    """Log a message of level ERROR."""
     _log_message(ERROR, msg, args, kwargs)
 
 
 def fatal(msg: object, *args: object, **kwargs: object) -> None:
-    """A message of level FATAL."""
+    """Log a message of level FATAL."""
     _log_message(FATAL, msg, args, kwargs)
 
 
@@ -79,25 +79,25 @@ vlog = log
 
 
 def log_if(level: int, msg: object, condition: object, *args: object) -> None:
-    """A message if the condition is true."""
+    """Log a message if the condition is true."""
     if condition:
         _log_message(level, msg, args)
 
 
 def log_every_n(level: int, msg: object, n: int, *args: object) -> None:
-    """A message at the first of every `n` calls from the same line."""
+    """Log a message at the first of every `n` calls from the same line."""
     if _count_calls() % n == 0:
         _log_message(level, msg, args)
 
 
 def log_first_n(level: int, msg: object, n: int, *args: object) -> None:
-    """A message at the first `n` calls from the same line."""
+    """Log a message at the first `n` calls from the same line."""
     if _count_calls() < n:
         _log_message(level, msg, args)
 
 
 def flush() -> None:
-    """Write out what handlers hold back."""
+    """Flush the handlers."""
     for handler in get_logger().handlers:
         handler.flush()
 
@@ -105,12 +105,12 @@ def flush() -> None:
 def _log_message(
     level: int, msg: object, args: tuple[object, ...], options: Mapping[str, object] | None = None
 ) -> None:
-    """A message from the line two calls up."""
+    """Log a message as from the line two calls up."""
     get_logger().log(level, msg, *args, **{"stacklevel": 3, **(options or {})})
 
 
 def _count_calls() -> int:
-    """How often the line two calls up was here before."""
+    """Count a call from the line two calls up; return the number of earlier ones."""
     frame = sys._getframe(2)
     key = (frame.f_code.co_filename, frame.f_lineno)
     _counts[key] += 1

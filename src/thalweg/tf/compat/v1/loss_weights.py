@@ -1,4 +1,4 @@
-"""Weights of losses and metrics, and means that are 0 where nothing weighs anything."""
+"""Weights of losses and metrics, and weighted means."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def quotient(total: Any, count: Any) -> Tensor:
     return torch.where(empty, 0, total / torch.where(empty, 1, count))
 
 
-def check_weights(weights: Any, values: Any, what: str) -> None:
-    """TensorFlow's rule of how weights broadcast, which is narrower than that of arithmetic.
+def check_weights(weights: Any, values: Any, values_name: str) -> None:
+    """Raise unless weights broadcast by TensorFlow's rule, which is stricter than arithmetic's.
 
     Args:
         weights: A tensor.
-        values: What they weigh.
-        what: What those are called.
+        values: The weighted tensor.
+        values_name: Name of the values in messages.
 
     Raises:
-        InvalidArgumentError: The weights are no number, and have other dimensions.
+        InvalidArgumentError: The weights are not scalar, and have other dimensions.
     """
     sizes = tuple(weights.shape)
     fits = len(sizes) == values.dim() and all(
-        size in (1, own) for size, own in zip(sizes, values.shape, strict=True)
+        size in (1, value_size) for size, value_size in zip(sizes, values.shape, strict=True)
     )
     if sizes and not fits:
         raise InvalidArgumentError(
-            f"weights of shape {sizes} cannot be broadcast to {what} of shape"
+            f"weights of shape {sizes} cannot be broadcast to {values_name} of shape"
             f" {tuple(values.shape)}: they need as many dimensions, each the same or 1."
         )

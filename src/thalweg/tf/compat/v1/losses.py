@@ -77,12 +77,12 @@ def add_loss(loss: object, loss_collection: str | None = _LOSSES) -> None:
 
 
 def get_losses(scope: str | None = None, loss_collection: str = _LOSSES) -> list[Any]:
-    """Return the losses that were collected, of those in a name scope if one is given."""
+    """Return the collected losses, optionally only those in a name scope."""
     return _graph.get_collection(loss_collection, scope)
 
 
 def get_regularization_losses(scope: str | None = None) -> list[Any]:
-    """Return the penalties of variables that were collected."""
+    """Return the collected penalties of variables."""
     return _graph.get_collection(GraphKeys.REGULARIZATION_LOSSES, scope)
 
 
@@ -90,24 +90,24 @@ def get_regularization_loss(
     scope: str | None = None, name: str = "total_regularization_loss"
 ) -> Tensor:
     """Return the sum of the penalties of variables, 0 if there are none."""
-    found = get_regularization_losses(scope)
-    return add_n(found, name=name) if found else _graph.constant(0.0)
+    penalties = get_regularization_losses(scope)
+    return add_n(penalties, name=name) if penalties else _graph.constant(0.0)
 
 
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> Tensor:
-    """Return the sum of the losses that were collected, and of the penalties of variables.
+    """Return the sum of the collected losses, and of the penalties of variables.
 
     Raises:
-        ValueError: There are none.
+        ValueError: No losses were collected.
     """
-    found = get_losses(scope)
+    losses = get_losses(scope)
     if add_regularization_losses:
-        found += get_regularization_losses(scope)
-    if not found:
+        losses += get_regularization_losses(scope)
+    if not losses:
         raise InvalidArgumentError("No losses were collected of which there is a total.")
-    return add_n(found, name=name)
+    return add_n(losses, name=name)
 
 
 def compute_weighted_loss(
@@ -134,20 +134,20 @@ def compute_weighted_loss(
         distribute.ReduceOp.SUM if is_sum else distribute.ReduceOp.MEAN
     )
 
-    def reduce(given: Tensor, weight: Tensor) -> Tensor:
-        check_weights(weight, given, "losses")
-        own = given.float()
-        weighted = own * weight
+    def reduce(raw_losses: Tensor, weight: Tensor) -> Tensor:
+        check_weights(weight, raw_losses, "losses")
+        float_losses = raw_losses.float()
+        weighted = float_losses * weight
         if kind is Reduction.NONE:
-            return weighted.to(given.dtype)
+            return weighted.to(raw_losses.dtype)
         total = weighted.sum()
         if kind is Reduction.MEAN:
-            total = quotient(total, weight.expand_as(own).sum())
+            total = quotient(total, weight.expand_as(float_losses).sum())
         elif kind is Reduction.SUM_OVER_BATCH_SIZE:
-            total = quotient(total, torch.full_like(total, own.numel()))
+            total = quotient(total, torch.full_like(total, float_losses.numel()))
         elif kind is Reduction.SUM_BY_NONZERO_WEIGHTS:
-            total = quotient(total, (weight != 0).float().expand_as(own).sum())
-        return total.to(given.dtype)
+            total = quotient(total, (weight != 0).float().expand_as(float_losses).sum())
+        return total.to(raw_losses.dtype)
 
     loss = call(reduce, losses, weights, name=scope or "weighted_loss")
     add_loss(loss, loss_collection)
@@ -155,7 +155,7 @@ def compute_weighted_loss(
 
 
 def _alike_tensors(**pairs: object) -> list[Tensor]:
-    """Two tensors of one shape, neither of which may be left out.
+    """Return two tensors of one shape.
 
     Raises:
         ValueError: One is None, or the shapes are known to differ.
@@ -163,26 +163,26 @@ def _alike_tensors(**pairs: object) -> list[Tensor]:
     for title, value in pairs.items():
         if value is None:
             raise InvalidArgumentError(f"{title} must not be None.")
-    one, other = (tensor(value) for value in pairs.values())
-    if one.shape is not UNKNOWN and other.shape is not UNKNOWN:
-        same = len(one.shape) == len(other.shape) and all(
-            a == b or None in (a, b) for a, b in zip(one.shape, other.shape, strict=True)
+    first, second = (tensor(value) for value in pairs.values())
+    if first.shape is not UNKNOWN and second.shape is not UNKNOWN:
+        is_compatible = len(first.shape) == len(second.shape) and all(
+            a == b or None in (a, b) for a, b in zip(first.shape, second.shape, strict=True)
         )
-        if not same:
+        if not is_compatible:
             a, b = pairs
             raise InvalidArgumentError(
-                f"{a} have shape {tuple(one.shape)} and {b} have {tuple(other.shape)}, which are"
+                f"{a} have shape {tuple(first.shape)} and {b} have {tuple(second.shape)}, which are"
                 " not compatible."
             )
-    return [one, other]
+    return [first, second]
 
 
 def _alike_floats(**pairs: object) -> list[Tensor]:
-    return [cast(each, torch.float32) for each in _alike_tensors(**pairs)]
+    return [cast(operand, torch.float32) for operand in _alike_tensors(**pairs)]
 
 
 def _elementwise_loss(
-    function: Callable[[Tensor, Tensor], object], name: str, what: str
+    function: Callable[[Tensor, Tensor], object], name: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def loss(
         labels: object,
@@ -196,7 +196,9 @@ def _elementwise_loss(
         return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
 
     loss.__name__ = loss.__qualname__ = name
-    loss.__doc__ = f"{what} of labels and predictions of one shape; see `compute_weighted_loss`."
+    loss.__doc__ = (
+        f"{doc_start} of labels and predictions of one shape; see `compute_weighted_loss`."
+    )
     return loss
 
 
@@ -222,25 +224,25 @@ def cosine_distance(
     reduction: object = _DEFAULT,
     dim: int | None = None,
 ) -> Tensor:
-    """1 less the inner product along an axis, which is kept; the vectors should have norm 1.
+    """Return 1 minus the inner product along an axis, which is kept, of vectors with norm 1.
 
     `dim` is an older name of `axis`.
 
     Raises:
-        ValueError: There is no axis.
+        ValueError: No axis is given.
     """
-    along = dim if axis is None else axis
-    if along is None:
+    dimension = dim if axis is None else axis
+    if dimension is None:
         raise InvalidArgumentError("You must specify 'axis'.")
 
-    def distance(one: Tensor, other: Tensor) -> Tensor:
-        return 1 - (one * other).sum(along, keepdim=True)
+    def distance(label: Tensor, prediction: Tensor) -> Tensor:
+        return 1 - (label * prediction).sum(dimension, keepdim=True)
 
-    found = call(
+    losses = call(
         distance, *_alike_floats(labels=labels, predictions=predictions), name="cosine_distance"
     )
     title = scope or "cosine_distance_loss"
-    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
 
 
 def hinge_loss(
@@ -251,13 +253,13 @@ def hinge_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """max(0, 1 - s logits), where s is 1 for the label 1 and -1 for 0."""
+    """Return max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
 
-    def hinge(wanted: Tensor, given: Tensor) -> Tensor:
-        return torch.relu(1 - (2 * wanted - 1) * given)
+    def hinge(label: Tensor, logit: Tensor) -> Tensor:
+        return torch.relu(1 - (2 * label - 1) * logit)
 
-    found = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
-    return compute_weighted_loss(found, weights, scope or "hinge_loss", loss_collection, reduction)
+    losses = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
+    return compute_weighted_loss(losses, weights, scope or "hinge_loss", loss_collection, reduction)
 
 
 def huber_loss(
@@ -269,15 +271,15 @@ def huber_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Half the square of a difference up to `delta`, beyond that linear."""
+    """Return half the squared difference up to `delta`, and a linear loss beyond."""
 
-    def huber(wanted: Tensor, given: Tensor) -> Tensor:
-        error = (given - wanted).abs()
+    def huber(label: Tensor, prediction: Tensor) -> Tensor:
+        error = (prediction - label).abs()
         inner = error.clamp(max=delta)
         return inner * inner * 0.5 + delta * (error - inner)
 
-    found = call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
-    return compute_weighted_loss(found, weights, scope or "huber_loss", loss_collection, reduction)
+    losses = call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
+    return compute_weighted_loss(losses, weights, scope or "huber_loss", loss_collection, reduction)
 
 
 def log_loss(
@@ -289,15 +291,15 @@ def log_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return the cross entropy of labels and probabilities, to which `epsilon` is added in
-    logarithms.
-    """
+    """Return the cross entropy of labels and probabilities; `epsilon` is added in logarithms."""
 
-    def entropy(wanted: Tensor, given: Tensor) -> Tensor:
-        return -wanted * (given + epsilon).log() - (1 - wanted) * (1 - given + epsilon).log()
+    def entropy(label: Tensor, probability: Tensor) -> Tensor:
+        return (
+            -label * (probability + epsilon).log() - (1 - label) * (1 - probability + epsilon).log()
+        )
 
-    found = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
-    return compute_weighted_loss(found, weights, scope or "log_loss", loss_collection, reduction)
+    losses = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
+    return compute_weighted_loss(losses, weights, scope or "log_loss", loss_collection, reduction)
 
 
 def sigmoid_cross_entropy(
@@ -317,9 +319,9 @@ def sigmoid_cross_entropy(
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
         labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
-    found = nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
+    losses = nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
     title = scope or "sigmoid_cross_entropy_loss"
-    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
 
 
 def softmax_cross_entropy(
@@ -341,13 +343,13 @@ def softmax_cross_entropy(
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
 
-        def smooth(given: Tensor) -> Tensor:
-            return given * (1 - label_smoothing) + label_smoothing / given.shape[1]
+        def smooth(one_hot: Tensor) -> Tensor:
+            return one_hot * (1 - label_smoothing) + label_smoothing / one_hot.shape[1]
 
         labels = call(smooth, labels)
-    found = nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
+    losses = nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
     title = scope or "softmax_cross_entropy_loss"
-    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
 
 
 def sparse_softmax_cross_entropy(
@@ -367,12 +369,12 @@ def sparse_softmax_cross_entropy(
             raise InvalidArgumentError(f"{title} must not be None.")
     labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
 
-    def narrow(given: Tensor, others: Tensor) -> Tensor:
-        is_column = given.dim() == others.dim() and given.shape[-1] == 1
-        return given.squeeze(-1) if is_column else given
+    def narrow(class_numbers: Tensor, logit_rows: Tensor) -> Tensor:
+        is_column = class_numbers.dim() == logit_rows.dim() and class_numbers.shape[-1] == 1
+        return class_numbers.squeeze(-1) if is_column else class_numbers
 
     labels = call(narrow, labels, logits, name="labels")
-    found = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
+    row_losses = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
     title = scope or "sparse_softmax_cross_entropy_loss"
     if weights.shape is UNKNOWN or len(weights.shape):
 
@@ -380,8 +382,8 @@ def sparse_softmax_cross_entropy(
             is_column = weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1
             return weight.squeeze(-1) if is_column else weight
 
-        weights = call(fit, weights, found, name="weights")
-    return compute_weighted_loss(found, weights, title, loss_collection, reduction)
+        weights = call(fit, weights, row_losses, name="weights")
+    return compute_weighted_loss(row_losses, weights, title, loss_collection, reduction)
 
 
 __getattr__ = attribute_of("compat.v1.losses")

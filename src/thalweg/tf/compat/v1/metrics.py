@@ -1,7 +1,7 @@
-"""`tf.metrics`: numbers that are counted over many runs.
+"""`tf.metrics`: statistics over many runs.
 
-Each function gives a value and an operation that updates it, whose own value is the new one. What
-they count is in local variables: `tf.local_variables_initializer()` begins anew. `weights`
+Each function returns a value and an operation that updates it and returns the new value. Counts
+are local variables, which `tf.local_variables_initializer()` resets. `weights`
 broadcast to the values, as in `tf.losses`; the value goes to the collections
 `metrics_collections`, and the update to `updates_collections`.
 """
@@ -50,16 +50,16 @@ def _counting_metric(
     metrics_collections: object,
     updates_collections: object,
 ) -> Metric:
-    """A metric that adds up what `measure(*inputs)` gives in each run.
+    """Return a metric that sums the results of `measure(*inputs)` over runs.
 
     Args:
-        name: That of the scope.
-        counts: The names and shapes of the float32 variables that hold the sums.
-        measure: Gives what is added to each.
-        inputs: What it is given.
-        result: The value, given the sums.
-        metrics_collections: Where the value goes.
-        updates_collections: Where the update goes.
+        name: Name of the scope.
+        counts: Names and shapes of the float32 variables of the sums.
+        measure: Returns an increment for each sum.
+        inputs: Arguments of `measure`.
+        result: Returns the metric's value from the sums.
+        metrics_collections: Collections of the value.
+        updates_collections: Collections of the update.
     """
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
@@ -72,22 +72,25 @@ def _counting_metric(
             _graph.Variable(zeros(shape), False, keys, name=title)
             for title, shape in counts.items()
         ]
-        value = call(result, *(each.read_value() for each in sums), name="value")
-        added = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
-        later = [each.assign_add(more) for each, more in zip(sums, added, strict=True)]
-        update = call(result, *later, name="update_op")
-    for names, each in ((metrics_collections, value), (updates_collections, update)):
+        value = call(result, *(total.read_value() for total in sums), name="value")
+        increments = call(lambda *given: tuple(measure(*given)), *inputs, name="measured")
+        updated_sums = [
+            total.assign_add(step) for total, step in zip(sums, increments, strict=True)
+        ]
+        update = call(result, *updated_sums, name="update_op")
+    for names, target in ((metrics_collections, value), (updates_collections, update)):
         if names:
-            _graph.get_default_graph().add_to_collections(names, each)
+            _graph.get_default_graph().add_to_collections(names, target)
     return value, update
 
 
 def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
-    """The weights as float32 of the shape of the values; a last dimension of size 1 may be missing
-    or too many.
+    """Return weights as float32 in the shape of the values.
+
+    A last dimension of size 1 may be missing or surplus.
 
     Raises:
-        InvalidArgumentError: They do not broadcast.
+        InvalidArgumentError: The weights do not broadcast.
     """
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
@@ -106,21 +109,21 @@ def _optional_tensor(weights: object) -> Tensor | None:
 
 def _mean_metric(
     name: str,
-    of: Callable[..., Any],
+    function: Callable[..., Any],
     inputs: Sequence[object],
     weights: object,
     collections: tuple[object, object],
     result: Callable[[Tensor, Tensor], object] = quotient,
 ) -> Metric:
-    """The weighted mean of what `of(*inputs)` gives."""
+    """Return a metric for the weighted mean of `function(*inputs)`."""
 
-    def measure(weight: Tensor | None, *given: Any) -> tuple[Tensor, Tensor]:
-        values = of(*given).float()
+    def measure(weight: Tensor | None, *input_values: Any) -> tuple[Tensor, Tensor]:
+        values = function(*input_values).float()
         share = _broadcast_weights(weight, values)
         return (values * share).sum(), share.sum()
 
     counts = {"total": (), "count": ()}
-    parts = [_optional_tensor(weights), *(tensor(each) for each in inputs)]
+    parts = [_optional_tensor(weights), *(tensor(input_value) for input_value in inputs)]
     return _counting_metric(name, counts, measure, parts, result, *collections)
 
 
@@ -133,7 +136,7 @@ def mean(
 ) -> Metric:
     """Return the weighted mean of values."""
     collections = (metrics_collections, updates_collections)
-    return _mean_metric(name or "mean", lambda given: given, [values], weights, collections)
+    return _mean_metric(name or "mean", lambda source: source, [values], weights, collections)
 
 
 def accuracy(
@@ -146,16 +149,16 @@ def accuracy(
 ) -> Metric:
     """Measure how often predictions are equal to labels."""
 
-    def correct(wanted: Tensor, given: Tensor) -> Tensor:
-        wanted, given = _squeeze_alike(wanted, given)
-        return wanted == given.to(wanted.dtype)
+    def correct(label: Tensor, prediction: Tensor) -> Tensor:
+        label, prediction = _squeeze_alike(label, prediction)
+        return label == prediction.to(label.dtype)
 
     collections = (metrics_collections, updates_collections)
     return _mean_metric(name or "accuracy", correct, [labels, predictions], weights, collections)
 
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """One of them without its last dimension, if that is 1 and the other has none."""
+    """Return both tensors, without a last dimension of size 1 that the other one lacks."""
     if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
         return labels.squeeze(-1), predictions
     if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
@@ -169,7 +172,10 @@ def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _error_metric(
-    title: str, of: Callable[[Any], Any], what: str, result: Callable[[Any, Any], object] = quotient
+    title: str,
+    function: Callable[[Any], Any],
+    doc_start: str,
+    result: Callable[[Any, Any], object] = quotient,
 ) -> Callable[..., Metric]:
     def metric(
         labels: object,
@@ -179,9 +185,9 @@ def _error_metric(
         updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
-        def error(wanted: Tensor, given: Tensor) -> Tensor:
-            wanted, given = _squeeze_alike(wanted, given)
-            return of(given.float() - wanted.float())
+        def error(label: Tensor, prediction: Tensor) -> Tensor:
+            label, prediction = _squeeze_alike(label, prediction)
+            return function(prediction.float() - label.float())
 
         collections = (metrics_collections, updates_collections)
         return _mean_metric(
@@ -189,7 +195,7 @@ def _error_metric(
         )
 
     metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"The {what} of labels and predictions."
+    metric.__doc__ = f"The {doc_start} of labels and predictions."
     return metric
 
 
@@ -212,15 +218,15 @@ _KINDS = {
 
 
 def _confusion_metric(
-    title: str, counts: dict[str, str], result: Callable[..., object], what: str
+    title: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
-    """A metric of how often labels and predictions, as bools, agree or not.
+    """Return a metric from counts of true and false labels and predictions.
 
     Args:
-        title: Its name.
-        counts: The names of its variables, and which of `_KINDS` each counts.
-        result: The value, given the counts.
-        what: What that is.
+        title: Name of the metric.
+        counts: Names of its variables, each with the entry of `_KINDS` that it counts.
+        result: Returns the metric's value from the counts.
+        doc_start: Description of the value.
     """
 
     def metric(
@@ -231,11 +237,11 @@ def _confusion_metric(
         updates_collections: object = None,
         name: str | None = None,
     ) -> Metric:
-        def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
-            wanted, given = _squeeze_alike(wanted.bool(), given.bool())
-            share = _broadcast_weights(weight, wanted)
+        def measure(weight: Tensor | None, label: Tensor, prediction: Tensor) -> list[Tensor]:
+            label, prediction = _squeeze_alike(label.bool(), prediction.bool())
+            share = _broadcast_weights(weight, label)
             kinds = [_KINDS[kind] for kind in counts.values()]
-            return [(share * ((wanted == a) & (given == b))).sum() for a, b in kinds]
+            return [(share * ((label == a) & (prediction == b))).sum() for a, b in kinds]
 
         parts = [_optional_tensor(weights), tensor(labels), tensor(predictions)]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(counts, ())
@@ -243,12 +249,12 @@ def _confusion_metric(
         return _counting_metric(name or title, shapes, measure, parts, result, *collections)
 
     metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"{what}; labels and predictions count as bools."
+    metric.__doc__ = f"{doc_start}; labels and predictions count as bools."
     return metric
 
 
-def _count_metric(title: str, what: str) -> Callable[..., Metric]:
-    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {what}")
+def _count_metric(title: str, event: str) -> Callable[..., Metric]:
+    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {event}")
 
 
 true_positives = _count_metric("true_positives", "a prediction is true, rightly")
@@ -257,10 +263,10 @@ false_negatives = _count_metric("false_negatives", "a prediction is false, wrong
 true_negatives = _count_metric("true_negatives", "a prediction is false, rightly")
 
 
-def _share_metric(other: str, title: str, what: str) -> Callable[..., Metric]:
-    counts = {"true_positives/count": "true_positives", f"{other}/count": other}
+def _share_metric(wrong_kind: str, title: str, doc_start: str) -> Callable[..., Metric]:
+    counts = {"true_positives/count": "true_positives", f"{wrong_kind}/count": wrong_kind}
     return _confusion_metric(
-        title, counts, lambda right, wrong: quotient(right, right + wrong), what
+        title, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
     )
 
 
@@ -286,8 +292,7 @@ def auc(
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> Metric:
-    """Return the area under the curve of rates at several thresholds, of labels that count as bools
-    and predictions in [0, 1].
+    """Return the area under a curve of rates at thresholds, of bools and predictions in [0, 1].
 
     Args:
         labels: The labels.
@@ -316,33 +321,33 @@ def auc(
     }
     methods = [*heights, "careful_interpolation"] if curve == "PR" else [*heights]
     if summation_method not in methods:
-        known = ", ".join(methods)
-        raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {known}.")
+        names = ", ".join(methods)
+        raise InvalidArgumentError(f"summation_method {summation_method!r} is none of {names}.")
     inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
     inner = inner if thresholds is None else sorted(thresholds)
     levels = torch.tensor(
         [-edge, *inner, 1 + edge], dtype=torch.float32, device=torch.get_default_device()
     )
 
-    def measure(weight: Tensor | None, wanted: Tensor, given: Tensor) -> list[Tensor]:
-        wanted, given = _squeeze_alike(wanted.bool(), given)
-        share = _broadcast_weights(weight, wanted).reshape(-1)
-        is_label = wanted.reshape(-1)
-        is_guess = given.reshape(-1) > levels.to(given.device).unsqueeze(1)
+    def measure(weight: Tensor | None, labelled: Tensor, prediction: Tensor) -> list[Tensor]:
+        labelled, prediction = _squeeze_alike(labelled.bool(), prediction)
+        share = _broadcast_weights(weight, labelled).reshape(-1)
+        is_label = labelled.reshape(-1)
+        is_guess = prediction.reshape(-1) > levels.to(prediction.device).unsqueeze(1)
         return [
             (share * ((is_label == label) & (is_guess == guess))).sum(1)
             for label, guess in _KINDS.values()
         ]
 
-    def area(right: Tensor, missed: Tensor, rest: Tensor, wrong: Tensor) -> Tensor:
+    def area(true_pos: Tensor, false_neg: Tensor, true_neg: Tensor, false_pos: Tensor) -> Tensor:
         if summation_method == "careful_interpolation":
-            return _interpolated_area(right, missed, wrong)
+            return _interpolated_area(true_pos, false_neg, false_pos)
         small = 1e-6
-        recalled = (right + small) / (right + missed + small)
+        recalled = (true_pos + small) / (true_pos + false_neg + small)
         if curve == "ROC":
-            x, y = wrong / (wrong + rest + small), recalled
+            x, y = false_pos / (false_pos + true_neg + small), recalled
         else:
-            x, y = recalled, (right + small) / (right + wrong + small)
+            x, y = recalled, (true_pos + small) / (true_pos + false_pos + small)
         return ((x[:-1] - x[1:]) * heights[summation_method](y)).sum()
 
     counts = {title: (len(levels),) for title in _KINDS}
@@ -351,17 +356,18 @@ def auc(
     return _counting_metric(name or "auc", counts, measure, parts, area, *collections)
 
 
-def _interpolated_area(right: Tensor, missed: Tensor, wrong: Tensor) -> Tensor:
-    """The area below precision over recall, where between two thresholds the wrong positives grow
-    in proportion to the right ones (Davis & Goadrich 2006).
+def _interpolated_area(true_pos: Tensor, false_neg: Tensor, false_pos: Tensor) -> Tensor:
+    """Return the area under precision over recall, interpolated as in Davis & Goadrich (2006).
+
+    Between two thresholds false positives grow in proportion to true positives.
     """
-    guessed = right + wrong
-    more, fewer = guessed[:-1], guessed[1:]
-    slope = quotient(right[:-1] - right[1:], (more - fewer).clamp(min=0))
-    start = right[1:] - slope * fewer
-    ratio = torch.where((more > 0) & (fewer > 0), quotient(more, fewer), 1)
-    grown = slope * (right[:-1] - right[1:] + start * ratio.log())
-    return quotient(grown, right[1:] + missed[1:]).sum()
+    positives = true_pos + false_pos
+    upper, lower = positives[:-1], positives[1:]
+    slope = quotient(true_pos[:-1] - true_pos[1:], (upper - lower).clamp(min=0))
+    start = true_pos[1:] - slope * lower
+    ratio = torch.where((upper > 0) & (lower > 0), quotient(upper, lower), 1)
+    growth = slope * (true_pos[:-1] - true_pos[1:] + start * ratio.log())
+    return quotient(growth, true_pos[1:] + false_neg[1:]).sum()
 
 
 __getattr__ = attribute_of("compat.v1.metrics")

@@ -15,7 +15,7 @@ from thalweg.tf.test import (
 
 
 class TestCase(test.TestCase):
-    """`thalweg.tf.test.TestCase`, which begins graph mode where no mode was asked for."""
+    """`thalweg.tf.test.TestCase` that begins graph mode if no mode was chosen."""
 
     def setUp(self) -> None:
         begin_graphs()

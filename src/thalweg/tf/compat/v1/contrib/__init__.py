@@ -1,4 +1,4 @@
-"""`tf.contrib`: its optimizers, and the layers that scripts use most."""
+"""`tf.contrib`: optimizers and common layers."""
 
 from thalweg.tf.compat.v1.contrib import layers
 from thalweg.tf.missing import attribute_of

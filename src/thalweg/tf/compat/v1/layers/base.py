@@ -1,4 +1,4 @@
-"""`Layer`: a function with variables of its own, made when it is first called."""
+"""`Layer`: a function with variables that are created in its first call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def activation_of(activation: Any) -> Callable[[Any], Any] | None:
 
 
 class Layer:
-    """A function with variables, which a subclass makes in `build` and uses in `call`.
+    """Function with variables, which a subclass makes in `build` and uses in `call`.
 
     In a graph the variables are those of a variable scope, which is found or made as the layer is
     first called; penalties go to REGULARIZATION_LOSSES, and updates to UPDATE_OPS. In eager mode
@@ -97,15 +97,15 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The name it was given, or that of its class."""
+        """Name of the layer, by default from its class."""
         return self._base_name
 
     @property
     def scope_name(self) -> str:
-        """The name of its variable scope.
+        """Name of the variable scope.
 
         Raises:
-            ValueError: It was not called yet.
+            ValueError: The layer was not called yet.
         """
         if self._scope is None:
             raise ValueError(f"Layer {self.name} has no scope before it is called.")
@@ -113,23 +113,23 @@ class Layer:
 
     @property
     def losses(self) -> list[Any]:
-        """The penalties of its variables and outputs."""
+        """Penalties of the layer's variables and outputs."""
         return [loss() if callable(loss) else loss for loss in self._losses]
 
     @property
     def weights(self) -> list[Any]:
-        """Its variables, those that are trained first."""
+        """Variables of the layer, trained ones first."""
         return [*self.trainable_variables, *self.non_trainable_variables]
 
     @property
     def trainable_variables(self) -> list[Any]:
         """Variables of the layer that are trained."""
-        return [each for each in self.variables if self.trainable and _is_trained(each)]
+        return [var for var in self.variables if self.trainable and _is_trained(var)]
 
     @property
     def non_trainable_variables(self) -> list[Any]:
         """Variables of the layer that are not trained."""
-        return [each for each in self.variables if not (self.trainable and _is_trained(each))]
+        return [var for var in self.variables if not (self.trainable and _is_trained(var))]
 
     trainable_weights, non_trainable_weights = trainable_variables, non_trainable_variables
 
@@ -147,8 +147,9 @@ class Layer:
         if _graph.executing_eagerly():
             return self._build_and_call(inputs, *args, **kwargs)
         if self._scope is None:
-            given, default = scope or (self._base_name if self._reuse else None), self._base_name
-            with _graph.variable_scope(given, default, reuse=self._reuse) as self._scope:
+            default = self._base_name
+            scope_or_name = scope or (default if self._reuse else None)
+            with _graph.variable_scope(scope_or_name, default, reuse=self._reuse) as self._scope:
                 pass
         reuse = True if self.built else self._reuse
         with (
@@ -167,40 +168,40 @@ class Layer:
         if self.dtype is None and first.dtype is not None and first.dtype.is_floating_point:
             self.dtype = first.dtype
         if not self.built:
-            several = isinstance(inputs, list | tuple)
-            self.build([each.shape for each in inputs] if several else first.shape)
+            has_list = isinstance(inputs, list | tuple)
+            self.build([leaf.shape for leaf in inputs] if has_list else first.shape)
             self.built = True
         outputs = self.call(inputs, *args, **kwargs)
         if self.activity_regularizer is not None:
             penalty = self.activity_regularizer(outputs)
-            self.add_loss(call(lambda total, given: total / len(given), penalty, outputs))
+            self.add_loss(call(lambda total, batch: total / len(batch), penalty, outputs))
         return outputs
 
-    def _check_rank(self, given: Tensor) -> None:
-        least, most = self.RANK
-        rank = None if given.shape is UNKNOWN else len(given.shape)
-        if rank is None and least == 0:
+    def _check_rank(self, inputs: Tensor) -> None:
+        lowest, highest = self.RANK
+        rank = None if inputs.shape is UNKNOWN else len(inputs.shape)
+        if rank is None and lowest == 0:
             return
-        if rank is None or rank < least or (most is not None and rank > most):
-            wanted = f"{least}" if least == most else f"at least {least}"
+        if rank is None or rank < lowest or (highest is not None and rank > highest):
+            rank_text = f"{lowest}" if lowest == highest else f"at least {lowest}"
             raise InvalidArgumentError(
-                f"Layer {self.name} takes inputs of {wanted} dimensions, not "
+                f"Layer {self.name} takes inputs of {rank_text} dimensions, not "
                 + ("of an unknown number." if rank is None else f"of {rank}.")
             )
 
     def channels(self, shape: Sequence[int | None], axis: int = -1) -> int:
-        """Return the size of a dimension that variables have, too.
+        """Return the size of the channel dimension.
 
         Raises:
-            ValueError: It is not known.
+            ValueError: The size is unknown.
         """
-        found = shape[axis]
-        if found is None:
+        channel_count = shape[axis]
+        if channel_count is None:
             raise InvalidArgumentError(
                 f"The channel dimension of the inputs of layer {self.name} should be defined, but"
                 f" they have the shape {tuple(shape)}."
             )
-        return int(found)
+        return int(channel_count)
 
     def add_weight(
         self,
@@ -212,10 +213,9 @@ class Layer:
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Return a variable of the layer: found or made in its scope, in eager mode made.
+        """Create a variable of the layer, or in a graph reuse the one in its scope.
 
-        The arguments are those of `get_variable`, whose defaults apply; an initializer may be
-        given by name.
+        The arguments and defaults are those of `get_variable`; an initializer may be a name.
         """
         kind, shape = dtype or self.dtype or torch.float32, tuple(int(size) for size in shape)
         name, start = self.NAMES.get(name, name), initializers.get(initializer)
@@ -223,32 +223,32 @@ class Layer:
         if _graph.executing_eagerly():
             fill = start or initializers.glorot_uniform()
             title = f"{self.name}/{name}"
-            made = v1.Variable(fill(shape, kind), trained, name=title, constraint=constraint)
+            variable = v1.Variable(fill(shape, kind), trained, name=title, constraint=constraint)
             if regularizer is not None:
-                self._losses.append(functools.partial(regularizer, made))
+                self._losses.append(functools.partial(regularizer, variable))
         else:
             store = _graph.get_default_graph().variable_store
             count = len(store)
-            made = _graph.get_variable(
+            variable = _graph.get_variable(
                 name, shape, kind, start, trainable=trained, constraint=constraint
             )
             if regularizer is not None and len(store) > count:  # one that is reused has its penalty
-                loss = regularizer(made)
+                loss = regularizer(variable)
                 if loss is not None:
                     self.add_loss(loss)
-        self.variables.append(made)
-        return made
+        self.variables.append(variable)
+        return variable
 
     add_variable = add_weight
 
     def add_loss(self, loss: object) -> None:
-        """Count a penalty; in a graph it goes to REGULARIZATION_LOSSES, too."""
+        """Add a penalty, in a graph also to REGULARIZATION_LOSSES."""
         if not _graph.executing_eagerly():
             _graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)
         self._losses.append(loss)
 
     def add_update(self, update: object) -> None:
-        """Have an operation of the graph in UPDATE_OPS, unless the layer is not trained."""
+        """Add an operation, in a graph also to UPDATE_OPS if the layer is trained."""
         if self.trainable and not _graph.executing_eagerly():
             _graph.get_default_graph().add_to_collections(self.UPDATES, update)
             self.updates.append(update)
@@ -260,7 +260,7 @@ def _is_trained(variable: object) -> bool:
 
 def _as_tensors(inputs: object) -> Any:
     if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], _TENSORS):
-        return [tensor(each) for each in inputs]
+        return [tensor(leaf) for leaf in inputs]
     return tensor(inputs)
 
 
@@ -268,7 +268,7 @@ _TENSORS = (torch.Tensor, _graph.SymbolicTensor)
 
 
 def _snake_case(title: str) -> str:
-    """As TensorFlow names layers: "MaxPooling2D" is "max_pooling2d"."""
+    """Return TensorFlow's name of a layer: "MaxPooling2D" becomes "max_pooling2d"."""
     text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", title)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
 
@@ -279,30 +279,29 @@ def bound(
     """Return the arguments of a call by their names.
 
     Raises:
-        TypeError: They are not those of the function.
+        TypeError: The arguments do not fit the signature.
     """
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError as error:
-        known = ", ".join(signature.parameters)
-        raise TypeError(f"{name}() {error}; its arguments are {known}.") from None
+        parameter_names = ", ".join(signature.parameters)
+        raise TypeError(f"{name}() {error}; its arguments are {parameter_names}.") from None
 
 
 def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
-    """Return a function that makes a layer and calls it: `(inputs, *arguments of the layer,
-    reuse=None)`.
+    """Return a function `(inputs, *layer arguments, reuse=None)` that makes and calls a layer.
 
-    In a graph the scope has exactly the name that it is given, so that `reuse=True` finds it again.
+    In a graph the scope has exactly the given name, so that `reuse=True` finds it again.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [each for each in inspect.signature(layer).parameters.values() if each.kind is kind]
-    first, last = inspect.Parameter("inputs", kind), inspect.Parameter("reuse", kind, default=None)
-    signature = inspect.Signature([first, *own, last])
+    params = [param for param in inspect.signature(layer).parameters.values() if param.kind is kind]
+    head, tail = inspect.Parameter("inputs", kind), inspect.Parameter("reuse", kind, default=None)
+    signature = inspect.Signature([head, *params, tail])
 
     def apply(*args: object, **kwargs: object) -> Any:
-        given = bound(signature, name, args, kwargs)
-        inputs, reuse = given.pop("inputs"), given.pop("reuse", None)
-        return layer(**given, _scope=given.get("name"), _reuse=reuse)(inputs)
+        arguments = bound(signature, name, args, kwargs)
+        inputs, reuse = arguments.pop("inputs"), arguments.pop("reuse", None)
+        return layer(**arguments, _scope=arguments.get("name"), _reuse=reuse)(inputs)
 
     apply.__name__ = apply.__qualname__ = name
     apply.__doc__ = layer.__doc__

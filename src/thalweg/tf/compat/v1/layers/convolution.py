@@ -16,7 +16,7 @@ from thalweg.tf.convert import call
 
 
 class Convolution(Layer):
-    """The convolution of inputs by a kernel (*sizes, channels, filters), plus a bias.
+    """Layer that convolves inputs by a kernel (*sizes, channels, filters) and adds a bias.
 
     Args:
         filters: The number of channels of the outputs.
@@ -30,10 +30,10 @@ class Convolution(Layer):
         kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
         bias_initializer: An initializer.
         kernel_regularizer: A function of the kernel that gives its penalty.
-        bias_regularizer: The same of the bias.
-        activity_regularizer: The same of the outputs; it is divided by the size of the batch.
+        bias_regularizer: A function of the bias that gives its penalty.
+        activity_regularizer: A function of the outputs, divided by the size of the batch.
         kernel_constraint: A function that optimizers apply to the kernel after each update.
-        bias_constraint: The same for the bias.
+        bias_constraint: A function that optimizers apply to the bias after each update.
         trainable: Whether the variables are trained.
         name: That of the variable scope.
     """
@@ -83,7 +83,7 @@ class Convolution(Layer):
             self.bias = self.add_weight("bias", (self.filters,), None, *self._of_bias)
 
     def _ends(self, channels: int) -> tuple[int, int]:
-        """The last two sizes of the kernel."""
+        """Return the last two sizes of the kernel."""
         return channels, self.filters
 
     def _convolved(self, inputs: Tensor) -> Tensor:
@@ -99,19 +99,19 @@ class Convolution(Layer):
 
 
 class Conv1D(Convolution):
-    """The convolution of sequences (batch, width, channels); see `Convolution`."""
+    """Convolution of sequences (batch, width, channels); see `Convolution`."""
 
     SIZES, RANK = 1, (3, 3)
 
 
 class Conv2D(Convolution):
-    """The convolution of images (batch, height, width, channels); see `Convolution`."""
+    """Convolution of images (batch, height, width, channels); see `Convolution`."""
 
     SIZES, RANK = 2, (4, 4)
 
 
 class Conv3D(Convolution):
-    """The convolution of volumes (batch, depth, height, width, channels); see `Convolution`."""
+    """Convolution of volumes (batch, depth, height, width, channels); see `Convolution`."""
 
     SIZES, RANK = 3, (5, 5)
 

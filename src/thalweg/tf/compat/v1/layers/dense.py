@@ -15,7 +15,7 @@ from thalweg.tf.convert import call, tensor
 
 
 class Dense(Layer):
-    """Inputs times a kernel, plus a bias: `activation(inputs @ kernel + bias)`.
+    """Layer that computes `activation(inputs @ kernel + bias)`.
 
     Args:
         units: The size of the outputs' last dimension.
@@ -24,10 +24,10 @@ class Dense(Layer):
         kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
         bias_initializer: An initializer.
         kernel_regularizer: A function of the kernel that gives its penalty.
-        bias_regularizer: The same of the bias.
-        activity_regularizer: The same of the outputs; it is divided by the size of the batch.
+        bias_regularizer: A function of the bias that gives its penalty.
+        activity_regularizer: A function of the outputs, divided by the size of the batch.
         kernel_constraint: A function that optimizers apply to the kernel after each update.
-        bias_constraint: The same for the bias.
+        bias_constraint: A function that optimizers apply to the bias after each update.
         trainable: Whether the variables are trained.
         name: That of the variable scope.
     """
@@ -71,8 +71,7 @@ class Dense(Layer):
 
 
 class Dropout(Layer):
-    """Layer that, in training, sets elements to 0 with probability `rate` and scales others by 1 /
-    (1 - rate).
+    """Layer that, in training, zeroes elements with probability `rate` and scales the others.
 
     Args:
         rate: A number or tensor.
@@ -96,12 +95,12 @@ class Dropout(Layer):
         training = decided(training)
         if training is False:
             return arrays.identity(inputs)
-        how = (self.rate, self.noise_shape, self.seed, "dropout")
-        return nn.dropped(inputs, *how, training)
+        options = (self.rate, self.noise_shape, self.seed, "dropout")
+        return nn.dropped(inputs, *options, training)
 
 
 def decided(training: object) -> Any:
-    """True, False, or a tensor that a run decides; None is False."""
+    """Return a bool, or a tensor that each run evaluates; None means False."""
     if training is None or isinstance(training, bool | int):
         return bool(training)
     return tensor(training)
@@ -126,10 +125,10 @@ class Flatten(Layer):
     def call(self, inputs: object) -> Tensor:
         first = self.data_format == "channels_first"
 
-        def flatten(given: Tensor) -> Tensor:
-            if first and given.dim() > 2:
-                given = given.movedim(1, -1)
-            return given.flatten(1) if given.dim() > 1 else given.unsqueeze(1)
+        def flatten(operand: Tensor) -> Tensor:
+            if first and operand.dim() > 2:
+                operand = operand.movedim(1, -1)
+            return operand.flatten(1) if operand.dim() > 1 else operand.unsqueeze(1)
 
         return call(flatten, inputs, name="Reshape")
 
@@ -146,5 +145,5 @@ def dropout(
     training: object = False,
     name: str | None = None,
 ) -> Tensor:
-    """`Dropout` of inputs; `training` is a bool, or a tensor that each run decides."""
+    """Apply `Dropout`; `training` is a bool, or a tensor that each run evaluates."""
     return Dropout(rate, noise_shape, seed, name)(inputs, training=training)

@@ -20,7 +20,7 @@ from thalweg.tf.normalization import batch_moments, normalized
 
 
 class BatchNormalization(Layer):
-    """Inputs normalized by the moments of the batch, in training, or by their moving averages.
+    """Layer that normalizes inputs by moments of the batch in training, else by moving averages.
 
     Variables: gamma, beta; moving_mean, moving_variance, which are not trained and which a training
     moves: in a graph by the operations that the layer adds to UPDATE_OPS, in eager mode at once.
@@ -78,9 +78,9 @@ class BatchNormalization(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(trainable, name, **kwargs)
-        refused = {"renorm": renorm, "virtual_batch_size": virtual_batch_size}
-        for title, given in {**refused, "adjustment": adjustment}.items():
-            if given:
+        unsupported = {"renorm": renorm, "virtual_batch_size": virtual_batch_size}
+        for title, argument in {**unsupported, "adjustment": adjustment}.items():
+            if argument:
                 raise NotImplementedError(f"batch_normalization has no {title} here.")
         axes = list(axis) if isinstance(axis, Sequence) else [axis]
         if len(axes) != 1:
@@ -90,7 +90,7 @@ class BatchNormalization(Layer):
         self.axis, self.momentum, self.epsilon, self.fused = axes[0], momentum, epsilon, fused
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
-        self._begins = (moving_mean_initializer, moving_variance_initializer)
+        self._moving_initializers = (moving_mean_initializer, moving_variance_initializer)
         self._parts = (scale, center)
         self.gamma: Any = None
         self.beta: Any = None
@@ -110,7 +110,7 @@ class BatchNormalization(Layer):
             self.gamma = self.add_weight("gamma", shape, kind, *self._of_gamma)
         if center:
             self.beta = self.add_weight("beta", shape, kind, *self._of_beta)
-        mean, variance = self._begins
+        mean, variance = self._moving_initializers
         self.moving_mean = self.add_weight("moving_mean", shape, kind, mean, trainable=False)
         self.moving_variance = self.add_weight(
             "moving_variance", shape, kind, variance, trainable=False
@@ -120,17 +120,17 @@ class BatchNormalization(Layer):
     def call(self, inputs: Any, training: object = False) -> Any:
         training = decided(training)
         moving = (self.moving_mean, self.moving_variance)
-        own = (inputs, self.gamma, self.beta)
+        operands = (inputs, self.gamma, self.beta)
         if isinstance(training, _graph.SymbolicTensor):
-            known = _graph.Output(inputs.dtype, inputs.shape, _symbols_in(own))
-            parts = [*own, *moving, training]
+            output = _graph.Output(inputs.dtype, inputs.shape, _symbols_in(operands))
+            parts = [*operands, *moving, training]
             outputs = _graph.operation(
-                self._normalize, parts, "batchnorm", kind="pure", outputs=known
+                self._normalize, parts, "batchnorm", kind="pure", outputs=output
             )
         else:
             training = bool(training)
             averages = (None, None) if training else moving
-            outputs = call(self._normalize, *own, *averages, training, name="batchnorm")
+            outputs = call(self._normalize, *operands, *averages, training, name="batchnorm")
         if training is not False:
             self._update_averages(inputs, training)
         return outputs
@@ -142,19 +142,19 @@ class BatchNormalization(Layer):
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
     def _update_averages(self, inputs: Any, training: object) -> None:
-        """Let the averages follow the moments of the batch."""
+        """Update the moving averages, at once or by operations in UPDATE_OPS."""
         share = 1 - self.momentum
 
-        def measure(given: Any) -> Any:
-            return batch_moments(given, self.axis, self._unbiased)
+        def measure(batch: Any) -> Any:
+            return batch_moments(batch, self.axis, self._unbiased)
 
         @no_grad()
         def move(average: Tensor, value: Tensor, active: object) -> None:
             if bool(active):
                 average.sub_((average - value) * share)
 
-        found = call(measure, inputs, name="moments")
-        for average, value in zip((self.moving_mean, self.moving_variance), found, strict=True):
+        moments = call(measure, inputs, name="moments")
+        for average, value in zip((self.moving_mean, self.moving_variance), moments, strict=True):
             if _graph.executing_eagerly():
                 move(average, value, training)
             else:
@@ -163,7 +163,7 @@ class BatchNormalization(Layer):
 
 
 def _symbols_in(parts: Sequence[object]) -> tuple[Any, ...]:
-    return tuple(each for each in parts if isinstance(each, _graph.SymbolicTensor))
+    return tuple(part for part in parts if isinstance(part, _graph.SymbolicTensor))
 
 
 def batch_normalization(
@@ -192,7 +192,7 @@ def batch_normalization(
     virtual_batch_size: int | None = None,
     adjustment: object = None,
 ) -> Tensor:
-    """`BatchNormalization` of inputs; `training` is a bool, or a tensor that each run decides.
+    """Apply `BatchNormalization`; `training` is a bool, or a tensor that each run evaluates.
 
     The moving averages follow when the operations in UPDATE_OPS run:
     `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`.

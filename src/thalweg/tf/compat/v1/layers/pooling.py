@@ -40,17 +40,17 @@ class Pooling(Layer):
         self.padding, self.data_format = padding, data_format
 
     def call(self, inputs: object) -> Any:
-        how = (self.pool_size, self.strides, self.padding, self.data_format)
+        options = (self.pool_size, self.strides, self.padding, self.data_format)
         function = type(self).FUNCTION
-        return convolution.pool(function, inputs, *how, self.TITLE, self.SIZES)
+        return convolution.pool(function, inputs, *options, self.TITLE, self.SIZES)
 
 
 def _pooling_class(
     title: str, sizes: int, function: Callable[..., object], op: str
 ) -> type[Pooling]:
     rank = sizes + 2
-    own = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
-    return type(title, (Pooling,), {**own, "__doc__": Pooling.__doc__, "__module__": __name__})
+    body = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
+    return type(title, (Pooling,), {**body, "__doc__": Pooling.__doc__, "__module__": __name__})
 
 
 MaxPooling1D = _pooling_class("MaxPooling1D", 1, conv_windows.largest, "MaxPool")

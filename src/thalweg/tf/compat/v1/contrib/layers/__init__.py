@@ -1,4 +1,4 @@
-"""`tf.contrib.layers`: what scripts use most."""
+"""`tf.contrib.layers`: the most common functions."""
 
 from thalweg.tf.compat.v1.contrib.layers.adaptive_clipping import adaptive_clipping_fn
 from thalweg.tf.compat.v1.contrib.layers.functions import (

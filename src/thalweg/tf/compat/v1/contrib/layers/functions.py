@@ -57,18 +57,18 @@ def _format_of(data_format: str | None) -> str:
 
 @contextlib.contextmanager
 def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any]]:
-    """The arguments of a layer in a variable scope."""
-    with _graph.variable_scope(scope, default, reuse=reuse) as opened:
-        yield {"_scope": opened, "_reuse": reuse, "name": default}
+    """Enter a variable scope; yield the arguments of a layer in it."""
+    with _graph.variable_scope(scope, default, reuse=reuse) as opened_scope:
+        yield {"_scope": opened_scope, "_reuse": reuse, "name": default}
 
 
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
-    """The outputs, once they and the variables are in collections."""
-    for each in [] if layer is None else layer.variables:
-        _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, each)
-        title = each.op.name.rpartition("/")[2]
+    """Add a layer's variables and outputs to collections; return the outputs."""
+    for variable in [] if layer is None else layer.variables:
+        _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
+        title = variable.op.name.rpartition("/")[2]
         keys = variables.get(title, ()) if isinstance(variables, dict) else variables or ()
-        _graph.get_default_graph().add_to_collections(keys, each)
+        _graph.get_default_graph().add_to_collections(keys, variable)
     if collections:
         _graph.get_default_graph().add_to_collections(collections, outputs)
     return outputs
@@ -88,11 +88,11 @@ def _layer_application(
     trainable: bool = True,
     scope: object = None,
 ) -> Callable[..., Any]:
-    """What makes a layer of the arguments that all layers with weights have, and calls it."""
+    """Return a function that makes and calls a layer with these common arguments."""
 
     def apply(layer: type[Any], inputs: object, size: Sequence[object], default: str) -> Any:
-        with _layer_scope(scope, default, reuse) as own:
-            made = layer(
+        with _layer_scope(scope, default, reuse) as scope_args:
+            instance = layer(
                 *size,
                 use_bias=normalizer_fn is None and biases_initializer is not None,
                 kernel_initializer=weights_initializer or xavier_initializer(),
@@ -100,14 +100,14 @@ def _layer_application(
                 kernel_regularizer=weights_regularizer,
                 bias_regularizer=biases_regularizer,
                 trainable=trainable,
-                **own,
+                **scope_args,
             )
-            outputs = made(inputs)
+            outputs = instance(inputs)
             if normalizer_fn is not None:
                 outputs = normalizer_fn(outputs, **(normalizer_params or {}))
             if activation_fn is not None:
                 outputs = activation_fn(outputs)
-            return _collect_outputs(outputs, made, variables_collections, outputs_collections)
+            return _collect_outputs(outputs, instance, variables_collections, outputs_collections)
 
     return apply
 
@@ -115,20 +115,26 @@ def _layer_application(
 def _with_weights(
     layer: type[object], default: str
 ) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
-    """Makes a function of what takes inputs and returns the arguments of a layer; it has the
-    arguments of `_layer_application`, too.
+    """Return a decorator that turns a function of layer arguments into a layer function.
+
+    The decorated function returns the layer's positional arguments. The result also takes the
+    arguments of `_layer_application`.
     """
 
     def decorate(size_of: Callable[..., Sequence[object]]) -> Callable[..., Any]:
-        first, rest = inspect.signature(size_of), inspect.signature(_layer_application)
-        both = [*first.parameters.values(), *rest.parameters.values()]
-        signature = inspect.Signature(both, return_annotation=Any)
+        size_sig, layer_sig = inspect.signature(size_of), inspect.signature(_layer_application)
+        parameters = [*size_sig.parameters.values(), *layer_sig.parameters.values()]
+        signature = inspect.Signature(parameters, return_annotation=Any)
 
         @functools.wraps(size_of)
         def apply(*args: object, **kwargs: object) -> Any:
-            given = bound(signature, size_of.__name__, args, kwargs)
-            own = {name: given.pop(name) for name in first.parameters if name in given}
-            return _layer_application(**given)(layer, own["inputs"], size_of(**own), default)
+            arguments = bound(signature, size_of.__name__, args, kwargs)
+            size_args = {
+                name: arguments.pop(name) for name in size_sig.parameters if name in arguments
+            }
+            return _layer_application(**arguments)(
+                layer, size_args["inputs"], size_of(**size_args), default
+            )
 
         apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return apply
@@ -206,18 +212,22 @@ def batch_norm(
     Raises:
         NotImplementedError: `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
-    refused = {"batch_weights": batch_weights, "zero_debias_moving_mean": zero_debias_moving_mean}
-    for title, value in {**refused, "renorm": renorm, "adjustment": adjustment}.items():
+    refusals = {
+        "batch_weights": batch_weights, "zero_debias_moving_mean": zero_debias_moving_mean,
+        "renorm": renorm, "adjustment": adjustment,
+    }  # fmt: skip
+    for title, value in refusals.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"batch_norm has no {title} here.")
     inputs = tensor(inputs)
     by_kernel = fused is not False and inputs.shape is not UNKNOWN and len(inputs.shape) in (2, 4)
-    begins = {f"{name}_initializer": each for name, each in (param_initializers or {}).items()}
-    begins |= {f"{name}_regularizer": each for name, each in (param_regularizers or {}).items()}
-    with _layer_scope(scope, "BatchNorm", reuse) as own:
+    options = {f"{name}_initializer": init for name, init in (param_initializers or {}).items()}
+    options |= {f"{name}_regularizer": reg for name, reg in (param_regularizers or {}).items()}
+    with _layer_scope(scope, "BatchNorm", reuse) as scope_args:
         layer = layers.BatchNormalization(
             1 if _format_of(data_format) == "channels_first" else -1,
-            decay, epsilon, center, scale, trainable=trainable, fused=by_kernel, **begins, **own,
+            decay, epsilon, center, scale, trainable=trainable, fused=by_kernel,
+            **options, **scope_args,
         )  # fmt: skip
         layer.UPDATES = updates_collections or ()
         outputs = layer(inputs, training=is_training)
@@ -230,16 +240,16 @@ def batch_norm(
 
 
 class _LayerNorm(layers.Layer):
-    """Each example normalized by its own moments, and scaled and shifted along the last axes."""
+    """Layer that normalizes each example, then scales and shifts along the last axes."""
 
-    def __init__(self, center: bool, scale: bool, begins: tuple[int, int], **own: Any) -> None:
-        super().__init__(**own)
-        self._parts, self._begins = (center, scale), begins
+    def __init__(self, center: bool, scale: bool, starts: tuple[int, int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._parts, self._first_axes = (center, scale), starts
         self._beta: object = None
         self._gamma: object = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        axes = range(len(input_shape))[self._begins[1] :]
+        axes = range(len(input_shape))[self._first_axes[1] :]
         shape = [self.channels(input_shape, axis) for axis in axes]
         if self._parts[0]:
             self._beta = self.add_weight("beta", shape, None, zeros_initializer)
@@ -247,7 +257,7 @@ class _LayerNorm(layers.Layer):
             self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
 
     def call(self, inputs: Tensor) -> Any:
-        axes = list(range(len(inputs.shape))[self._begins[0] :])
+        axes = list(range(len(inputs.shape))[self._first_axes[0] :])
         mean, variance = nn.moments(inputs, axes, keepdims=True)
         epsilon = 1e-3 if inputs.dtype == torch.float16 else 1e-12
         parts = (mean, variance, self._beta, self._gamma, epsilon)
@@ -271,9 +281,9 @@ def layer_norm(
 
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
     """
-    begins = (begin_norm_axis, begin_params_axis)
-    with _layer_scope(scope, "LayerNorm", reuse) as own:
-        layer = _LayerNorm(center, scale, begins, trainable=trainable, **own)
+    first_axes = (begin_norm_axis, begin_params_axis)
+    with _layer_scope(scope, "LayerNorm", reuse) as scope_args:
+        layer = _LayerNorm(center, scale, first_axes, trainable=trainable, **scope_args)
         outputs = layer(inputs)
         if activation_fn is not None:
             outputs = activation_fn(outputs)
@@ -296,8 +306,8 @@ def dropout(
     seed: int | None = None,
 ) -> Tensor:
     """Apply `tf.layers.dropout`; `keep_prob` is the fraction of elements that is kept."""
-    own = (1 - keep_prob, noise_shape, seed, is_training)
-    return _collect_outputs(layers.dropout(inputs, *own), None, None, outputs_collections)
+    options = (1 - keep_prob, noise_shape, seed, is_training)
+    return _collect_outputs(layers.dropout(inputs, *options), None, None, outputs_collections)
 
 
 def max_pool2d(
@@ -330,11 +340,11 @@ def avg_pool2d(
     return _collect_outputs(outputs, None, None, outputs_collections)
 
 
-def relu(inputs: object, num_outputs: int, **given: object) -> Tensor:
-    """`fully_connected` with `tf.nn.relu`."""
-    return fully_connected(inputs, num_outputs, nn.relu, **given)
+def relu(inputs: object, num_outputs: int, **options: object) -> Tensor:
+    """Apply `fully_connected` with `tf.nn.relu`."""
+    return fully_connected(inputs, num_outputs, nn.relu, **options)
 
 
-def linear(inputs: object, num_outputs: int, **given: object) -> Tensor:
-    """`fully_connected` without an activation."""
-    return fully_connected(inputs, num_outputs, None, **given)
+def linear(inputs: object, num_outputs: int, **options: object) -> Tensor:
+    """Apply `fully_connected` without an activation."""
+    return fully_connected(inputs, num_outputs, None, **options)

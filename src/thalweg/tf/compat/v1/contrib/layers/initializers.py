@@ -22,8 +22,7 @@ def variance_scaling_initializer(
     seed: int | None = None,
     dtype: object = torch.float32,
 ) -> Callable[..., Tensor]:
-    """Return an initializer of random numbers of which the variance is `factor` divided by the size
-    of a kernel.
+    """Return an initializer of random numbers with variance `factor` / (size of the kernel).
 
     Args:
         factor: A number.
@@ -33,7 +32,7 @@ def variance_scaling_initializer(
         dtype: What applies where none is asked for.
 
     Raises:
-        ValueError: The mode is none of these.
+        ValueError: The mode is unknown.
     """
     if mode.upper() not in ("FAN_IN", "FAN_OUT", "FAN_AVG"):
         raise InvalidArgumentError(

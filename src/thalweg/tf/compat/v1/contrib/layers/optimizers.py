@@ -1,4 +1,4 @@
-"""`tf.contrib.layers.optimize_loss`: a training step by the names of its parts."""
+"""`tf.contrib.layers.optimize_loss`: training steps from named parts."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def optimize_loss(
     step = train.get_global_step() if global_step is None else global_step
     if step is not None:
         train.assert_global_step(step)
-    chosen = _check_summaries(summaries)
+    names = _check_summaries(summaries)
     with _graph.variable_scope(name, "OptimizeLoss"):
         loss = _after(_graph.get_collection(GraphKeys.UPDATE_OPS), update_ops, loss)
-        rate = _make_rate(learning_rate, learning_rate_decay_fn, step, chosen)
+        rate = _make_rate(learning_rate, learning_rate_decay_fn, step, names)
         opt = _make_optimizer(optimizer, rate)
         pairs = opt.compute_gradients(
             loss,
@@ -96,9 +96,9 @@ def optimize_loss(
             pairs = [(_multiply(grad, var, gradient_multipliers), var) for grad, var in pairs]
             if not pairs:
                 raise InvalidArgumentError("There is no gradient that gradient_multipliers keeps.")
-        pairs = _clip_and_summarize(pairs, clip_gradients, chosen, loss)
-        counted = step if increment_global_step else None
-        update = opt.apply_gradients(pairs, global_step=counted, name="train")
+        pairs = _clip_and_summarize(pairs, clip_gradients, names, loss)
+        counter = step if increment_global_step else None
+        update = opt.apply_gradients(pairs, global_step=counter, name="train")
         with _graph.control_dependencies([update]):
             return _graph.identity(loss)
 
@@ -117,7 +117,7 @@ def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
 
 
 def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) -> Any:
-    """Return the loss, computed after the update operations that were given or collected."""
+    """Return the loss, computed after the given or collected update operations."""
     updates = collected if update_ops is None else update_ops
     if not updates:
         return loss
@@ -178,10 +178,10 @@ def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
     if callable(make):
         result = make() if rate is None else make(rate)
     if not isinstance(result, train.Optimizer):
-        received = optimizer if result is None else result
+        candidate = optimizer if result is None else result
         raise InvalidArgumentError(
             "optimizer must be a name, a class of optimizer, an optimizer, or a function of the"
-            f" learning rate that returns one, not {show_value(received)}."
+            f" learning rate that returns one, not {show_value(candidate)}."
         )
     return result
 

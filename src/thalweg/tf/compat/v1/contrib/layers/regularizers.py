@@ -14,8 +14,9 @@ from thalweg.tf.elementwise import add_n
 
 
 def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
-    """Return a function of weights that returns their penalty, scale sum(|weights|); None if
-    `scale` is 0. `scope` is ignored.
+    """Return a function of weights that returns scale * sum(|weights|), or None for scale 0.
+
+    `scope` is ignored.
 
     Raises:
         ValueError: `scale` is negative.
@@ -28,29 +29,27 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
 def sum_regularizer(
     regularizer_list: Sequence[Any], scope: str | None = None
 ) -> Callable[[Any], Any] | None:
-    """Return a function that returns the sum of several penalties; None of none. `scope` is
-    ignored.
-    """
-    given = [each for each in regularizer_list if each is not None]
-    if not given:
+    """Return a function for the sum of several penalties, or None; `scope` is ignored."""
+    regularizers = [regularizer for regularizer in regularizer_list if regularizer is not None]
+    if not regularizers:
         return None
 
     def penalty(weights: Any) -> Any:
-        found = [each(weights) for each in given]
-        found = [each for each in found if each is not None]
-        return add_n(found) if found else None
+        penalties = [regularizer(weights) for regularizer in regularizers]
+        penalties = [penalty_term for penalty_term in penalties if penalty_term is not None]
+        return add_n(penalties) if penalties else None
 
     return penalty
 
 
 def apply_regularization(regularizer: Callable[[Any], Any], weights_list: Any = None) -> Any:
-    """Return the sum of the penalties of weights, by default of those in the collection WEIGHTS.
+    """Return the sum of penalties of weights, by default of the collection WEIGHTS, or 0.
 
-    It goes to REGULARIZATION_LOSSES; it is 0 if there are none.
+    The sum is added to REGULARIZATION_LOSSES.
     """
     weights = _graph.get_collection(GraphKeys.WEIGHTS) if weights_list is None else weights_list
-    found = [each for each in map(regularizer, weights) if each is not None]
-    total = add_n(found) if found else _graph.constant(0.0)
-    if found:
+    penalties = [penalty for penalty in map(regularizer, weights) if penalty is not None]
+    total = add_n(penalties) if penalties else _graph.constant(0.0)
+    if penalties:
         _graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, total)
     return total

@@ -20,25 +20,25 @@ _CLASSES = 10
 
 
 class DataSet:
-    """Images and their labels, given out in batches.
+    """Images and their labels, returned in batches.
 
     Attributes:
         images: (n, 784), or (n, 28, 28, 1); float32 in [0, 1], or uint8.
         labels: uint8 of shape (n,), or float64 of shape (n, 10) with a 1 at each label.
         num_examples: n.
-        epochs_completed: How often all were given out.
+        epochs_completed: Number of finished passes.
     """
 
     def __init__(self, images: Any, labels: Any, seed: int | None = None) -> None:
         self.images, self.labels = images, labels
         self.num_examples, self.epochs_completed = len(images), 0
         self._random = np.random.default_rng(seed)
-        self._order, self._next = np.arange(len(images)), 0
+        self._order, self._position = np.arange(len(images)), 0
 
     def next_batch(
         self, batch_size: int, fake_data: bool = False, shuffle: bool = True
     ) -> tuple[Any, Any]:
-        """Return the next examples; where an epoch ends, the batch goes on with those of the next.
+        """Return the next examples; a batch at the end of an epoch continues with the next one.
 
         Args:
             batch_size: How many, at most `num_examples`.
@@ -53,16 +53,16 @@ class DataSet:
             raise InvalidArgumentError(
                 f"A batch of {batch_size} is larger than the {self.num_examples} examples."
             )
-        if not self._next and not self.epochs_completed:
+        if not self._position and not self.epochs_completed:
             self._begin_epoch(shuffle)
-        chosen = self._order[self._next : self._next + batch_size]
-        self._next += batch_size
-        if self._next > self.num_examples:
+        batch_indices = self._order[self._position : self._position + batch_size]
+        self._position += batch_size
+        if self._position > self.num_examples:
             self.epochs_completed += 1
             self._begin_epoch(shuffle)
-            self._next = batch_size - len(chosen)
-            chosen = np.concatenate([chosen, self._order[: self._next]])
-        return self.images[chosen], self.labels[chosen]
+            self._position = batch_size - len(batch_indices)
+            batch_indices = np.concatenate([batch_indices, self._order[: self._position]])
+        return self.images[batch_indices], self.labels[batch_indices]
 
     def _begin_epoch(self, shuffle: bool) -> None:
         self._order = np.arange(self.num_examples)
@@ -119,14 +119,16 @@ def read_data_sets(
         raise InvalidArgumentError(f"validation_size must be in [0, {count}]: {validation_size}.")
 
     def of(part: str, places: slice) -> DataSet:
-        images, labels = (each[places] for each in parts[part])
+        images, labels = (array[places] for array in parts[part])
         count, *sizes = images.shape
         images = images.reshape(count, math.prod(sizes)) if reshape else images[..., None]
         images = images if kind == "uint8" else images.astype(np.float32) * np.float32(1 / 255)
         return DataSet(images, np.eye(_CLASSES)[labels] if one_hot else labels, seed)
 
-    first, rest = slice(0, validation_size), slice(validation_size, None)
-    return Datasets(of("train", rest), of("train", first), of("test", slice(None)))
+    validation_part, training_part = slice(0, validation_size), slice(validation_size, None)
+    return Datasets(
+        of("train", training_part), of("train", validation_part), of("test", slice(None))
+    )
 
 
 def _refuse_fake(fake_data: bool) -> None:
@@ -135,12 +137,12 @@ def _refuse_fake(fake_data: bool) -> None:
 
 
 def _read_idx(folder: Path, name: str) -> Any:
-    """An array of bytes in the format IDX: magic number, sizes, elements."""
-    packed, plain = folder / f"{name}.gz", folder / name
-    if packed.exists():
-        content = gzip.decompress(packed.read_bytes())
-    elif plain.exists():
-        content = plain.read_bytes()
+    """Read an array of bytes in the IDX format: magic number, sizes, elements."""
+    gzip_path, plain_path = folder / f"{name}.gz", folder / name
+    if gzip_path.exists():
+        content = gzip.decompress(gzip_path.read_bytes())
+    elif plain_path.exists():
+        content = plain_path.read_bytes()
     else:
         raise FileNotFoundError(
             f"There is no {name}.gz in '{folder}'. Put the four files of MNIST there: nothing is"
