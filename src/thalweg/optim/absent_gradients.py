@@ -78,7 +78,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         The plan of each rule; empty if one of them has to make state first.
     """
     shares = optimizer._shares(absent)
-    parts = optimizer._own.parts
+    parts = optimizer._cache.parts
     steps = [optimizer._sub_step(rule, share, parts) for rule, share in shares.items()]
     if not all(has_step_counts_alone(part) for _, part, _ in steps):
         return ()
@@ -95,7 +95,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[RepeatedS
         )
         with no_grad():
             pairs, copies = hooks.aim(share.pairs)
-        if not plan(hooks, part.kept, pairs, how, copies) or not part.publishes_numbers_only:
+        if not plan(hooks, part.plans, pairs, how, copies) or not part.publishes_numbers_only:
             return ()
         run(part.publishing())
         hooks.settle()

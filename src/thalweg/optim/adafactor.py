@@ -36,7 +36,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     _torch = torch.optim.Adafactor
     _sparse = "Adafactor does not support sparse gradients"
     _unread = ("eps",)
-    _never = {
+    _unsupported_options = {
         "state_storage": "has no slots that state_storage may encode: of matrices it keeps a number"
         " for each row and column, and what it keeps of others it measures"
     }

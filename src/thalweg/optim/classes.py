@@ -225,10 +225,10 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
 
     _torch = torch.optim.SparseAdam
     _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
-    _plain = True
+    _has_python_scalars = True
     _single = ()
     _unread = ("maximize",)
-    _never = {
+    _unsupported_options = {
         "state_storage": "cannot have state_storage: its gradients are sparse, and slots in 8 bits"
         " are updated block by block",
         "round": "cannot have round: its gradients are sparse, and random bits are drawn for dense"

@@ -81,7 +81,7 @@ class Operands:
 
     def check(self, optimizer: Any) -> None:
         """A step was taken: is what was read still all there is?"""
-        steady = optimizer._own.rebind_target
+        steady = optimizer._cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
             found = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
@@ -108,7 +108,7 @@ def can_be_taken(handle: str) -> bool:
     Dynamo calls this while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
-    operands, around = optimizer._own.operands, optimizer._around
+    operands, around = optimizer._cache.operands, optimizer._around
     operands.read(optimizer)
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
@@ -167,7 +167,7 @@ def _step(
 ) -> None:
     """Take a step of an optimizer with gradients, one or none for each of its parameters."""
     taker = _optimizers[optimizer]
-    operands = taker._own.operands
+    operands = taker._cache.operands
     params = operands.parameters
     written = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
     pairs = zip([*written, *operands.slots], [*parameters, *slots], strict=True)

@@ -67,19 +67,21 @@ class ForeignThere(DeviceColumn):
         own = [view.detach().reshape(()) for view in views]
         dtype = reduce(torch.promote_types, [view.dtype for view in own])
         super().__init__(name, views, torch.stack([view.to(dtype) for view in own]))
-        self._own = own
+        self._foreign_views = own
 
     def read(self) -> None:
         """Look at the numbers, on the device."""
-        self.common = torch.stack([view.to(self.dtype) for view in self._own])
+        self.common = torch.stack([view.to(self.dtype) for view in self._foreign_views])
 
     def counting(self, taken: Tensor | None) -> Call:
         add: Any = torch._foreach_add_  # pyright: ignore
-        own = [*dict(zip(self._pointers, self._own, strict=True)).values()]
+        own = [*dict(zip(self._pointers, self._foreign_views, strict=True)).values()]
         return partial(add, own, 1 if taken is None else taken.to(self.dtype))
 
     def moving(self, values: Tensor, taken: Tensor | None) -> Call:
         made = values.to(self.dtype)
         made = made if taken is None else torch.where(taken, made, self.common)
         copy: Any = torch._foreach_copy_  # pyright: ignore
-        return partial(copy, self._own, list(made.expand(len(self._own)).unbind()))
+        return partial(
+            copy, self._foreign_views, list(made.expand(len(self._foreign_views)).unbind())
+        )

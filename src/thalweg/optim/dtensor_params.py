@@ -46,7 +46,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     """Take a step in the block on all ranks or on none, if ranks send messages in it.
 
     Args:
-        optimizer: A `FusedOptimizer`. Its `_own.team` is set in the block.
+        optimizer: A `FusedOptimizer`. Its `_cache.team` is set in the block.
     """
     team = None
     if is_imported() and any_on_mesh(optimizer._params()):
@@ -56,12 +56,12 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     if team is None:
         yield
         return
-    optimizer._own.team = team
+    optimizer._cache.team = team
     try:
         with team.report_errors():
             yield
     finally:
-        optimizer._own.team = None
+        optimizer._cache.team = None
         team.end()
 
 

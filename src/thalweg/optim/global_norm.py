@@ -40,7 +40,7 @@ class CommonNorm:
         """
         pairs = [pair for _, given in shares for pair in given]
         asked = _asked(shares, [grad for grad, _ in pairs], [var for _, var in pairs])
-        if self._ready is not None and not self._ready.try_rebind(_own(shares, asked)):
+        if self._ready is not None and not self._ready.try_rebind(_norm_request(shares, asked)):
             self._ready = None
         return self._ready is not None
 
@@ -90,7 +90,7 @@ class CommonNorm:
             flush = asked.selection.denormals == "flush"
             values = list(map(values_of, gradients))
             return _engines.Tensors(values, variables, flush), variables
-        self._ready = self._gate.plan_step(_own(shares, asked))
+        self._ready = self._gate.plan_step(_norm_request(shares, asked))
         return self._ready, variables
 
 
@@ -101,7 +101,7 @@ def _asked(shares: Sequence[Share], gradients: Sequence[object], variables: Any)
     return StepRequest(rules.TORCH_SGD, (), variables, *beside)
 
 
-def _own(shares: Sequence[Share], asked: StepRequest) -> StepRequest:
+def _norm_request(shares: Sequence[Share], asked: StepRequest) -> StepRequest:
     sharing = _sharing(shares)
     return asked if sharing is None else sharing.share_out(asked)
 

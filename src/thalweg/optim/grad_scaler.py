@@ -28,7 +28,7 @@ class GradScalerMixin:
 
     param_groups: list[Group]
     _around: StepOptions
-    _own: Any
+    _cache: Any
 
     def _homes_of(self, params: Sequence[Tensor]) -> Homes:
         """The device that alone knows the numbers of parameters, and where the host keeps them."""
@@ -47,18 +47,20 @@ class GradScalerMixin:
         None leaves it to the host: where nothing is to be decided, and where a step makes state,
         has constraints, or adds up gradients.
         """
-        found = vars(self).get("found_inf")
-        around = self._around
-        if not isinstance(found, Tensor) or is_host([found]) or not self._counts_there():
+        found_inf = vars(self).get("found_inf")
+        options = self._around
+        if not isinstance(found_inf, Tensor) or is_host([found_inf]) or not self._counts_there():
             return None
-        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        params = list(chain.from_iterable(given))
-        if around.accumulate > 1 or around.in_backward or found.device != device_of(params):
+        params_by_group = [
+            [p for p in group["params"] if p.grad is not None] for group in self.param_groups
+        ]
+        params = list(chain.from_iterable(params_by_group))
+        if options.accumulate > 1 or options.in_backward or found_inf.device != device_of(params):
             return None
         if any(variable_constraint(param) is not None for param in params):
             return None
-        has_state = all(map(self._have_state, self.param_groups, given))
-        return found.detach().reshape(()) == 0 if has_state else None
+        has_state = all(map(self._have_state, self.param_groups, params_by_group))
+        return found_inf.detach().reshape(()) == 0 if has_state else None
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
         """Return whether parameters of a group have all their state."""
@@ -66,13 +68,13 @@ class GradScalerMixin:
 
     def _skip_overflowed_step(self) -> bool:
         """Leave the step out if `torch.amp.GradScaler` says that a gradient is not finite."""
-        found = vars(self).get("found_inf")
-        if found is None or not number(found):  # 0 where there were no gradients to look at
+        found_inf = vars(self).get("found_inf")
+        if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False
-        count = self._own.count
-        if (counter := self._own.counter) is not None:
+        count = self._cache.count
+        if (counter := self._cache.counter) is not None:
             count += int(counter.item())
-        self._own.last = LastStep(False, FOUND_INF, count)
+        self._cache.last_step = LastStep(False, FOUND_INF, count)
         return True
 
     def _unscaling(self) -> float | Tensor | None:
@@ -81,9 +83,9 @@ class GradScalerMixin:
         A tensor where a device decides on the step.
         """
         scale = vars(self).get("grad_scale")
-        if scale is None or self._own.sums is not None:  # the sums are unscaled
+        if scale is None or self._cache.sums is not None:  # the sums are unscaled
             return None
-        if self._own.taken is not None:
+        if self._cache.apply_flag is not None:
             return scale.detach().reshape(()).double().reciprocal().float()
         return 1 / number(scale)
 
@@ -104,13 +106,15 @@ def said_once(step: Callable[..., object]) -> Callable[..., Any]:
 
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
-        own = optimizer._own
-        own.begun, own.is_folded, before = (), False, own.total
+        cache = optimizer._cache
+        cache.progress, cache.is_folded, former_total = (), False, cache.total
         try:
             return step(optimizer, closure)
         except BaseException as error:
-            if own.total != before and not own.begun:  # in one call, and interrupted after it
-                own.begun = (f"{TAKEN}.",)
+            if (
+                cache.total != former_total and not cache.progress
+            ):  # in one call, and interrupted after it
+                cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
             optimizer._say(error)
             raise

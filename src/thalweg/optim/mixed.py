@@ -19,7 +19,7 @@ from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.group_options import title_of
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.optim.modern.schedule_free import Means
-from thalweg.optim.param_state import Own
+from thalweg.optim.param_state import Entries
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.step_options import KEYWORDS
 
@@ -111,7 +111,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 " when the group is added."
             ) from error
 
-    def _starts_of(self, group: Group) -> Own:
+    def _starts_of(self, group: Group) -> Entries:
         return self._kind_of(group)._starts_of(self, group)
 
     @property
@@ -226,4 +226,4 @@ def _of_others(kind: Any) -> set[str]:
 
 @cache
 def _options_of_all() -> set[str]:
-    return {name for each in KINDS for name in class_named(each)._wanted}
+    return {name for each in KINDS for name in class_named(each)._option_names}

@@ -196,7 +196,7 @@ class ForeignColumn:
         self._pointers = list(map(Tensor.data_ptr, views))
         self._memory = list(map(Tensor.untyped_storage, views))
         self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
-        self._own = views
+        self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
         plainly = [_plainly] * len(views)
@@ -205,7 +205,7 @@ class ForeignColumn:
 
     def stands(self) -> bool:
         """Return True if the state's tensors have the addresses that they had at construction."""
-        return _hold(self) and list(map(Tensor.data_ptr, self._own)) == self._pointers
+        return _hold(self) and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
 
     def read(self) -> None:
         """Look at the numbers."""

@@ -26,7 +26,7 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
     around, matrix = optimizer._around, None
     # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
     sends = (
-        optimizer._own.known_team is not None
+        optimizer._cache.known_team is not None
         or around.clips
         or around.of(Diagnosed).diagnostics is not None
     )
@@ -39,7 +39,7 @@ def team_of(optimizer: Any) -> MatrixProcessGroup | None:
             matrix = dtensors[0]
     if not (sends or matrix is not None):
         return None
-    cache = optimizer._own
+    cache = optimizer._cache
     if cache.known_team is None:
         cache.known_team = MatrixProcessGroup(params, partial(_describe_step, optimizer), matrix)
     else:

@@ -80,7 +80,7 @@ class ReplayedStep:
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
         self._shared: Scalars | None = None  # those of gradients that kernels have
-        self.told = 0  # of the steps it has taken, those that the optimizer has counted
+        self.reported = 0  # of the steps it has taken, those that the optimizer has counted
 
     @classmethod
     def of(
@@ -271,7 +271,7 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        before, cache = self.snapshot.count.value, optimizer._own
+        before, cache = self.snapshot.count.value, optimizer._cache
         try:
             with cache._lock:
                 try:
@@ -294,7 +294,7 @@ class ReplayedStep:
             or own.get("state") is not self.state
             or not (self._has_guards or not (is_traced() or (flags and is_recorded())))
             or (thread.strategies and replicas() > 1)
-            or cache.is_swapped
+            or cache.holds_averages
             or (cache.stepping is not None and not self._has_sums)
             or not (choices() is self._choices or current(self.selection) == self.selection)
         ):
@@ -311,7 +311,7 @@ class ReplayedStep:
             return True
         pairs, then = None, ()
         if self._has_sums:
-            if optimizer._own.sums.keys() != self._ids:
+            if optimizer._cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             then = optimizer._clearing_sums()
@@ -354,7 +354,7 @@ class ReplayedStep:
         if can_repeat and other == replay_kernel.BEYOND:
             return self._take_by(optimizer, given, is_beyond=True)
         if other and other not in _STEADY:
-            optimizer._own.forget_replay()
+            optimizer._cache.forget_replay()
         return None if other else following
 
     def _prepare(
@@ -402,7 +402,9 @@ class ReplayedStep:
         """Return the transforms of gradients; None if a scaler skips the step or a device
         decides.
         """
-        if optimizer._own.taken is not None:  # whoever asked what it is would wait for the device
+        if (
+            optimizer._cache.apply_flag is not None
+        ):  # whoever asked what it is would wait for the device
             return None
         found = vars(optimizer).get("found_inf")
         if found is not None and number(found):

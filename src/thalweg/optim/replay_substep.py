@@ -48,7 +48,7 @@ class ReplayedSubStep:
 
     def __init__(self, repeated: RepeatedSubStep) -> None:
         self.part, self.hooks, self.places = repeated
-        self.planned: Any = self.part.kept.last
+        self.planned: Any = self.part.plans.last
         self.columns: Any = self.part.columns
         self.owners = [] if self.planned is None else _owners_of(self.planned)
         self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's

@@ -36,7 +36,7 @@ from thalweg.optim.group_options import (
 )
 from thalweg.optim.load_state import in_place, load
 from thalweg.optim.param_scalars import STEP
-from thalweg.optim.param_state import Own, ParamState, ScalarSpec, check_number
+from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
 from thalweg.optim.step_adapter import RepeatedSubStep
 from thalweg.optim.step_options import (
@@ -128,7 +128,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         if not isinstance(capturable, bool):
             raise TypeError(f"capturable must be a bool, not {show_value(capturable)}.")
         around = {key: hypers.pop(key) for key in KEYWORDS if key in hypers}
-        given = named(hypers if lr is None else {"lr": lr, **hypers}, known=own)
+        given = named(hypers if lr is None else {"lr": lr, **hypers}, hyper_names=own)
         for name in given:
             if name not in own:
                 near = did_you_mean(title_of(name), map(title_of, own))
@@ -162,7 +162,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _make(self) -> None:
         """Make the state that parameters lack."""
-        with self._own._lock, writable():
+        with self._cache._lock, writable():
             part, params, places = self._whole()
             part.targets(self.state, params, False)
             part.make(self.state, params, self._starts(params, places), self._homes_of(params))
@@ -171,9 +171,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _whole(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
-        parts, rule = self._own.parts, self._around.rule(self.rule)
+        parts, rule = self._cache.parts, self._around.rule(self.rule)
         if rule not in parts:
-            kinds, blocks = self._around.kinds, self._own.blocks
+            kinds, blocks = self._around.kinds, self._cache.blocks
             parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
         params = self._params()
         places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
@@ -191,7 +191,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Own]:
+    def _starts(self, params: list[Tensor], places: list[int]) -> dict[int, Entries]:
         """Return the initial states of parameters: numbers of an optimizer go on."""
         self._tell_of_zeros(params, places)
         known = next((own for param in params if (own := self.state.get(param))), {})
@@ -220,14 +220,14 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             return
         if only is None:
             members = [index for index, grad in enumerate(found) if grad is not None]
-            hooks, kept = TensorFlowStepAdapter(self, part, params, places, members), part.kept
+            hooks, kept = TensorFlowStepAdapter(self, part, params, places, members), part.plans
         else:
             members = [next(k for k, other in enumerate(params) if other is only)]
             hooks = TensorFlowStepAdapter(self, part, params, places, members)
             if not hooks.repeats:  # what a step makes is published by its last update alone
                 self._make()
                 hooks = TensorFlowStepAdapter(self, part, params, places, members)
-            kept = part.kept.alone(only)
+            kept = part.plans.alone(only)
         seen = GradientReport()
         how = gradient_transforms(
             self._around, self._unscaling(), len(pairs), seen, self._is_torchs
@@ -247,7 +247,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             self._keep_rebind_target(part, places if len(members) == len(params) else [])
             if is_repeated:
                 own_places = [places[member] for member in members]
-                self._own.note_repeated(RepeatedSubStep(part, hooks, own_places))
+                self._cache.note_repeated(RepeatedSubStep(part, hooks, own_places))
 
     def _hooks_for(
         self, part: ParamState, params: list[Tensor], places: list[int]
@@ -346,8 +346,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             CheckpointMismatchError: Something is missing, does not belong here, or has another
                 shape, dtype or rule. Lists up to ten differences; nothing was loaded.
         """
-        with self._own._lock:
-            check_no_step(self._own, type(self).__name__, "load_state_dict")
+        with self._cache._lock:
+            check_no_step(self._cache, type(self).__name__, "load_state_dict")
             load(self, state_dict, in_place, convert)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class ParamGroupAdapter(StepAdapter):
         self._keys: list[Hashable] | None = None
         self._written: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
-        self.taken, self.watch = optimizer._own.taken, optimizer._own.watch
+        self.taken, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
         self._homes = homes = optimizer._homes_of(params)
         self.there = homes[0]
         self.repeats = part.homes == homes and part.stands(optimizer.state, params)
@@ -76,7 +76,7 @@ class ParamGroupAdapter(StepAdapter):
             check_slots(optimizer, part.rule, zip(params, places, strict=True))
             part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
         if part.locals is not None:
-            self.sharing = sharing_of(part.locals, optimizer._own.team)
+            self.sharing = sharing_of(part.locals, optimizer._cache.team)
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
         """Pairs with what a step updates in place of parameters, and what follows that.
@@ -87,7 +87,7 @@ class ParamGroupAdapter(StepAdapter):
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
         given, copies = self._aimed(
-            pairs if self.sharing is None else placed(pairs, self._optimizer._own.team)
+            pairs if self.sharing is None else placed(pairs, self._optimizer._cache.team)
         )
         return self.seen(given), copies
 
@@ -325,7 +325,7 @@ class TorchStepAdapter(ParamGroupAdapter):
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
         value = self._made[key][column.name]
-        if self._part.numbers[column.name].is_rounded and not isinstance(value, Tensor):
+        if self._part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.
             return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()
         return value

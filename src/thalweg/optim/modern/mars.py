@@ -12,7 +12,7 @@ from thalweg._core.param_groups import Group
 from thalweg.formula import Rule
 from thalweg.optim.modern.arguments import Betas, Rate
 from thalweg.optim.modern.optimizer import ModernOptimizer
-from thalweg.optim.param_state import Own
+from thalweg.optim.param_state import Entries
 from thalweg.rules import modern as rules
 
 _TYPES = {"adamw": "MARS", "lion": "MARS_LION"}
@@ -79,5 +79,5 @@ class MARS(ModernOptimizer):
         return []
 
     @staticmethod
-    def _starts_beside(param: Tensor) -> Own:
+    def _starts_beside(param: Tensor) -> Entries:
         return {"is_vector": float(param.dim() < 2)}

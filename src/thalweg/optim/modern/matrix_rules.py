@@ -160,7 +160,7 @@ class MuonH(OfMatrices, ModernOptimizer):
     """
 
     _rule = "MUONH"
-    _without = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
+    _zero_warning = ("radius", "is 0 and has no sphere, so MuonH takes Muon's steps with it.")
     _made = staticmethod(muonh)
 
     def _arguments(
