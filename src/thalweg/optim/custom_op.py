@@ -65,28 +65,28 @@ class Operands:
         if self.parameters:
             self.read(optimizer)
 
-    def reading(self, optimizer: object, but: Container[int] = ()) -> list[Call]:
+    def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
         """Return calls of C functions that replace the operands, or none if they were never read.
 
         Args:
             optimizer: The optimizer, or an object that has its future state.
-            but: The `id` of slots that it will not have.
+            excluded_ids: The `id` of slots that it will not have.
         """
         if not self.parameters:
             return []
         params, slots = _found(optimizer)
-        slots = [slot for slot in slots if id(slot) not in but]
-        found = {"parameters": params, "slots": slots, "is_stale": False}
-        return [partial(vars(self).update, found)]
+        slots = [slot for slot in slots if id(slot) not in excluded_ids]
+        updates = {"parameters": params, "slots": slots, "is_stale": False}
+        return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
         """A step was taken: is what was read still all there is?"""
         steady = optimizer._cache.rebind_target
         if steady is None or steady is not self._rebind_target:
             self._rebind_target = steady
-            found = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
+            operand_pairs = zip(_found(optimizer), (self.parameters, self.slots), strict=True)
             self.is_stale = not all(
-                len(new) == len(old) and all(map(is_, new, old)) for new, old in found
+                len(new) == len(old) and all(map(is_, new, old)) for new, old in operand_pairs
             )
 
 
@@ -108,12 +108,12 @@ def can_be_taken(handle: str) -> bool:
     Dynamo calls this while it traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
-    operands, around = optimizer._cache.operands, optimizer._around
+    operands, options = optimizer._cache.operands, optimizer._around
     operands.read(optimizer)
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
-        not around.kinds.sums
-        and not around.in_backward
+        not options.kinds.sums
+        and not options.in_backward
         and not any(group.get("differentiable") for group in optimizer.param_groups)
         and all(map(_is_plain, [*operands.parameters, *operands.slots, *gradients]))
     )
@@ -169,8 +169,8 @@ def _step(
     taker = _optimizers[optimizer]
     operands = taker._cache.operands
     params = operands.parameters
-    written = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
-    pairs = zip([*written, *operands.slots], [*parameters, *slots], strict=True)
+    updated_params = [p for p, grad in zip(params, gradients, strict=True) if grad is not None]
+    pairs = zip([*updated_params, *operands.slots], [*parameters, *slots], strict=True)
     with _views_counted(), no_grad(), _in_place_of(list(pairs)), _having(params, gradients):
         taker._step()
         operands.check(taker)
@@ -195,24 +195,34 @@ def _in_place_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
     A graph may give copies, and write them back, or not, in its own time.
     """
-    moved = [(own.detach(), given) for own, given in pairs if own.data_ptr() != given.data_ptr()]
-    kept = [own.clone() for own, _ in moved]
-    back = [
-        call
-        for (own, given), before in zip(moved, kept, strict=True)
-        for call in (partial(given.copy_, own), partial(own.copy_, before))
+    distinct_pairs = [
+        (optimizer_tensor.detach(), graph_tensor)
+        for optimizer_tensor, graph_tensor in pairs
+        if optimizer_tensor.data_ptr() != graph_tensor.data_ptr()
     ]
-    into = [partial(own.copy_, given) for own, given in moved]
-    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+    backups = [optimizer_tensor.clone() for optimizer_tensor, _ in distinct_pairs]
+    restore_calls = [
+        call
+        for (optimizer_tensor, graph_tensor), backup in zip(distinct_pairs, backups, strict=True)
+        for call in (
+            partial(graph_tensor.copy_, optimizer_tensor),
+            partial(optimizer_tensor.copy_, backup),
+        )
+    ]
+    enter_calls = [
+        partial(optimizer_tensor.copy_, graph_tensor)
+        for optimizer_tensor, graph_tensor in distinct_pairs
+    ]
+    return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
 def _having(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
     """Have parameters have these gradients."""
-    before = [param.grad for param in params]
-    if all(map(is_, before, gradients)):
+    former_grads = [param.grad for param in params]
+    if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))
-    into, back = _setting(params, gradients), _setting(params, before)
-    return ContextSetting(lambda: ([unwatched(into)], [unwatched(back)]))
+    enter_calls, restore_calls = _setting(params, gradients), _setting(params, former_grads)
+    return ContextSetting(lambda: ([unwatched(enter_calls)], [unwatched(restore_calls)]))
 
 
 def _setting(

@@ -84,11 +84,11 @@ def placed(
     return dtensor_step.place_on_mesh(pairs, team)
 
 
-def entry_of(name: str, own: Tensor) -> Entry:
+def entry_of(name: str, tensor: Tensor) -> Entry:
     """Return a tensor that a state sets; of a DTensor this rank's part, given the whole or a
     DTensor.
     """
-    parts = locals_of([own])
+    parts = locals_of([tensor])
     if parts is None:
-        return Entry(name, own)
-    return Part(name, parts.part(own), var=own, parts=parts)
+        return Entry(name, tensor)
+    return Part(name, parts.part(tensor), var=tensor, parts=parts)

@@ -85,7 +85,9 @@ _NOT_IN_GRAPHS = (
     " accumulate=, in_backward= or differentiable=, or if tensors are sparse, not on the CPU, or of"
     " a class of their own"
 )
-_APPLIED = "Gradients were applied in the backward pass: the next call of step counts them."
+_APPLIED_IN_BACKWARD = (
+    "Gradients were applied in the backward pass: the next call of step counts them."
+)
 _FOLDED = "The gradients were added to their sums: those of the next call of step follow."
 _SWAPPED_STEP = "A step inside of swapped() would move averages instead of parameters."
 _WAITING = "The sums of gradients stay: the next call of step takes them."
@@ -195,7 +197,7 @@ class StepCache:
 
     def _is_replayed(self, shares: Sequence[RepeatedSubStep]) -> bool:
         """Return whether `replay` repeats exactly the plans that the parts in `shares` ran last."""
-        plans = [] if self.replay is None else [substep.planned for substep in self.replay.shares]
+        plans = [] if self.replay is None else [substep.plan for substep in self.replay.shares]
         current_plans = [substep.part.plans.last for substep in shares]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
@@ -312,7 +314,7 @@ class FusedOptimizer(GradScalerMixin):
 
     def _encodes_group(self, group: Group) -> bool:
         # Rules of the library keep numbers, and with bad options of a group there may be none.
-        defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_taken")
+        defines_rule = hasattr(self, "rule") or hasattr(self._kind_of(group), "_prepared_rule")
         return bool((self._around.wrapping or defines_rule) and self._rule_of(group).codecs)
 
     def _check_kept(self, group: Group) -> None:
@@ -382,7 +384,7 @@ class FusedOptimizer(GradScalerMixin):
         Raises:
             InvalidArgumentError: As `check_reductions`.
         """
-        transforms = self._around.beside
+        transforms = self._around.base_transforms
         rules = {
             rule: getattr(self._kind_of(group), "_rule_by_shape", None) is not None
             for group in groups
@@ -406,7 +408,7 @@ class FusedOptimizer(GradScalerMixin):
     def _tell_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
         """Warn of parameters that are 0 before their first step, if a rule then does less."""
         kinds = map(self._kind_of, self.param_groups)
-        zero_notes = [kind._zero_warning or self._around.without for kind in kinds]
+        zero_notes = [kind._zero_warning or self._around.zero_warning for kind in kinds]
         if any(zero_notes):
             with importing:
                 from thalweg.optim.zero_params import warn_zero_params
@@ -903,7 +905,7 @@ class FusedOptimizer(GradScalerMixin):
         if cache.progress:
             add_note(error, cache.progress)
         elif cache.has_applied_grads:
-            add_note(error, [_APPLIED])
+            add_note(error, [_APPLIED_IN_BACKWARD])
         elif not says_taken(error):
             add_note(error, ())
             if cache.sums is not None:

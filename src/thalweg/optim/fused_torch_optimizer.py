@@ -44,7 +44,7 @@ from thalweg.optim.state_mismatch import (
     state_mismatches,
     sum_of,
 )
-from thalweg.optim.step_adapter import Aimed, RepeatedSubStep, TorchStepAdapter
+from thalweg.optim.step_adapter import RepeatedSubStep, TorchStepAdapter, UpdatePairs
 from thalweg.optim.step_options import KEYWORDS, GradientReport, gradient_transforms
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class FusedTorchOptimizer(FusedOptimizer):
         make_transforms = partial(
             gradient_transforms, self._around, self._unscaling(), report=report, is_torchs=True
         )
-        if len(steps) > 1 and self._around.beside.global_clipnorm is not None:
+        if len(steps) > 1 and self._around.base_transforms.global_clipnorm is not None:
             hooks_and_pairs = [
                 (substep.hooks, pairs)
                 for substep, (pairs, _) in zip(steps, update_pairs, strict=True)
@@ -363,7 +363,7 @@ class FusedTorchOptimizer(FusedOptimizer):
     def _write(
         self,
         steps: Sequence[_SubStep],
-        update_pairs: Sequence[Aimed],
+        update_pairs: Sequence[UpdatePairs],
         make_transforms: Callable[[int], GradientTransforms],
     ) -> tuple[list[BaseException], bool] | None:
         """Take all of a step, several in one section.

@@ -81,7 +81,9 @@ def groups(
     scaled_ids = [
         (_selected(params, [selector], "lr_scale"), factor) for selector, factor in scales.items()
     ]
-    named_params = [(name, param) for name, param in params.named if id(param) not in frozen_ids]
+    named_params = [
+        (name, param) for name, param in params.named_params if id(param) not in frozen_ids
+    ]
     places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
     for (name, param), place in zip(named_params, places, strict=True):
@@ -103,7 +105,7 @@ def _selected(params: ModuleParams, selectors: object, argument: str) -> set[int
     """The `id` of what any of these selects; each is to select something."""
     selected_ids: set[int] = set()
     for selector in _listed(selectors):
-        ids = {id(p) for _, p in params.named if params.selects(selector, p, argument)}
+        ids = {id(p) for _, p in params.named_params if params.selects(selector, p, argument)}
         params.check_selects(ids, selector, argument)
         selected_ids |= ids
     return selected_ids

@@ -24,8 +24,8 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[tupl
         InvalidArgumentError, InvalidTypeError, NotImplementedError: As `check_params`.
     """
     check_params(optimizer, rule, params)
-    every = (param for group in optimizer.param_groups for param in group["params"])
-    numbers = {id(param): number for number, param in enumerate(every)}
+    all_params = (param for group in optimizer.param_groups for param in group["params"])
+    numbers = {id(param): number for number, param in enumerate(all_params)}
     return [(numbers[id(param)], _first_of(param)) for param in params]
 
 
@@ -88,8 +88,12 @@ def _is_cut_in_order(param: Any) -> bool:
     from torch.distributed.tensor import Replicate, Shard
 
     # By their very types: others cut rows in another order than ranks have.
-    kinds = {type(each) for each in param.placements}
-    cuts = {each.dim % max(param.dim(), 1) for each in param.placements if type(each) is Shard}
+    kinds = {type(placement) for placement in param.placements}
+    cuts = {
+        placement.dim % max(param.dim(), 1)
+        for placement in param.placements
+        if type(placement) is Shard
+    }
     return kinds <= {Replicate, Shard} and cuts <= {0} and param.is_contiguous()
 
 
@@ -98,8 +102,8 @@ def _first_of(param: Any) -> int:
     if not (is_on_mesh(param) and param.dim() and param.numel()):
         return 0
     first, rows = 0, param.shape[0]
-    for dim, each in enumerate(param.placements):
-        if each.is_shard():
+    for dim, placement in enumerate(param.placements):
+        if placement.is_shard():
             share = -(-rows // param.device_mesh.size(dim))  # as `torch.chunk` cuts
             begin = min(param.device_mesh.get_local_rank(dim) * share, rows)
             first, rows = first + begin, min(share, rows - begin)

@@ -13,9 +13,9 @@ from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import kind_of
-from thalweg.optim.selectors import LOOKED_UP, ModuleParams
+from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 
-_REST = 10**6  # comes last
+_LAST_TURN = 10**6  # comes last
 
 
 class RulesBySelector:
@@ -39,25 +39,26 @@ class RulesBySelector:
                 f" {show_value(rules)}."
             )
         self._selectors = list(rules)
-        self._titles = [_title(each) for each in self._selectors]
+        self._titles = [_title(selector) for selector in self._selectors]
         self.options: list[Group] = []
         self._kinds: list[Any] = []
         for title, rule in zip(self._titles, rules.values(), strict=True):
-            own: Group = dict(cast("Mapping[str, Any]", rule)) if isinstance(rule, Mapping) else {}
-            if isinstance(rule, Mapping) and "rule" not in own:
+            options: Group = (
+                dict(cast("Mapping[str, Any]", rule)) if isinstance(rule, Mapping) else {}
+            )
+            if isinstance(rule, Mapping) and "rule" not in options:
                 raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
-            own_rule = own.pop("rule") if isinstance(rule, Mapping) else rule
+            own_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
             kind = kind_of(own_rule)
-            known = {*kind._accepted.parameters, *kind._fixed} - {"self"}
-            for name in own:
-                if name not in known:
-                    near = did_you_mean(name, known)
-                    raise InvalidArgumentError(
-                        f"{name!r} of {title} is no option of {kind.__name__}. {near}".rstrip()
-                    )
+            option_names = {*kind._accepted.parameters, *kind._fixed} - {"self"}
+            for name in options:
+                if name not in option_names:
+                    problem = f"{name!r} of {title} is no option of {kind.__name__}."
+                    suggestion = did_you_mean(name, option_names)
+                    raise InvalidArgumentError(f"{problem} {suggestion}".rstrip())
             self._kinds.append(kind)
             rule = own_rule if isinstance(own_rule, Rule) else kind.__name__
-            self.options.append({"rule": rule, **own})
+            self.options.append({"rule": rule, **options})
 
     def takes(self, place: int, name: str) -> bool:
         """Return True if the rule of the selector at an index has an option of this name."""
@@ -65,14 +66,14 @@ class RulesBySelector:
 
     def all_have(self, name: str) -> bool:
         """Return True if each selector sets an option itself."""
-        return all(name in own for own in self.options)
+        return all(name in options for options in self.options)
 
-    def choose(self, params: ModuleParams, left_out: Container[int]) -> list[int]:
+    def choose(self, params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
         """Return the place of the selector of each parameter that is not left out.
 
         Args:
             params: The parameters.
-            left_out: Those that no rule is for, by their `id`.
+            excluded_ids: Those that no rule is for, by their `id`.
 
         Raises:
             InvalidArgumentError: None selects it, or two that come equally early; a rule of
@@ -80,32 +81,34 @@ class RulesBySelector:
                 selects nothing.
         """
         self._check_tuples(params.all_names)
-        found: list[int] = []
-        seen: set[int] = set()
-        for name, param in params.named:
+        indices: list[int] = []
+        used_indices: set[int] = set()
+        for name, param in params.named_params:
             by_turn: dict[int, list[int]] = {}
-            for place, each in enumerate(self._selectors):
-                if _selects(each, param, params):
-                    by_turn.setdefault(_turn(each, params.names[id(param)]), []).append(place)
-                    seen.add(place)
-            if id(param) not in left_out:
+            for place, selector in enumerate(self._selectors):
+                if _selects(selector, param, params):
+                    by_turn.setdefault(_turn(selector, params.names[id(param)]), []).append(place)
+                    used_indices.add(place)
+            if id(param) not in excluded_ids:
                 place = self._first(by_turn, name, param)
                 if self._kinds[place]._of_matrices:
                     self._check_matrix(place, name, param, params)
-                found.append(place)
-        for place, each in enumerate(self._selectors):
-            params.check_selects([place] if place in seen else [], each, "rules:")
-        self._check_rest(found, params, left_out)
-        return found
+                indices.append(place)
+        for place, selector in enumerate(self._selectors):
+            params.check_selects([place] if place in used_indices else [], selector, "rules:")
+        self._check_rest(indices, params, excluded_ids)
+        return indices
 
     def _check_rest(
-        self, found: Sequence[int], params: ModuleParams, left_out: Container[int]
+        self, indices: Sequence[int], params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
         """Refuse `...` that is left nothing where a number took vectors with the matrices."""
-        if ... not in self._selectors or self._selectors.index(...) in found:
+        if ... not in self._selectors or self._selectors.index(...) in indices:
             return
-        given = [(name, param) for name, param in params.named if id(param) not in left_out]
-        for (name, param), place in zip(given, found, strict=True):
+        selected_params = [
+            (name, param) for name, param in params.named_params if id(param) not in excluded_ids
+        ]
+        for (name, param), place in zip(selected_params, indices, strict=True):
             largest = self._selectors[place]
             if isinstance(largest, int) and param.dim() < largest:
                 raise InvalidArgumentError(
@@ -123,10 +126,10 @@ class RulesBySelector:
             )
         first = by_turn[min(by_turn)]
         if len(first) > 1:
-            one, other = (self._titles[place] for place in first[:2])
+            titles = " and that of ".join(self._titles[place] for place in first[:2])
             raise InvalidArgumentError(
-                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {one} and that"
-                f" of {other}: add {name!r} as a selector, or have one of them not select it."
+                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {titles}: add"
+                f" {name!r} as a selector, or have one of them not select it."
             )
         return first[0]
 
@@ -148,8 +151,10 @@ class RulesBySelector:
                 stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
             )
         selector = self._selectors[place]
-        is_named = selector in params.names[id(param)] or isinstance(selector, tuple)
-        if not is_named and any(isinstance(x, LOOKED_UP) for x in params.owners[id(param)]):
+        is_selected_by_name = selector in params.names[id(param)] or isinstance(selector, tuple)
+        if not is_selected_by_name and any(
+            isinstance(x, EMBEDDINGS) for x in params.owners[id(param)]
+        ):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
                 f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
@@ -159,7 +164,7 @@ class RulesBySelector:
     def _needs_layout(self, place: int) -> bool:
         """True if the rule of a selector does not define the blocks of stacks of matrices."""
         kind, options = self._kinds[place], self.options[place]
-        if rule := getattr(kind, "_taken", None):
+        if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
         return "heads" in kind._accepted.parameters and options.get("heads") is None
 
@@ -167,9 +172,9 @@ class RulesBySelector:
         for selector, title in zip(self._selectors, self._titles, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
-                    near = did_you_mean(name, names)
+                    suggestion = did_you_mean(name, names)
                     raise InvalidArgumentError(
-                        f"{name!r} of {title} is the name of no parameter. {near}".rstrip()
+                        f"{name!r} of {title} is the name of no parameter. {suggestion}".rstrip()
                     )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
@@ -192,17 +197,19 @@ class ParamGroups(list[Group]):
 
 
 def _row(group: Group) -> tuple[str, ...]:
-    given = [each if isinstance(each, tuple) else ("unnamed", each) for each in group["params"]]
-    own = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
-    elements = sum(param.numel() for _, param in given)
-    such = ", ".join(name for name, _ in given[:2]) + ", ..." * (len(given) > 2)
+    named_params = [
+        entry if isinstance(entry, tuple) else ("unnamed", entry) for entry in group["params"]
+    ]
+    options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
+    elements = sum(param.numel() for _, param in named_params)
+    examples = ", ".join(name for name, _ in named_params[:2]) + ", ..." * (len(named_params) > 2)
     rule = group.get("rule", "")
     return (
         rule.name if isinstance(rule, Rule) else str(rule),
-        " ".join(own) or "defaults",
-        str(len(given)),
+        " ".join(options) or "defaults",
+        str(len(named_params)),
         f"{elements:,}",
-        such,
+        examples,
     )
 
 
@@ -232,4 +239,4 @@ def _turn(selector: Any, names: Sequence[str]) -> int:
         return -2
     if isinstance(selector, type):
         return -1
-    return _REST if selector is ... else selector
+    return _LAST_TURN if selector is ... else selector

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from thalweg.optim.device_param_scalars import DeviceColumn
 
 # Gradients and what they update, and for each of these what is set to it, if there is any.
-Aimed = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
+UpdatePairs = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
 
 _KEEP = Selection(denormals="keep")  # as torch does
 
@@ -66,7 +66,7 @@ class ParamGroupAdapter(StepAdapter):
         self._params = params
         self._places = places
         self._keys: list[Hashable] | None = None
-        self._written: list[tuple[Any, list[Any]]] = []
+        self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.taken, self.watch = optimizer._cache.apply_flag, optimizer._cache.watch
         self._homes = homes = optimizer._homes_of(params)
@@ -78,7 +78,7 @@ class ParamGroupAdapter(StepAdapter):
         if part.locals is not None:
             self.sharing = sharing_of(part.locals, optimizer._cache.team)
 
-    def aim(self, pairs: list[tuple[Any, Tensor]]) -> Aimed:
+    def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
         """Pairs with what a step updates in place of parameters, and what follows that.
 
         Clipping sees rows that are added up.
@@ -86,27 +86,29 @@ class ParamGroupAdapter(StepAdapter):
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
-        given, copies = self._aimed(
+        target_pairs, copies = self._aimed(
             pairs if self.sharing is None else placed(pairs, self._optimizer._cache.team)
         )
-        return self.seen(given), copies
+        return self.seen(target_pairs), copies
 
     def seen(self, pairs: list[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
         """Pairs with gradients as options are to see them."""
         return all_summed(pairs, self.names_of) if self._optimizer._around.clips else pairs
 
-    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> Aimed:
+    def _aimed(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
         targets = self._part.targets(self._optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
-        own = {id(param): target for param, target in zip(self._params, targets, strict=True)}
-        given = [(grad, own[id(param)]) for grad, param in pairs]
+        targets_by_id = {
+            id(param): target for param, target in zip(self._params, targets, strict=True)
+        }
+        target_pairs = [(grad, targets_by_id[id(param)]) for grad, param in pairs]
         self._real = {
             id(target): param
-            for (_, target), (_, param) in zip(given, pairs, strict=True)
+            for (_, target), (_, param) in zip(target_pairs, pairs, strict=True)
             if target is not param
         }
-        return given, [self._real.get(id(target)) for _, target in given]
+        return target_pairs, [self._real.get(id(target)) for _, target in target_pairs]
 
     def step_rule(self) -> Any:
         return self._part.rule
@@ -178,20 +180,20 @@ class ParamGroupAdapter(StepAdapter):
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
         optimizer, part = self._optimizer, self._part
-        taken = [
+        states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
             if part.rule in optimizer._rules_around(group)
             for param in group["params"]
         ]
         names = [slot.name for slot in part.rule.common_slots]
-        found: list[Sequence[Tensor]] = []
-        for own in (*filter(None, taken), *map(part.made_of, self._params)):
+        common_slots: list[Sequence[Tensor]] = []
+        for entries in (*filter(None, states), *map(part.made_of, self._params)):
             try:
-                found.append([own[name] for name in names])
+                common_slots.append([entries[name] for name in names])
             except KeyError:  # they are not made yet, or made by this step
                 continue
-        return found
+        return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
         optimizer = self._optimizer
@@ -206,15 +208,17 @@ class ParamGroupAdapter(StepAdapter):
         part, places = self._part, self._places
         for column in part.columns:
             column.read()
-        differing = [
+        differing_values = [
             column.values
             for column in part.columns
-            if column.is_there is False and column.common is None
+            if column.is_on_device is False and column.common is None
         ]
-        differing += [flags for flags in part.lacked.values() if not all(flags)]
-        differing += [kinds for each in part.columns if (kinds := getattr(each, "kinds", None))]
-        if differing:
-            self._keys = list(zip(places, *differing, strict=True))
+        differing_values += [flags for flags in part.lacked.values() if not all(flags)]
+        differing_values += [
+            kinds for column in part.columns if (kinds := getattr(column, "kinds", None))
+        ]
+        if differing_values:
+            self._keys = list(zip(places, *differing_values, strict=True))
         elif places and places[0] != places[-1]:
             self._keys = list(places)
 
@@ -227,16 +231,20 @@ class ParamGroupAdapter(StepAdapter):
         calls = self._part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self._part.columns:
-            if column.is_there is True:
+            if column.is_on_device is True:
                 calls.append(self._counting_there(column))
                 continue
             if len(keys) == 1:
                 values = [self._next(column, keys[0])]
             else:
-                found = {key: self._next(column, key) for key in dict.fromkeys(keys)}
-                values = [found[key] for key in keys] if len(found) > 1 else [found[keys[0]]]
+                numbers_by_key = {key: self._next(column, key) for key in dict.fromkeys(keys)}
+                values = (
+                    [numbers_by_key[key] for key in keys]
+                    if len(numbers_by_key) > 1
+                    else [numbers_by_key[keys[0]]]
+                )
             calls += column.writing(values)
-            self._written.append((column, values))
+            self._pending_numbers.append((column, values))
         return calls
 
     def _counting_there(self, column: DeviceColumn) -> Call:
@@ -253,15 +261,15 @@ class ParamGroupAdapter(StepAdapter):
     def _apart(self, key: Any) -> tuple[int, dict[str, Any]]:
         """The group of parameters that have a key in common, and their numbers."""
         part = self._part
-        place, *differing = key if isinstance(key, tuple) else (key,)
+        place, *differing_numbers = key if isinstance(key, tuple) else (key,)
         place = self._places[0] if place is None else place
-        own = iter(differing)
+        remaining_numbers = iter(differing_numbers)
         numbers = {
-            column.name: next(own) if column.common is None else column.common
+            column.name: next(remaining_numbers) if column.common is None else column.common
             for column in part.columns
         }
         lacked = part.lacked and {
-            name for name, flags in part.lacked.items() if all(flags) or next(own)
+            name for name, flags in part.lacked.items() if all(flags) or next(remaining_numbers)
         }
         numbers["is_first"] = bool(lacked) and part.first in lacked
         for option in self._optimizer._around.wrapping:
@@ -281,7 +289,7 @@ class ParamGroupAdapter(StepAdapter):
 
     def settle(self) -> None:
         """The step was written."""
-        for column, values in self._written:
+        for column, values in self._pending_numbers:
             column.wrote(values)
         self._part.settle(self._optimizer.state)
 
@@ -294,12 +302,12 @@ class TorchStepAdapter(ParamGroupAdapter):
     ) -> None:
         super().__init__(optimizer, part, params, places)
         self.selection = current(_KEEP)
-        self._made: dict[Hashable, dict[str, object]] = {}
+        self._scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        if group not in self._made:
-            self._made[group] = self._prepared(group)
-        return self._made[group]
+        if group not in self._scalars_by_key:
+            self._scalars_by_key[group] = self._prepared(group)
+        return self._scalars_by_key[group]
 
     def _prepared(self, key: Hashable) -> dict[str, Any]:
         rule, optimizer = self._part.rule, self._optimizer
@@ -311,20 +319,21 @@ class TorchStepAdapter(ParamGroupAdapter):
             numbers["t"] = numbers[STEP] = step + 1
         numbers |= self.in_common
         try:
-            made = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
-            for name, each in made.items():
-                if type(each) is not float and not self._stays(each):
-                    made[name] = number(each)
+            scalars = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+            for name, scalar in scalars.items():
+                if type(scalar) is not float and not self._stays(scalar):
+                    scalars[name] = number(scalar)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
             group = optimizer.param_groups[place]
-            shown, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            numbers_text, reason = optimizer._show_numbers(group), _describe_betas(group) or error
+            problem = f"{reason} in step {numbers.get('t', 1)}"
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {shown}: {reason} in step {numbers.get('t', 1)}."
+                f"Group {place} takes no step with {numbers_text}: {problem}."
             ) from error
-        return {**options.numbers(self._stays), **numbers, **made}
+        return {**options.numbers(self._stays), **numbers, **scalars}
 
     def _next(self, column: AnyColumn, key: Hashable) -> Any:
-        value = self._made[key][column.name]
+        value = self._scalars_by_key[key][column.name]
         if self._part.numbers[column.name].rounds_as_tensor and not isinstance(value, Tensor):
             # As in torch's code, the default dtype decides how it is rounded.
             return torch.tensor(value, dtype=torch.get_default_dtype(), device="cpu").item()

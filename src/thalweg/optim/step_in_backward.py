@@ -36,10 +36,14 @@ def listen(optimizer: Any) -> None:
 def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
-        own = optimizer()
+        live_optimizer = optimizer()
         # A second hook of one parameter, after an interruption, finds no gradient.
-        if own is not None and param.grad is not None and place_of(own, param) is not None:
-            own._apply_alone(param)
+        if (
+            live_optimizer is not None
+            and param.grad is not None
+            and place_of(live_optimizer, param) is not None
+        ):
+            live_optimizer._apply_alone(param)
 
     return apply
 
@@ -49,5 +53,5 @@ def place_of(optimizer: Any, param: Tensor) -> int | None:
     places = optimizer._cache.places
     if not places:
         for index, group in enumerate(optimizer.param_groups):
-            places |= {id(each): index for each in group["params"]}
+            places |= {id(param): index for param in group["params"]}
     return places.get(id(param))

@@ -115,21 +115,21 @@ class StepOptions:
         counts: Whether an option asks for the number of a step.
         keeps_as_torch: Whether the state is what torch would keep, where it would.
         kinds: What the state of parameters is kept in.
-        without: As that of a `Wrapper`, if there is one.
-        beside: What happens to gradients where nothing is known of a step.
+        zero_warning: As `without` of a `Wrapper`, if there is one.
+        base_transforms: What happens to gradients where nothing is known of a step.
 
     Raises:
         TypeError, ValueError: One is not what it can be, or cannot be beside another.
     """
 
     def __init__(self, **keywords: object) -> None:
-        self._of: dict[type[Option], Option] = {}
+        self._option_of: dict[type[Option], Option] = {}
         for kind in OPTIONS:
             names = [field.name for field in kind.keywords() if field.name in keywords]
-            self._of[kind] = kind(**{name: keywords.pop(name) for name in names})
+            self._option_of[kind] = kind(**{name: keywords.pop(name) for name in names})
         if keywords:
             raise TypeError(f"{next(iter(keywords))!r} is no option of an optimizer.")
-        active = [option for option in self._of.values() if option.on]
+        active = [option for option in self._option_of.values() if option.on]
         for option in active:
             option.check_beside(self)
         self.on: dict[str, Any] = {
@@ -141,12 +141,12 @@ class StepOptions:
         self.in_backward = self.of(InBackward).in_backward
         self.counts = any(option.counts for option in active)
         self.keeps_as_torch = not any(option.changes_state for option in active)
-        self.beside = GradientTransforms(
+        self.base_transforms = GradientTransforms(
             **{n: x for option in active for n, x in option.gradient_transforms().items()}
         )
-        self.without = self.of(Sphere).without if self.of(Sphere) in active else ()
+        self.zero_warning = self.of(Sphere).without if self.of(Sphere) in active else ()
         self._begin = [option for option in active if option.begins]
-        self._are_ours = any(option.is_ours for option in active)
+        self._needs_engine = any(option.is_ours for option in active)
         device = self.of(Offload).state_device
         self.kinds = StateStorage(
             self.of(Masters).masters,
@@ -159,11 +159,11 @@ class StepOptions:
 
     def of(self, kind: type[Kind]) -> Kind:
         """Return the option of a kind; one that is off, if it was not asked for."""
-        return cast("Kind", self._of[kind])
+        return cast("Kind", self._option_of[kind])
 
     def __bool__(self) -> bool:
         """Return whether anything happens that a step of torch's would not do."""
-        return self._are_ours
+        return self._needs_engine
 
     @property
     def is_lossless(self) -> bool:
@@ -316,15 +316,15 @@ def gradient_transforms(
         factor: The factor that clips by a common norm, if it is known; see `CommonNorm`.
     """
     if not options.clips and unscaling is None:
-        return options.beside
+        return options.base_transforms
     unscale_factors: Any = None
     if isinstance(unscaling, Tensor):
         unscale_factors = unscaling.expand(count)
     elif unscaling is not None:
         unscale_factors = np.full(count, unscaling, np.float32)
-    by_norm = options.beside.global_clipnorm is not None
+    by_norm = options.base_transforms.global_clipnorm is not None
     return replace(
-        options.beside,
+        options.base_transforms,
         unscaling=unscale_factors,
         whole_is_nan=not is_torchs,
         epsilon=EPSILON if is_torchs else None,

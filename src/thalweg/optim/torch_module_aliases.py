@@ -23,14 +23,14 @@ def standing_for(
         name: Its name, whose last part is that of torch's.
         public: Its public names.
     """
-    own = name.rpartition(".")[2]
+    module_name = name.rpartition(".")[2]
 
-    def get(asked: str) -> Any:
-        if asked in KINDS:  # which torch's module may have imported
-            return class_named(asked)
+    def get(attribute: str) -> Any:
+        if attribute in KINDS:  # which torch's module may have imported
+            return class_named(attribute)
         try:
-            return getattr(import_module(f"torch.optim.{own}"), asked)
+            return getattr(import_module(f"torch.optim.{module_name}"), attribute)
         except (AttributeError, ModuleNotFoundError):
-            raise AttributeError(f"module {name!r} has no attribute {asked!r}") from None
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
 
     return get, lambda: sorted(public)

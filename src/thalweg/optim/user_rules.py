@@ -22,14 +22,18 @@ from thalweg.optim.step_options import check_hypers
 class OwnArguments(Arguments):
     """Base class of constructors with parameters and the hyperparameters of a user's rule."""
 
-    _given: ClassVar[Rule]
+    _declared_rule: ClassVar[Rule]
     _torch: ClassVar[Any]
     __signature__: Signature
 
     def __init__(self, params: Any, **options: Any) -> None:
-        own = self._torch.__signature__.parameters.values()
-        defaults = {each.name: each.default for each in own if each.name != "params"} | options
-        hypers_of(defaults, self._given)
+        parameters = self._torch.__signature__.parameters.values()
+        defaults = {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.name != "params"
+        } | options
+        hypers_of(defaults, self._declared_rule)
         torch.optim.Optimizer.__init__(self, params, defaults)
 
 
@@ -41,8 +45,8 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
     _torch = OwnArguments
     _number_dtype = torch.float32
-    _given: ClassVar[Rule]
-    _taken: ClassVar[Rule]
+    _declared_rule: ClassVar[Rule]
+    _prepared_rule: ClassVar[Rule]
 
     @classmethod
     def _signature(cls) -> Signature:
@@ -50,7 +54,7 @@ class OwnRule(FusedTorchOptimizer, OwnArguments):
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
-        return cls._taken
+        return cls._prepared_rule
 
 
 @cache
@@ -61,19 +65,22 @@ def class_of(rule: Rule) -> type[OwnRule]:
         RuleError: The rule could not take a step, or a hyperparameter is called as what all groups
             have.
     """
-    own = defaults_of(rule)
-    check_rule(rule, own)
-    how = Parameter.POSITIONAL_OR_KEYWORD
-    options = as_options(own)
+    hypers = defaults_of(rule)
+    check_rule(rule, hypers)
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    options = as_options(hypers)
     check_hypers(rule, options)
-    parameters = [Parameter(name, how, default=value) for name, value in options.items()]
-    beneath = {"_given": rule, "__signature__": Signature([Parameter("params", how), *parameters])}
+    parameters = [Parameter(name, kind, default=value) for name, value in options.items()]
+    namespace = {
+        "_declared_rule": rule,
+        "__signature__": Signature([Parameter("params", kind), *parameters]),
+    }
     body = {
-        "_torch": type(rule.name, (OwnArguments,), beneath),
-        "_given": rule,
-        "_taken": _prepared(rule),
+        "_torch": type(rule.name, (OwnArguments,), namespace),
+        "_declared_rule": rule,
+        "_prepared_rule": _prepared(rule),
         "_of_matrices": bool(rule.passes),
-        "_betas": len(members_of("betas", own)),
+        "_betas": len(members_of("betas", hypers)),
     }
     return type(rule.name, (OwnRule,), body)
 
@@ -81,21 +88,27 @@ def class_of(rule: Rule) -> type[OwnRule]:
 def _prepared(rule: Rule) -> Rule:
     """A rule whose `prepare` makes all that depends on the step: its powers, too."""
     users = rule.prepare
-    wanted = () if users is None else tuple(signature(users).parameters)
+    user_arguments = () if users is None else tuple(signature(users).parameters)
     numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
-    known = {*(each.name for each in numbers), "t"}
-    asked = [name for name in wanted if name in known]
+    available = {*(number.name for number in numbers), "t"}
+    argument_names = [name for name in user_arguments if name in available]
     if rule.powers:
-        asked += [*rule.powers.values(), "t"]
+        argument_names += [*rule.powers.values(), "t"]
 
-    def prepare(**given: Any) -> dict[str, Any]:
-        powers = {name: given[hyper] ** given["t"] for name, hyper in rule.powers.items()}
-        own = {**given, **powers}
-        made = {} if users is None else users(**{name: own[name] for name in wanted if name in own})
-        return {**powers, **made}
+    def prepare(**arguments: Any) -> dict[str, Any]:
+        powers = {name: arguments[hyper] ** arguments["t"] for name, hyper in rule.powers.items()}
+        all_arguments = {**arguments, **powers}
+        user_scalars = (
+            {}
+            if users is None
+            else users(
+                **{name: all_arguments[name] for name in user_arguments if name in all_arguments}
+            )
+        )
+        return {**powers, **user_scalars}
 
-    taken: Any = prepare if users is None else update_wrapper(prepare, users)
-    taken.__signature__ = Signature(
-        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(asked)]
+    wrapped: Any = prepare if users is None else update_wrapper(prepare, users)
+    wrapped.__signature__ = Signature(
+        [Parameter(name, Parameter.KEYWORD_ONLY) for name in dict.fromkeys(argument_names)]
     )
-    return replace(rule, prepare=taken, powers={})
+    return replace(rule, prepare=wrapped, powers={})

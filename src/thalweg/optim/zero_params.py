@@ -21,9 +21,9 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
             latter may be empty.
     """
     new = [
-        (param, without[1])
-        for param, without in pairs
-        if without and without[0] not in optimizer.state.get(param, {}) and param.numel()
+        (param, note[1])
+        for param, note in pairs
+        if note and note[0] not in optimizer.state.get(param, {}) and param.numel()
     ]
     if optimizer._cache.team is not None and any(is_on_mesh(param) for param, _ in new):
         optimizer._cache.team.meet()

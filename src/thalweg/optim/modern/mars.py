@@ -60,8 +60,12 @@ class MARS(ModernOptimizer):
         caution: bool = False,
     ) -> None: ...
 
-    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, "betas_1d": given["betas"]} if given["betas_1d"] is None else given
+    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return (
+            {**arguments, "betas_1d": arguments["betas"]}
+            if arguments["betas_1d"] is None
+            else arguments
+        )
 
     @classmethod
     def _choose_rule(cls, group: Group) -> Rule:
@@ -69,9 +73,11 @@ class MARS(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        given = group.get("mars_type")
-        if not isinstance(given, str) or given not in _TYPES:
-            return [f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {show_value(given)}"]
+        mars_type = group.get("mars_type")
+        if not isinstance(mars_type, str) or mars_type not in _TYPES:
+            return [
+                f"mars_type must be {' or '.join(map(repr, _TYPES))}, not {show_value(mars_type)}"
+            ]
         if group.get("caution"):
             return [
                 "caution=True is not offered: what it measures follows from a norm of the same step"
